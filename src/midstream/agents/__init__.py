@@ -1,0 +1,1 @@
+"""Agents run a task over several turns."""

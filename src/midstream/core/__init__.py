@@ -1,0 +1,1 @@
+"""Plain typed data, protocols and errors that every room shares: no torch, no network."""

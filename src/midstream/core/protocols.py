@@ -1,0 +1,246 @@
+"""The seams: what an engine, a tool, a module, an agent, a reward and a learner must be able to do.
+
+Rooms side by side do not import each other; they meet here. Every protocol is structural: a class that has the
+methods is one, no base class and no registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import JsonValue
+
+from midstream.core.memory import Memory
+from midstream.core.task import Task
+from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, Trajectory, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One request to an engine: either chat `messages` or a raw text `prompt`.
+
+    `seed` makes the sample repeatable where the engine can; `order` is the trajectory's place in its rollout, by which
+    a lockstep engine sorts its batches; `json_schema` asks for structured output; `deadline_s` is a time of
+    `time.monotonic()`.
+    """
+
+    role: str
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    order: int = 0
+    json_schema: Mapping[str, Any] | None = None
+    deadline_s: float | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Samples tokens from a model, remote or in process.
+
+    `token_exact` says whether its calls carry the sampled token ids and log-probabilities: only then can they be
+    trained on.
+    """
+
+    name: str
+    token_exact: bool
+
+    async def sample(self, request: Request) -> Call:
+        """Answer one request, or raise `EngineError` once retries are spent."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; the engine is not used afterwards."""
+        ...
+
+
+@runtime_checkable
+class LockstepEngine(Protocol):
+    """An engine that samples when every live trajectory waits for it, in a fixed order, never by arrival."""
+
+    def live(self, order: int) -> AbstractAsyncContextManager[None]:
+        """Hold the barrier open for the trajectory at place `order` while inside the context."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolResult:
+    """What a tool answers: `ok=False` is an answer too ("no document matches"), a broken tool raises."""
+
+    text: str
+    ok: bool = True
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """Something an agent can call.
+
+    `parameters` is the JSON schema (type object) of `call`'s arguments; `timeout_s` bounds one call.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    timeout_s: float
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Run once with arguments that satisfy `parameters`; raise `ToolServerError` if the back end failed."""
+        ...
+
+    async def close(self) -> None:
+        """Release processes and connections."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleContext:
+    """What a module gets beside its arguments: its engine, a seed for this turn, lessons, the time that is left."""
+
+    engine: Engine | None = None
+    seed: int = 0
+    order: int = 0
+    lessons: str = ""
+    deadline_s: float | None = None
+
+
+class Planner(Protocol):
+    """planner(query, tools, memory) -> action."""
+
+    async def plan(
+        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
+    ) -> tuple[Action, tuple[Call, ...]]:
+        """Decide the next sub-goal, tool and context; a malformed decision is an action with `error`."""
+        ...
+
+
+class Executor(Protocol):
+    """executor(action, tools) -> command; it never sees the query."""
+
+    async def command(
+        self, action: Action, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[Command, tuple[Call, ...]]:
+        """Write the tool call for an action; an invalid one is a command with `error`."""
+        ...
+
+
+class Verifier(Protocol):
+    """verifier(query, observation, memory) -> verdict; `memory` does not hold this turn's record yet."""
+
+    async def verify(
+        self, question: str, observation: Observation, memory: Memory, context: ModuleContext
+    ) -> tuple[Verdict, tuple[Call, ...]]:
+        """Judge the newest observation and whether memory and it suffice to answer."""
+        ...
+
+
+class Generator(Protocol):
+    """generator(query, memory) -> answer."""
+
+    async def generate(
+        self, question: str, memory: Memory, context: ModuleContext
+    ) -> tuple[str | None, tuple[Call, ...]]:
+        """Write the final answer, or None if there is none to give."""
+        ...
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Runs a task over several turns; holds no per-task state, so one object serves any number of runs at once."""
+
+    name: str
+
+    async def run(
+        self,
+        task: Task,
+        tools: Sequence[Tool],
+        engines: Mapping[str, Engine],
+        *,
+        seed: int,
+        order: int = 0,
+        lessons: str = "",
+        deadline_s: float | None = None,
+    ) -> Trajectory:
+        """Run once. `task` comes without its gold answer; `engines` maps module names to engines."""
+        ...
+
+
+class Reward(Protocol):
+    """Judges a finished trajectory against its task."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        """A value in [0, 1]; raise `RewardError` if no score could be given."""
+        ...
+
+
+class TaskSource(Protocol):
+    """Where tasks come from."""
+
+    def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
+        """`count` tasks drawn for one training step; `weights` biases the draw by family."""
+        ...
+
+    def fixed(self, split: str, per_family: int, seed: int, families: Sequence[str] = ()) -> list[Task]:
+        """A fixed evaluation set, `per_family` different tasks of each family."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One training sequence: the prompt and the sampled completion of one planner call.
+
+    `old_logprobs[j]` belongs to `completion_ids[j]`; `advantage` is one number for all of them; `weight` multiplies
+    every token's loss (it holds the normaliser: 1/|a|, 1/T, 1/trajectories ...).
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    old_logprobs: tuple[float, ...]
+    advantage: float
+    weight: float
+    kl_weight: float
+    temperature: float = 1.0
+    trajectory_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossStats:
+    """Sums over the tokens of one `forward_backward`, for the log."""
+
+    loss: float = 0.0
+    kl_sum: float = 0.0
+    clipped: int = 0
+    tokens: int = 0
+    extras: Mapping[str, float] = field(default_factory=dict)
+
+
+class Learner(Protocol):
+    """Updates weights. Gradients of successive `forward_backward` calls add up until `optimizer_step`."""
+
+    def forward_backward(self, rows: Sequence[Row], loss: Any) -> LossStats:
+        """Add the gradient of `loss` (a training.losses.PolicyLoss) over `rows`."""
+        ...
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Clip, step, clear the gradient; returns its norm before clipping."""
+        ...
+
+    def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """Log-probabilities of each row's completion tokens under the policy or the reference policy."""
+        ...
+
+    def export_weights(self, directory: Path) -> None:
+        """Write the trainable weights so that an engine can load them."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write everything that `load` needs to go on bit for bit."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        ...
+

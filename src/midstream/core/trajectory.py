@@ -1,0 +1,166 @@
+"""What a run of one task leaves behind: calls, turns, the trajectory and its score.
+
+A worked example, two turns of the offline world ("How high is Amberbank plus 7 ?", answer 112):
+
+    Trajectory(task_id="t1", answer="112", stop_reason="verified", status="ok", reward=Score(value=1.0), turns=(
+        Turn(index=1, action=Action(sub_goal="find height", tool="local_search", context="Amberbank height"),
+             command=Command(tool="local_search", arguments={"query": "Amberbank height"}),
+             observation=Observation(status="ok", text="Amberbank height 105"),
+             verdict=Verdict(result_valid=True, memory_sufficient=False),
+             calls=(Call(role="planner", prompt_ids=(4, 17, 92), completion_ids=(8, 3, 1), logprobs=(-.1, -.7, -.2)),)),
+        Turn(index=2, action=Action(sub_goal="add", tool="python", context="105 + 7"), ...)))
+
+Only calls with token ids and log-probabilities can be trained on; each becomes one training row.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import JsonValue
+
+from midstream.core.data import Frozen
+
+StopReason = Literal["verified", "turn_limit", "deadline", "error"]
+EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
+
+
+class Sampling(Frozen):
+    """How an engine samples. `temperature` 0 is greedy; `max_tokens` bounds the completion."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+
+class Usage(Frozen):
+    """Tokens of one call as the engine counted them; `cost_usd` is 0 where no price is known."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class Message(Frozen):
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ErrorInfo(Frozen):
+    """An error as data: its type's name and its text."""
+
+    type: str
+    message: str
+
+
+class Call(Frozen):
+    """One engine request and what came back, as it was sent and sampled.
+
+    `prompt_ids`, `completion_ids` and `logprobs` are what the engine recorded at sampling, never re-tokenised text;
+    they are empty where the engine cannot give them. `logprobs[j]` is the natural log of the probability with which
+    `completion_ids[j]` was drawn, under the sampling temperature (at temperature 0: under temperature 1).
+    `messages` is what a chat engine was sent, `prompt` what a completion engine was sent.
+    """
+
+    role: str
+    engine: str = ""
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    completion: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    sampling: Sampling = Sampling()
+    policy_version: int | None = None
+    finish_reason: str = ""
+    usage: Usage = Usage()
+    error: ErrorInfo | None = None
+
+
+class Action(Frozen):
+    """The planner's decision; with `error` set it could not be parsed and costs the turn."""
+
+    sub_goal: str = ""
+    tool: str = ""
+    context: str = ""
+    error: str | None = None
+
+
+class Command(Frozen):
+    """The executor's tool call: validated `arguments`, or `code`; with `error` set it was invalid."""
+
+    tool: str
+    arguments: dict[str, JsonValue] = {}
+    code: str | None = None
+    error: str | None = None
+
+
+class Observation(Frozen):
+    """What came of a turn's action. `status="error"` is what the tool or parser told the agent, not a broken tool."""
+
+    status: Literal["ok", "error"]
+    text: str
+    duration_s: float = 0.0
+
+
+class Verdict(Frozen):
+    """The verifier's judgement; the loop stops when `memory_sufficient`."""
+
+    result_valid: bool
+    memory_sufficient: bool
+    analysis: str = ""
+
+    @property
+    def signal(self) -> Literal["STOP", "CONTINUE"]:
+        """The paper's binary signal v_t."""
+        return "STOP" if self.memory_sufficient else "CONTINUE"
+
+
+class Turn(Frozen):
+    """One decision: `events` names what happened in order, the fields hold it, `calls` the requests behind it."""
+
+    index: int
+    events: tuple[EventKind, ...] = ()
+    action: Action | None = None
+    command: Command | None = None
+    observation: Observation | None = None
+    verdict: Verdict | None = None
+    calls: tuple[Call, ...] = ()
+
+
+class Score(Frozen):
+    """A reward in [0, 1] with its named parts."""
+
+    value: float
+    parts: dict[str, float] = {}
+
+
+class Trajectory(Frozen):
+    """All turns of one run of one task. `closing_calls` are the generator's. `reward` is None where none was given."""
+
+    id: str
+    task_id: str
+    family: str = ""
+    question: str = ""
+    agent: str = ""
+    rollout_index: int = 0
+    seed: int = 0
+    turns: tuple[Turn, ...] = ()
+    closing_calls: tuple[Call, ...] = ()
+    answer: str | None = None
+    gold: str | None = None
+    reward: Score | None = None
+    stop_reason: StopReason = "turn_limit"
+    status: Literal["ok", "error"] = "ok"
+    error: ErrorInfo | None = None
+    cost_usd: float = 0.0
+    started_at: float = 0.0
+    duration_s: float = 0.0
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call of the trajectory in order."""
+        return tuple(call for turn in self.turns for call in turn.calls) + self.closing_calls

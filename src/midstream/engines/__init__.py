@@ -1,0 +1,1 @@
+"""Engines sample tokens from a model, remote or in process."""

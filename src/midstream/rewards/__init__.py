@@ -1,0 +1,1 @@
+"""Rewards judge a finished trajectory."""

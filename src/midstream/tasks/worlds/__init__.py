@@ -1,0 +1,1 @@
+"""Offline worlds that generate endless verifiable tasks."""

@@ -1,0 +1,1 @@
+"""Weight space: rollouts become gradient steps (needs the extra `train`)."""
