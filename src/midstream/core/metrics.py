@@ -1,0 +1,106 @@
+"""The numbers a run writes down: one record a training step, one result an evaluation."""
+
+from __future__ import annotations
+
+from midstream.core.data import Frozen
+from midstream.core.trajectory import Trajectory
+
+
+class ToolUse(Frozen):
+    """How planner turns were spent. Shares add up to 1 over tools and "malformed" (a turn whose action named none).
+
+    `error_rate` is the share of turns whose observation is an error: a malformed action, an invalid command, or a
+    tool that answered with an error.
+    """
+
+    turns: int = 0
+    errors: int = 0
+    error_rate: float = 0.0
+    share: dict[str, float] = {}
+
+
+def tool_use(trajectories: list[Trajectory]) -> ToolUse:
+    """Count tools and errors over all turns of `trajectories`."""
+    counts: dict[str, int] = {}
+    errors = 0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            named = turn.action.tool if turn.action and not turn.action.error else "malformed"
+            counts[named] = counts.get(named, 0) + 1
+            errors += turn.observation is not None and turn.observation.status == "error"
+    turns = sum(counts.values())
+    share = {name: count / turns for name, count in sorted(counts.items())}
+    return ToolUse(turns=turns, errors=errors, error_rate=errors / turns if turns else 0.0, share=share)
+
+
+class StepMetrics(Frozen):
+    """One training step, without any wall-clock number: the same seed gives the same records, byte for byte.
+
+    Means over trajectories leave out those with `status="error"`, which `trajectories_error` counts. `groups_uniform`
+    had equal rewards (advantage 0, KL kept), `groups_broken` fewer than two finished trajectories (left out).
+    `kl` is the k3 estimate per token, `clip_fraction` the share of tokens whose ratio was clipped.
+    """
+
+    step: int
+    policy_version: int
+    reward_mean: float
+    reward_by_family: dict[str, float] = {}
+    trajectories: int = 0
+    trajectories_error: int = 0
+    groups: int = 0
+    groups_uniform: int = 0
+    groups_broken: int = 0
+    samples_left_out: dict[str, int] = {}
+    turns_mean: float = 0.0
+    tool_use: ToolUse = ToolUse()
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    clip_fraction: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+
+
+class StepTiming(Frozen):
+    """The wall-clock side of a step, kept apart so that metrics stay repeatable. Times in seconds."""
+
+    step: int
+    duration_s: float
+    rollout_s: float = 0.0
+    update_s: float = 0.0
+    cpu_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+class FamilyResult(Frozen):
+    """One family of an evaluation. `success` counts a task without a result as wrong."""
+
+    tasks: int
+    success: float
+    turns_mean: float = 0.0
+
+
+class EvaluationResult(Frozen):
+    """One evaluation of one set under one sampling.
+
+    `success` is the unweighted mean over families; a task left without a result by an infrastructure error counts as
+    wrong in it, `errors` is the number of such tasks and `success_without_errors` the score that leaves them out.
+    `policy` says what was evaluated ("warm start", "trained", "random" ...), `sampling` "greedy" or "T=1".
+    """
+
+    policy: str
+    set_name: str
+    split: str
+    sampling: str
+    seed: int
+    tasks: int
+    success: float
+    success_without_errors: float
+    errors: int
+    by_family: dict[str, FamilyResult]
+    turns_mean: float
+    tool_use: ToolUse
+    stop_reasons: dict[str, int] = {}
+    step: int | None = None
