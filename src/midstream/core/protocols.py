@@ -7,7 +7,6 @@ methods is one, no base class and no registration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -62,8 +61,12 @@ class Engine(Protocol):
 class LockstepEngine(Protocol):
     """An engine that samples when every live trajectory waits for it, in a fixed order, never by arrival."""
 
-    def live(self, order: int) -> AbstractAsyncContextManager[None]:
-        """Hold the barrier open for the trajectory at place `order` while inside the context."""
+    def join(self, order: int) -> None:
+        """The trajectory at place `order` is live: wait for it before sampling."""
+        ...
+
+    def leave(self, order: int) -> None:
+        """It has ended: wait for it no longer."""
         ...
 
 
@@ -219,6 +222,10 @@ class LossStats:
 
 class Learner(Protocol):
     """Updates weights. Gradients of successive `forward_backward` calls add up until `optimizer_step`."""
+
+    def redraw(self, seed: int) -> None:
+        """Before a step: draw afresh whatever part of the weights is random (nothing, for most models)."""
+        ...
 
     def forward_backward(self, rows: Sequence[Row], loss: Any) -> LossStats:
         """Add the gradient of `loss` (a training.losses.PolicyLoss) over `rows`."""

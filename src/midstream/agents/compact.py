@@ -1,0 +1,84 @@
+"""A compact language for very small planners: short action lines, one line of memory a turn.
+
+    Question How high is Amberbank plus 7 ?
+    r1 local_search = height 105
+    r2 plan goal add
+     tool python
+     arg r1 + 7
+
+Memory shows the last two words of a result; `r1` in an argument stands for the last word of result 1 and is replaced
+before the executor sees the action. A language model of usual size uses `agents.prompted` instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.protocols import ModuleContext, Request, Tool
+from midstream.core.trajectory import Action, Call, Sampling
+
+ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
+REFERENCE = re.compile(r"\br(\d+)\b")
+WORDS = ("Question", "plan", "goal", "tool", "arg", "malformed", "error", "=")
+
+
+def render_prompt(question: str, memory: Memory) -> str:
+    """Query first, then append-only memory, then a tail of two words."""
+    lines = "".join(f"\nr{record.turn} {_line(record)}" for record in memory.records)
+    return f"Question {question}{lines}\nr{len(memory) + 1} plan"
+
+
+def render_action(goal: str, tool: str, argument: str) -> str:
+    """The text that `parse_action` reads."""
+    return f" goal {goal}\n tool {tool}\n arg {argument}"
+
+
+def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
+    """Total: any text gives an action, a malformed one with `error`. References are replaced by their values."""
+    match = ACTION.fullmatch(text)
+    if match is None:
+        return Action(error="not of the form goal / tool / arg")
+    goal, tool, argument = match.groups()
+    if tool not in {known.name for known in tools}:
+        return Action(sub_goal=goal, error=f"no tool is called {tool}")
+    values = {str(record.turn): _value(record) for record in memory.records}
+    missing = next((ref for ref in REFERENCE.findall(argument) if not values.get(ref)), None)
+    if missing is not None:
+        return Action(sub_goal=goal, tool=tool, context=argument, error=f"r{missing} names no result")
+    return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[1]], argument))
+
+
+class CompactPlanner:
+    """The planner as an engine with the compact prompt."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+
+    async def plan(
+        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
+    ) -> tuple[Action, tuple[Call, ...]]:
+        """Ask the engine for one action."""
+        assert context.engine is not None, "build.py gives every prompted module an engine"
+        call = await context.engine.sample(
+            Request(
+                role="planner",
+                prompt=render_prompt(question, memory),
+                sampling=self.sampling,
+                seed=context.seed,
+                order=context.order,
+                deadline_s=context.deadline_s,
+            )
+        )
+        return parse_action(call.completion, tools, memory), (call,)
+
+
+def _line(record: MemoryRecord) -> str:
+    tool = record.action.tool or "malformed"
+    return f"{tool} = error" if record.error else f"{tool} = {' '.join(record.result.split()[-2:])}"
+
+
+def _value(record: MemoryRecord) -> str:
+    words = record.result.split()
+    return words[-1] if words and not record.error else ""

@@ -1,0 +1,171 @@
+"""Recipes: one TOML file says everything about a run.
+
+A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. Tables of
+components hold a `type` and that component's own settings; which types there are is said in `build.py`. Unknown keys
+are errors everywhere.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from midstream import evaluation, rollout
+from midstream.agents import agentflow
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
+from midstream.training import settings
+
+Table = dict[str, Any]
+ConfigT = TypeVar("ConfigT", bound=Frozen)
+
+
+class AgentConfig(agentflow.Config):
+    """The loop's settings, and a component table for each module."""
+
+    planner: Table
+    executor: Table
+    verifier: Table
+    generator: Table
+
+
+class Recipe(Frozen):
+    """A whole recipe. Component tables (`tasks`, `engines.*`, `tools.*`, `reward`, modules) are resolved in build.py."""
+
+    name: str
+    description: str = ""
+    seed: int = Field(default=0, ge=0)
+    tasks: Table
+    agent: AgentConfig
+    engines: dict[str, Table] = {}
+    tools: dict[str, Table]
+    reward: Table
+    rollout: rollout.Config = rollout.Config()
+    warm_start: settings.WarmStartConfig | None = None
+    training: settings.TrainingConfig | None = None
+    learner: settings.LearnerConfig = settings.LearnerConfig()
+    evaluation: evaluation.Config = evaluation.Config()
+
+
+def recipes_directory() -> Path:
+    """Where the recipes that come with midstream lie: in the package, or in the checkout it is installed from."""
+    packaged = Path(__file__).parent / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe given by path or by the name of one that comes with midstream."""
+    path = Path(name) if name.endswith(".toml") else recipes_directory() / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in recipes_directory().glob("*.toml")))
+        raise RecipeError(
+            f"recipe {name!r} was not found",
+            cause="it is neither a .toml file nor the name of a recipe that comes with midstream",
+            mend=f"name one of: {known}",
+        )
+    return path
+
+
+def read_table(name: str) -> Table:
+    """The recipe's table with everything it extends merged in."""
+    path = find_recipe(name)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+        raise RecipeError(f"{path} is not valid TOML: {failure}", mend="correct the file at that line") from failure
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    beside = path.with_name(f"{base}.toml")
+    return merge(read_table(str(beside) if beside.is_file() else base), table)
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, extend, override and validate a recipe; a `RecipeError` names each bad key and value."""
+    return parse_recipe(with_overrides(read_table(name), overrides))
+
+
+def parse_recipe(table: Mapping[str, Any]) -> Recipe:
+    """Validate a recipe's table."""
+    return validate(Recipe, table, "")
+
+
+def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
+    """The table with every `a.b=value` applied; values are TOML, bare words are strings."""
+    for override in overrides:
+        key, sign, text = override.partition("=")
+        if not sign or not all(key.split(".")):
+            raise RecipeError(f"--set {override!r} is not of the form a.b=value", mend="e.g. --set training.steps=50")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        table = merge(table, value)
+    return table
+
+
+def merge(base: Table, changes: Table) -> Table:
+    """`base` with `changes` laid over it, table by table; a table of another `type` replaces the base's whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = merge(old, value) if both and value.get("type", old.get("type")) == old.get("type") else value
+    return merged
+
+
+def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> ConfigT:
+    """`kind` from a table; every problem is named with its key and value."""
+    try:
+        return kind.model_validate(dict(table))
+    except ValidationError as failure:
+        problems = [
+            f"{'.'.join(filter(None, [where, *map(str, one['loc'])]))} = {_shown(one['input'])}: {one['msg']}"
+            for one in failure.errors()
+        ]
+        raise RecipeError(
+            "the recipe is invalid: " + "; ".join(problems),
+            cause="an unknown key, or a value that is impossible",
+            mend=f"correct it in the recipe or with --set; known keys here: {', '.join(kind.model_fields)}",
+        ) from failure
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Write a resolved recipe as TOML: plain values first, then tables; None is left out."""
+    lines: list[str] = []
+    _write_table(lines, table, ())
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(lines: list[str], table: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
+    if path and (plain or not table):
+        lines.append(f"\n[{'.'.join(path)}]")
+    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _write_table(lines, value, (*path, key))
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    return repr(value)

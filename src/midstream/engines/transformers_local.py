@@ -1,0 +1,253 @@
+"""Any Hugging Face causal language model, sampled in process behind a barrier.
+
+A batch is drawn when every live trajectory waits, sorted by the trajectory's place in its rollout: neither tool
+latency nor the order of completion changes a bit of the result. Each request draws from its own seed. What was
+sampled is recorded as token ids with log-probabilities, so its calls can be trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache
+
+from midstream.core.data import Frozen
+from midstream.core.errors import EngineError, RecipeError
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Call, Usage
+
+
+class Config(Frozen):
+    """Which model. `model` is a directory or a hub name; `dtype` and `device` are PyTorch's names."""
+
+    model: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_batch: int = 256
+
+
+def load_model(config: Config) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load weights and tokenizer; `RecipeError` names what is missing."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=getattr(torch, config.dtype))
+        tokenizer = AutoTokenizer.from_pretrained(config.model)
+    except (OSError, ValueError, AttributeError) as failure:
+        raise RecipeError(
+            f"model {config.model!r} could not be loaded: {failure}",
+            cause="it is neither a directory with a model nor a model name that can be downloaded from here",
+            mend="correct `model` in the recipe's [engines.*] table",
+        ) from failure
+    return model.to(config.device), tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    request: Request
+    prompt_ids: tuple[int, ...]
+    future: asyncio.Future[Call]
+
+
+class TransformersLocal:
+    """A `core.protocols.Engine` and `LockstepEngine` over a model object that a learner may share and update."""
+
+    token_exact = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "local",
+        max_batch: int = 256,
+    ) -> None:
+        self.model, self.tokenizer, self.name, self.max_batch = model, tokenizer, name, max_batch
+        self.policy_version = 0
+        self._live: set[int] = set()
+        self._waiting: dict[int, _Waiting] = {}
+
+    def join(self, order: int) -> None:
+        """Wait for the trajectory at place `order` before sampling."""
+        self._live.add(order)
+
+    def leave(self, order: int) -> None:
+        """Wait for it no longer; the others may be ready now."""
+        self._live.discard(order)
+        self._sample_if_all_wait()
+
+    async def sample(self, request: Request) -> Call:
+        """Queue the request and wait for the batch that answers it."""
+        prompt_ids = tuple(self._encode(request))
+        limit = self.model.config.get_text_config().max_position_embeddings
+        if len(prompt_ids) + request.sampling.max_tokens > limit:
+            raise EngineError(
+                f"a prompt of {len(prompt_ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
+                cause=f"{self.name} has {limit} positions",
+                mend="lower max_tokens or the number of turns, or use a model with a longer context",
+            )
+        future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._waiting[request.order] = _Waiting(request=request, prompt_ids=prompt_ids, future=future)
+        try:
+            self._sample_if_all_wait()
+            return await future
+        finally:
+            self._waiting.pop(request.order, None)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def _encode(self, request: Request) -> list[int]:
+        if not request.messages:
+            return self.tokenizer.encode(request.prompt, add_special_tokens=False)
+        if self.tokenizer.chat_template is None:
+            raise RecipeError(
+                f"{self.name} was sent chat messages but has no chat template",
+                cause="it is a base model or a small planner that reads plain text",
+                mend='set the module\'s prompt to "compact", or name an instruction-tuned model',
+            )
+        messages = [message.model_dump() for message in request.messages]
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def _sample_if_all_wait(self) -> None:
+        """Answer every waiting request once no live trajectory is elsewhere."""
+        if not self._waiting or not self._live <= self._waiting.keys():
+            return
+        waiting = [self._waiting[order] for order in sorted(self._waiting)]
+        self._waiting.clear()
+        for start in range(0, len(waiting), self.max_batch):
+            self._answer(waiting[start : start + self.max_batch])
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        sampled = generate(self.model, [(one.prompt_ids, one.request) for one in batch], eos_id=self._eos())
+        for one, (ids, logprobs) in zip(batch, sampled, strict=True):
+            if one.future.done():  # its trajectory was cancelled by a deadline
+                continue
+            ended = bool(ids) and ids[-1] == self._eos()
+            one.future.set_result(
+                Call(
+                    role=one.request.role,
+                    engine=self.name,
+                    prompt=one.request.prompt,
+                    messages=one.request.messages,
+                    completion=self.tokenizer.decode(ids[:-1] if ended else ids),
+                    prompt_ids=one.prompt_ids,
+                    completion_ids=ids,
+                    logprobs=logprobs,
+                    sampling=one.request.sampling,
+                    policy_version=self.policy_version,
+                    finish_reason="stop" if ended else "length",
+                    usage=Usage(prompt_tokens=len(one.prompt_ids), completion_tokens=len(ids)),
+                )
+            )
+
+    def _eos(self) -> int:
+        return int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
+
+
+Sampled = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, eos_id: int) -> list[Sampled]:
+    """Sample one completion a request with a key-value cache.
+
+    Equal prompts are prefilled once; a finished row leaves the batch. Token t of a request is drawn by inverting its
+    distribution at the t-th uniform number of its own seed, so it does not depend on its neighbours' draws.
+
+    Returns:
+        Per request the completion ids, end token included where it was drawn, and their log-probabilities under the
+        sampling temperature (temperature 1 where sampling is greedy).
+    """
+    unique = list(dict.fromkeys(ids for ids, _ in prompts))
+    place = {ids: i for i, ids in enumerate(unique)}
+    expand = torch.tensor([place[ids] for ids, _ in prompts])
+    ids, mask = _left_pad(unique)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    logits = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+    ).logits[:, -1]
+    cache.batch_select_indices(expand)
+    draws = _Draws([request for _, request in prompts])
+    rows, mask, position, logits = torch.arange(len(prompts)), mask[expand], mask.sum(1)[expand], logits[expand]
+    out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+    for step in range(draws.longest):
+        token, logprob = draws.draw(logits, rows, step)
+        for row, one, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
+            out[row][0].append(one)
+            out[row][1].append(value)
+        keep = (token != eos_id) & (draws.limits[rows] > step + 1)
+        if not keep.any():
+            break
+        if not keep.all():
+            kept = keep.nonzero()[:, 0]
+            rows, mask, position, token = rows[kept], mask[kept], position[kept], token[kept]
+            cache.batch_select_indices(kept)
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+        logits = model(
+            input_ids=token[:, None],
+            attention_mask=mask,
+            position_ids=position[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        position = position + 1
+    return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
+
+
+class _Draws:
+    """The random numbers and temperatures of a batch of requests."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.limits = torch.tensor([request.sampling.max_tokens for request in requests])
+        self.longest = int(self.limits.max())
+        self.temperatures = torch.tensor([request.sampling.temperature for request in requests])
+        self.top_p = torch.tensor([request.sampling.top_p for request in requests])
+        generators = (np.random.Generator(np.random.Philox(key=request.seed)) for request in requests)
+        self.uniforms = torch.from_numpy(np.stack([generator.random(self.longest) for generator in generators]))
+
+    def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token [rows], its log-probability [rows]) from logits [rows, _V]."""
+        temperature = self.temperatures[rows]
+        greedy = temperature == 0
+        scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+        logprobs = scaled.log_softmax(-1)
+        probabilities = _nucleus(logprobs.exp(), self.top_p[rows])
+        cumulative = probabilities.double().cumsum(-1)
+        target = self.uniforms[rows, step] * cumulative[:, -1]
+        drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+        token = torch.where(greedy, logits.argmax(-1), drawn)
+        return token, logprobs.gather(1, token[:, None])[:, 0]
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keep the smallest set of most likely tokens whose probability reaches `top_p` [rows]; zero the others."""
+    if bool((top_p >= 1).all()):
+        return probabilities
+    ordered, index = probabilities.sort(-1, descending=True)
+    ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, index, ordered)
+
+
+def _left_pad(prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), both int64 [prompts, longest], padded on the left with id 0."""
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Write weights and tokenizer in Hugging Face's format."""
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+

@@ -1,0 +1,174 @@
+"""The run report: one HTML file that needs nothing else, readable on a phone, in light and dark, without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from midstream import __version__
+from midstream.core.errors import StorageError
+from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
+from midstream.core.trajectory import Trajectory
+from midstream.report import sections
+from midstream.report.compare import Comparison, comparisons, is_greedy, pick, success
+from midstream.report.numbers import change, duration, mean, percent
+from midstream.report.sections import section, text
+from midstream.report.turns import sample_runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportData:
+    """Everything a report shows; every list may be empty.
+
+    `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
+    one are listed as other policies. `samples` are (label, trajectory) pairs: runs of one task stand side by side.
+    `run_info` is shown as it comes (versions, seed, commit ...); `next_steps` are command lines.
+    """
+
+    title: str
+    recipe_toml: str
+    run_info: Mapping[str, object]
+    metrics: list[StepMetrics]
+    timings: list[StepTiming]
+    evaluations: list[EvaluationResult]
+    samples: list[tuple[str, Trajectory]]
+    limits: str
+    next_steps: list[str]
+
+
+def write_report(path: Path, data: ReportData) -> None:
+    """Write the report of `data` to `path` as one HTML file.
+
+    Raises:
+        StorageError: the file could not be written.
+    """
+    page = render_report(data)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"the report could not be written to {path}: {error}",
+            cause="the directory is read-only, or the disk is full",
+            mend="free space or name another path, then write the report again",
+        ) from error
+
+
+def render_report(data: ReportData) -> str:
+    """The report as HTML text."""
+    parts = [
+        ("results", "Results", sections.results(data.evaluations)),
+        ("curves", "Training curves", _curves(data)),
+        ("tools", "Use of tools", [sections.tool_charts(data.metrics)]),
+        ("update", "The policy update", [sections.update_charts(data.metrics, data.timings)]),
+        ("counts", "What was counted and left out", [sections.counts(data.metrics, data.evaluations)]),
+        ("runs", "Runs, turn by turn", [sample_runs(data.samples)]),
+        ("how", "How it was run", _how(data)),
+        ("limits", "Limits", [_limits(data.limits)]),
+        ("next", "What to try next", [_next_steps(data.next_steps)]),
+    ]
+    template = Template(files("midstream.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=text(data.title),
+        summary=text(summary(data)),
+        tiles=_tiles(data),
+        nav=" ".join(f'<a href="#{key}">{title}</a>' for key, title, body in parts if any(body)),
+        sections="\n".join(section(key, title, *body) for key, title, body in parts if any(body)),
+        version=text(__version__),
+    )
+
+
+def summary(data: ReportData) -> str:
+    """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
+    steps = len(data.metrics)
+    found = comparisons(data.evaluations)
+    sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
+    if not found:
+        sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
+    else:
+        sentences += _success_sentences(found[0])
+    lost, total = (sum(getattr(m, key) for m in data.metrics) for key in ("trajectories_error", "trajectories"))
+    if lost:
+        sentences.append(f"{lost:,} of {total:,} training runs were lost to infrastructure errors and left out.")
+    return " ".join(sentences)
+
+
+def _success_sentences(comparison: Comparison) -> list[str]:
+    greedy = any(map(is_greedy, comparison.before))
+    before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
+    how = "taking its most likely choices" if greedy else f"sampling at {before[0].sampling}"
+    tasks = f"{before[0].tasks:,} held-out tasks ({before[0].set_name}/{before[0].split})"
+    first, last = success(before), success(after)
+    if last is None:
+        return [f"Before training the agent solves {percent(first)} of {tasks}, {how}; it was not evaluated since."]
+    points = change(first, last)
+    moved = "up from" if points.startswith("+") and points != "+0.0" else "down from" if points[0] == "-" else "as"
+    said = [f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}."]
+    (errors_before, turns_before), (errors_after, turns_after) = _tool_means(before), _tool_means(after)
+    said.append(
+        f"Its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it takes "
+        f"{turns_after:.2f} turns a task (before: {turns_before:.2f})."
+    )
+    return said
+
+
+def _tool_means(results: Sequence[EvaluationResult]) -> tuple[float, float]:
+    return (
+        mean([result.tool_use.error_rate for result in results]) or 0.0,
+        mean([result.turns_mean for result in results]) or 0.0,
+    )
+
+
+def _tiles(data: ReportData) -> str:
+    tiles = []
+    found = comparisons(data.evaluations)
+    for greedy in (True, False):
+        before, after = (pick(side, greedy=greedy) for side in (found[0].before, found[0].after)) if found else ([], [])
+        if before:
+            name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
+            tiles.append(
+                (name, _arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
+            )
+    if found and found[0].after:
+        sides = [
+            _tool_means(pick(side, greedy=is_greedy(found[0].before[0]))) for side in (found[0].before, found[0].after)
+        ]
+        tiles.append(("Tool errors", _arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns"))
+        tiles.append(("Turns a task", _arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
+    if data.timings:
+        wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
+        tiles.append(
+            ("Training time", text(duration(wall)), f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock")
+        )
+    cells = [
+        f"<div><dt>{text(name)}</dt><dd>{value}</dd>"
+        + (f'<dd class="note">{text(note)}</dd>' if note else "")
+        + "</div>"
+        for name, value, note in tiles
+    ]
+    return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
+
+
+def _arrow(before: str, after: str) -> str:
+    return text(before) if after == "-" else f"<small>{text(before)} →</small> {text(after)}"
+
+
+def _curves(data: ReportData) -> list[str]:
+    return [sections.progress_curves(data.metrics, data.evaluations), sections.family_curves(data.evaluations)]
+
+
+def _how(data: ReportData) -> list[str]:
+    facts = "".join(f"<dt>{text(str(key))}</dt><dd>{text(str(value))}</dd>" for key, value in data.run_info.items())
+    recipe = f"<details><summary>The recipe, as resolved</summary><pre>{text(data.recipe_toml)}</pre></details>"
+    return [f'<dl class="facts">{facts}</dl>' if facts else "", recipe if data.recipe_toml else ""]
+
+
+def _limits(limits: str) -> str:
+    return f'<p class="limits">{text(limits)}</p>' if limits.strip() else ""
+
+
+def _next_steps(commands: Sequence[str]) -> str:
+    return f"<pre>{text(chr(10).join(commands))}</pre>" if commands else ""

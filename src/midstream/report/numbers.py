@@ -1,0 +1,133 @@
+"""Numbers and text as people read them, and the few statistics that tables and curves need."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+from midstream.core.metrics import FamilyResult
+
+Point = tuple[float, float]
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_BLOCKS = "▁▂▃▄▅▆▇█"
+# Characters that steer a terminal or reorder text: controls except newline and tab, bidi overrides, lone surrogates.
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    r"""Model or tool text made safe to show: what would steer the terminal or page is written out, e.g. `\x1b`."""
+    return _HIDDEN.sub(lambda match: _escape(ord(match[0])), text.replace("\r\n", "\n"))
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters of `text`, saying how many were left out."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} characters more)"
+
+
+def percent(value: float | None) -> str:
+    """A share in [0, 1] as "41.2%"; "-" where there is none."""
+    return "-" if value is None or not math.isfinite(value) else f"{value * 100:.1f}%"
+
+
+def change(before: float | None, after: float | None) -> str:
+    """The change of a share in percentage points, signed: "+12.5"; "-" where one side is missing."""
+    if before is None or after is None or not math.isfinite(after - before):
+        return "-"
+    # Adding 0.0 turns the "-0.0" of a tiny loss into "+0.0".
+    return f"{round((after - before) * 100, 1) + 0.0:+.1f}"
+
+
+def number(value: float | None) -> str:
+    """A plain number with three significant digits, thousands separated; "-" where there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Wall-clock time as "45s", "12m 03s" or "2h 05m"."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m {whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 turn", "2 turns"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean of the finite values, None if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value.
+
+    Above 31 values the quantile of 30 degrees of freedom is kept (2.042), a slightly wide interval.
+    """
+    if len(values) < 2:
+        return values[0] if values else math.nan, None
+    quantile = _T_95[min(len(values) - 1, len(_T_95)) - 1]
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def task_interval(by_family: Mapping[str, FamilyResult]) -> float | None:
+    """Half-width of a 95 % interval of the unweighted mean over families, from the number of tasks alone.
+
+    Stratified by family, with two successes and two failures added to each (Agresti and Coull), so that a family
+    solved entirely still has a width. It says nothing about how another training seed would turn out.
+    """
+    families = [family for family in by_family.values() if family.tasks > 0]
+    if not families:
+        return None
+    variance = 0.0
+    for family in families:
+        share = (family.success * family.tasks + 2) / (family.tasks + 4)
+        variance += share * (1 - share) / (family.tasks + 4)
+    return 1.96 * math.sqrt(variance) / len(families)
+
+
+def sparkline(values: Sequence[float], least_span: float = 0.2) -> str:
+    """One block character a value, scaled from smallest to largest, or over `least_span` if they are closer."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    span = max(max(finite) - min(finite), least_span)
+    low = max(0.0, (max(finite) + min(finite) - span) / 2)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[min(top, max(0, round((value - low) / span * top)))] for value in finite)
+
+
+def buckets(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most `limit` points, each the mean of neighbours; points that are not finite are left out."""
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    size = max(1, math.ceil(len(finite) / limit))
+    chunks = [finite[start : start + size] for start in range(0, len(finite), size)]
+    return [(statistics.fmean(x for x, _ in chunk), statistics.fmean(y for _, y in chunk)) for chunk in chunks]
+
+
+def running_mean(points: Sequence[Point], window: int) -> list[Point]:
+    """Each point with the mean of itself and up to `window` - 1 points before it."""
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    smooth = []
+    for index, (x, _) in enumerate(finite):
+        recent = finite[max(0, index + 1 - window) : index + 1]
+        smooth.append((x, statistics.fmean(y for _, y in recent)))
+    return smooth

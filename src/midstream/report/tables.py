@@ -1,0 +1,290 @@
+"""Rich renderables for the terminal. Functions return, callers print; model and tool text is never read as markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from midstream.core.metrics import EvaluationResult, StepMetrics
+from midstream.core.trajectory import Command, Trajectory, Turn
+from midstream.report.compare import families, is_greedy, label, pick, success
+from midstream.report.numbers import change, counted, mean, number, percent, shorten, t_interval, visible
+
+_TEXT_LIMIT = 1500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRow:
+    """One number of one control in a study: `values` in [0, 1], one a seed, e.g. metric "greedy success"."""
+
+    name: str
+    metric: str
+    values: tuple[float, ...]
+
+
+def before_after_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
+    """Success by family and on average, sampled and greedy, before and after; several seeds are averaged.
+
+    A sampling that neither side has gets no columns. The change is in percentage points.
+    """
+    table = _table(_title(before, after))
+    table.add_column("family")
+    table.add_column("tasks", justify="right", style="dim")
+    sides = [(greedy, pick(before, greedy=greedy), pick(after, greedy=greedy)) for greedy in (False, True)]
+    sides = [side for side in sides if side[1] or side[2]]
+    for greedy, _, _ in sides:
+        kind = "greedy" if greedy else "sampled"
+        for head in (f"{kind}\nbefore", "\nafter", "\nchange"):
+            table.add_column(head, justify="right")
+    both = [*before, *after]
+    for family in families(both):
+        tasks = max(result.by_family[family].tasks for result in both if family in result.by_family)
+        table.add_row(Text(visible(family)), str(tasks), *_sides(sides, family))
+    table.add_section()
+    total = max((result.tasks for result in both), default=0)
+    table.add_row(Text("mean", "bold"), str(total), *_sides(sides, None))
+    table.caption = _error_caption(both)
+    return table
+
+
+def _title(before: list[EvaluationResult], after: list[EvaluationResult]) -> Text:
+    names = dict.fromkeys(f"{result.set_name}/{result.split}" for result in [*before, *after])
+    where = f" on {', '.join(names)}" if names else ""
+    return Text(visible(f"Success{where}: {label(before, 'before')} -> {label(after, 'after')}"))
+
+
+def _table(title: Text | None = None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+
+
+def _sides(
+    sides: list[tuple[bool, list[EvaluationResult], list[EvaluationResult]]], family: str | None
+) -> list[RenderableType]:
+    cells: list[RenderableType] = []
+    for _, before, after in sides:
+        first, last = success(before, family), success(after, family)
+        cells += [percent(first), Text(percent(last), "bold"), _coloured(change(first, last))]
+    return cells
+
+
+def _coloured(text: str, good: str = "+") -> Text:
+    """Green in the good direction, red in the other, plain for none."""
+    if text in ("-", "+0.0"):
+        return Text(text)
+    return Text(text, "green" if text.startswith(good) else "red")
+
+
+def _error_caption(results: list[EvaluationResult]) -> Text | None:
+    lost = [result for result in results if result.errors]
+    if not lost:
+        return None
+    parts = [
+        f"{result.policy} {result.sampling}: {result.errors} of {result.tasks} tasks without a result, counted as "
+        f"wrong ({percent(result.success_without_errors)} without them)"
+        for result in lost
+    ]
+    return Text(visible("\n".join(parts)), "yellow")
+
+
+def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
+    """How turns were spent before and after: share of each tool, then tool errors and turns a run."""
+    table = _table(Text("Use of tools, share of turns"))
+    table.add_column("tool")
+    for head in ("before", "after", "change"):
+        table.add_column(head, justify="right")
+    shares = [_mean_shares(side) for side in (before, after)]
+    names = dict.fromkeys(name for share in reversed(shares) for name in share)
+    for name in sorted(names, key=lambda name: -shares[1].get(name, 0.0)):
+        first, last = (share.get(name, 0.0) if share else None for share in shares)
+        table.add_row(Text(visible(name)), percent(first), percent(last), change(first, last))
+    table.add_section()
+    rates = [mean([result.tool_use.error_rate for result in side]) for side in (before, after)]
+    table.add_row("tool errors", *map(percent, rates), _coloured(change(*rates), good="-"))
+    turns = [mean([result.turns_mean for result in side]) for side in (before, after)]
+    shift = "-" if turns[0] is None or turns[1] is None else f"{turns[1] - turns[0]:+.2f}"
+    table.add_row("turns a run", *("-" if value is None else f"{value:.2f}" for value in turns), shift)
+    return table
+
+
+def _mean_shares(results: list[EvaluationResult]) -> dict[str, float]:
+    names = dict.fromkeys(name for result in results for name in result.tool_use.share)
+    return {name: sum(result.tool_use.share.get(name, 0.0) for result in results) / len(results) for name in names}
+
+
+def trajectory_view(trajectory: Trajectory, gold: str | None = None) -> Group:
+    """One task turn by turn: sub-goal, tool, command, observation, verdict; then answer, gold answer and reward."""
+    gold = trajectory.gold if gold is None else gold
+    parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold"), Text()]
+    for turn in trajectory.turns:
+        parts += [Text(f"turn {turn.index}", "bold cyan"), Padding(_turn(turn), (0, 0, 1, 2))]
+    if trajectory.error is not None:
+        parts.append(Text(visible(f"lost to {trajectory.error.type}: {trajectory.error.message}"), "bold red"))
+    end = _fields()
+    end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else _text(trajectory.answer))
+    if gold is not None:
+        end.add_row("gold", _text(gold))
+    end.add_row("reward", _reward(trajectory))
+    end.add_row("stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
+    return Group(*parts, end)
+
+
+def _turn(turn: Turn) -> Table:
+    rows = _fields()
+    action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
+    if action is not None and action.error is not None:
+        rows.add_row("action", _text(f"malformed: {action.error}", "red"))
+        sampled = next((call.completion for call in turn.calls if call.role == "planner" and call.completion), "")
+        if sampled:
+            rows.add_row("sampled", _text(sampled))
+    elif action is not None:
+        rows.add_row("sub-goal", _text(action.sub_goal))
+        rows.add_row("tool", _text(action.tool, "cyan"))
+        if action.context:
+            rows.add_row("context", _text(action.context))
+    if command is not None:
+        rows.add_row("command", _text(command_text(command), "red" if command.error else ""))
+    if observation is not None:
+        failed = observation.status == "error"
+        rows.add_row("error" if failed else "observation", _text(observation.text, "red" if failed else ""))
+    if verdict is not None:
+        judged = "result valid" if verdict.result_valid else "result not valid"
+        analysis = f": {verdict.analysis}" if verdict.analysis else ""
+        rows.add_row("verdict", _text(f"{verdict.signal}, {judged}{analysis}"))
+    return rows
+
+
+def command_text(command: Command) -> str:
+    """A command as one reads it: its code, or its tool and arguments; an invalid one with its error.
+
+    A single argument of several lines is code too.
+    """
+    values = list(command.arguments.values())
+    arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in command.arguments.items())
+    if command.code is not None:
+        text = command.code
+    elif len(values) == 1 and isinstance(values[0], str) and "\n" in values[0]:
+        text = values[0]
+    else:
+        text = f"{command.tool}({arguments})"
+    return f"{text}\ninvalid: {command.error}" if command.error else text
+
+
+def _reward(trajectory: Trajectory) -> Text:
+    if trajectory.reward is None:
+        return Text("(none)", "dim")
+    parts = ", ".join(f"{name} {number(value)}" for name, value in trajectory.reward.parts.items())
+    value = trajectory.reward.value
+    style = "bold green" if value >= 1 else "bold red" if value <= 0 else "bold"
+    text = Text(number(value), style)
+    return text.append(f"  ({visible(parts)})", "not bold dim") if parts else text
+
+
+def _fields() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(visible(shorten(text, _TEXT_LIMIT)), style)
+
+
+def run_summary(
+    name: str,
+    recipe: str,
+    steps: int,
+    metrics: Sequence[StepMetrics],
+    evaluations: Sequence[EvaluationResult],
+) -> Group:
+    """One run at a glance: how far of `steps` it came, its last numbers, its evaluations, what was left out."""
+    rows = _fields()
+    rows.add_row("run", Text(visible(name), "bold"))
+    rows.add_row("recipe", _text(recipe))
+    rows.add_row("steps", f"{metrics[-1].step if metrics else 0} of {steps}")
+    if metrics:
+        _add_metrics(rows, metrics)
+    parts: list[RenderableType] = [rows]
+    if evaluations:
+        parts += [Text(), _evaluation_table(evaluations)]
+    return Group(*parts)
+
+
+def _add_metrics(rows: Table, metrics: Sequence[StepMetrics]) -> None:
+    last = metrics[-1]
+    recent = mean([step.reward_mean for step in metrics[-10:]])
+    rows.add_row("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10")
+    rows.add_row("tools", f"{percent(last.tool_use.error_rate)} of turns in error, {last.turns_mean:.2f} turns a run")
+    update = f"loss {number(last.loss)}, KL {number(last.kl)}, clipped {percent(last.clip_fraction)}"
+    rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}")
+    lost, total = sum(step.trajectories_error for step in metrics), sum(step.trajectories for step in metrics)
+    rows.add_row("errors", Text(f"{lost:,} of {total:,} trajectories lost", "yellow" if lost else ""))
+    groups = [sum(getattr(step, key) for step in metrics) for key in ("groups", "groups_uniform", "groups_broken")]
+    rows.add_row("groups", f"{groups[0]:,}, of them {groups[1]:,} uniform and {groups[2]:,} broken")
+    left_out = total_left_out(metrics)
+    if left_out:
+        reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left_out.items())
+        rows.add_row("left out", Text(reasons, "yellow"))
+
+
+def total_left_out(metrics: Sequence[StepMetrics]) -> dict[str, int]:
+    """Samples left out over all steps, by reason."""
+    total: dict[str, int] = {}
+    for step in metrics:
+        for reason, count in step.samples_left_out.items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def _evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
+    sets = {f"{result.set_name}/{result.split}" for result in evaluations}
+    one_set = len(sets) == 1
+    table = _table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")))
+    table.add_column("step", justify="right")
+    for head in ("policy", "sampling") if one_set else ("policy", "sampling", "set"):
+        table.add_column(head)
+    for head in ("success", "tasks", "errors", "tool errors", "turns"):
+        table.add_column(head, justify="right")
+    for result in evaluations:
+        names = (result.policy, result.sampling) + (() if one_set else (f"{result.set_name}/{result.split}",))
+        table.add_row(
+            "-" if result.step is None else str(result.step),
+            *(Text(visible(name)) for name in names),
+            Text(percent(result.success), "bold" if is_greedy(result) else ""),
+            str(result.tasks),
+            Text(str(result.errors), "yellow" if result.errors else ""),
+            percent(result.tool_use.error_rate),
+            f"{result.turns_mean:.2f}",
+        )
+    return table
+
+
+def study_table(rows: list[StudyRow]) -> Table:
+    """Controls of a study side by side: each metric's mean over seeds with its 95 % Student t interval."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    table = _table()
+    table.caption = "mean over seeds ± half-width of the 95% Student t interval"
+    table.add_column("control")
+    table.add_column("seeds", justify="right")
+    for metric in metrics:
+        table.add_column(Text(visible(metric)), justify="right")
+    for name in dict.fromkeys(row.name for row in rows):
+        values = {row.metric: row.values for row in rows if row.name == name}
+        seeds = sorted({len(found) for found in values.values()})
+        cells = [_interval(values.get(metric, ())) for metric in metrics]
+        table.add_row(Text(visible(name)), " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *cells)
+    return table
+
+
+def _interval(values: tuple[float, ...]) -> str:
+    middle, half = t_interval(values)
+    if half is None:
+        return f"{percent(middle)} (one seed)" if values else "-"
+    return f"{percent(middle)} ± {half * 100:.1f}"

@@ -1,0 +1,93 @@
+"""Trajectories as HTML, turn by turn; runs of the same task stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.core.trajectory import Trajectory, Turn
+from midstream.report.numbers import counted, number, shorten
+from midstream.report.sections import text
+from midstream.report.tables import command_text
+
+_TEXT_LIMIT = 2000
+
+
+def sample_runs(samples: Sequence[tuple[str, Trajectory]]) -> str:
+    """Each sampled task with its labelled runs ("before", "after") in the order given."""
+    if not samples:
+        return '<p class="empty">No runs were kept for display.</p>'
+    by_task: dict[str, list[tuple[str, Trajectory]]] = {}
+    for label, trajectory in samples:
+        by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
+    parts = []
+    for runs in by_task.values():
+        first = runs[0][1]
+        gold = next((one.gold for _, one in runs if one.gold is not None), None)
+        family = f'<span class="soft"> ({text(first.family)})</span>' if first.family else ""
+        parts.append(f"<h3>{text(first.question or first.task_id)}{family}</h3>")
+        if gold is not None:
+            parts.append(f"<p>Correct answer: <b>{text(gold)}</b></p>")
+        parts.append(f'<div class="pair">{"".join(_run(label, one) for label, one in runs)}</div>')
+    return "\n".join(parts)
+
+
+def _run(label: str, trajectory: Trajectory) -> str:
+    turns = "".join(_turn(turn) for turn in trajectory.turns)
+    body = f"<ol>{turns}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
+    lost = ""
+    if trajectory.error is not None:
+        lost = f'<pre class="failed">{text(f"{trajectory.error.type}: {trajectory.error.message}")}</pre>'
+    return f'<article class="run"><h4>{text(label)} {_mark(trajectory)}</h4>{body}{lost}{_end(trajectory)}</article>'
+
+
+def _mark(trajectory: Trajectory) -> str:
+    if trajectory.status == "error":
+        return '<span class="mark bad">lost to an error</span>'
+    if trajectory.reward is None:
+        return '<span class="mark soft">not judged</span>'
+    value = trajectory.reward.value
+    words, kind = ("solved", "up") if value >= 1 else ("not solved", "bad") if value <= 0 else ("partly solved", "c5")
+    return f'<span class="mark {kind}">{words}, reward {number(value)}</span>'
+
+
+def _turn(turn: Turn) -> str:
+    action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
+    head, rows = "", []
+    if action is not None and action.error is not None:
+        head = ' · <span class="down">malformed action</span>'
+        sampled = next((call.completion for call in turn.calls if call.role == "planner" and call.completion), "")
+        rows += [_row("Problem", text(action.error))] + ([_row("Sampled", _block(sampled))] if sampled else [])
+    elif action is not None:
+        head = f" · {text(action.tool)}"
+        rows.append(_row("Sub-goal", text(action.sub_goal)))
+        rows += [_row("Context", text(action.context))] if action.context else []
+    if command is not None:
+        rows.append(_row("Command", _block(command_text(command), failed=command.error is not None)))
+    if observation is not None:
+        failed = observation.status == "error"
+        rows.append(_row("Error" if failed else "Result", _block(observation.text, failed=failed)))
+    if verdict is not None:
+        judged = f"{verdict.signal}, {'result valid' if verdict.result_valid else 'result not valid'}"
+        rows.append(_row("Verdict", text(f"{judged}: {verdict.analysis}" if verdict.analysis else judged)))
+    return f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>"
+
+
+def _end(trajectory: Trajectory) -> str:
+    answer = '<span class="soft">none</span>' if trajectory.answer is None else f"<b>{text(trajectory.answer)}</b>"
+    rows = [_row("Answer", answer)]
+    if trajectory.reward is not None and trajectory.reward.parts:
+        parts = ", ".join(f"{name} {number(value)}" for name, value in trajectory.reward.parts.items())
+        rows.append(_row("Reward", text(parts)))
+    rows.append(
+        _row("Stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
+    )
+    return f'<dl class="end">{"".join(rows)}</dl>'
+
+
+def _row(name: str, html: str) -> str:
+    return f"<dt>{name}</dt><dd>{html}</dd>"
+
+
+def _block(content: str, *, failed: bool = False) -> str:
+    kind = ' class="failed"' if failed else ""
+    return f"<pre{kind}>{text(shorten(content, _TEXT_LIMIT)) or '(empty)'}</pre>"

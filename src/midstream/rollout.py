@@ -1,0 +1,158 @@
+"""Tasks x G -> groups of trajectories: concurrency, deadlines, scores, and the one error boundary.
+
+The reinforcement-learning reader's `Env` is here: agent loop + tools + reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import Field
+
+from midstream.core.data import Frozen
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.trajectory import ErrorInfo, Trajectory
+
+
+T = TypeVar("T")
+
+
+class Config(Frozen):
+    """How rollouts are made.
+
+    `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one trajectory;
+    a trajectory that ends in an infrastructure error is run again from its start up to `max_attempts` times.
+    """
+
+    concurrency: int = Field(default=64, ge=1)
+    deadline_s: float | None = Field(default=None, gt=0)
+    max_attempts: int = Field(default=2, ge=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The G trajectories of one task under one policy."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings."""
+
+    agent: Agent
+    tools: Sequence[Tool]
+    engines: Mapping[str, Engine]
+    reward: Reward
+    config: Config = Config()
+
+    async def close(self) -> None:
+        """Close tools and engines."""
+        for part in _distinct((*self.tools, *self.engines.values())):
+            await part.close()
+
+
+async def rollout(
+    environment: Environment,
+    tasks: Sequence[Task],
+    *,
+    group_size: int = 1,
+    seed: int,
+    lessons: str = "",
+) -> list[Group]:
+    """Run every task `group_size` times and score the answers.
+
+    Seeds derive from (seed, task id, rollout index), so a result does not depend on the order of completion. With a
+    lockstep engine, trajectories run in waves of `concurrency`: a batch's composition must not depend on timing.
+
+    Returns:
+        One group a task, in the order of `tasks`; each holds `group_size` trajectories, those that failed included,
+        with `status="error"`.
+    """
+    copies = [(task, index) for task in tasks for index in range(group_size)]
+    jobs = [(order, task, index) for order, (task, index) in enumerate(copies)]
+    barriers = [engine for engine in _distinct(environment.engines.values()) if isinstance(engine, LockstepEngine)]
+    size = environment.config.concurrency
+    waves = [jobs[i : i + size] for i in range(0, len(jobs), size)] if barriers else [jobs]
+    slots = asyncio.Semaphore(size)
+    done: list[Trajectory] = []
+
+    async def one(order: int, task: Task, index: int) -> Trajectory:
+        try:
+            async with slots:
+                run_seed = derive_seed(seed, task.id, index)
+                return await _attempts(environment, task, index, seed=run_seed, order=order, lessons=lessons)
+        finally:
+            for barrier in barriers:
+                barrier.leave(order)
+
+    for wave in waves:
+        for barrier in barriers:
+            for order, _, _ in wave:
+                barrier.join(order)
+        done += await asyncio.gather(*(one(*job) for job in wave))
+    return [
+        Group(task=task, trajectories=tuple(done[i * group_size : (i + 1) * group_size]))
+        for i, task in enumerate(tasks)
+    ]
+
+
+async def _attempts(
+    environment: Environment, task: Task, index: int, *, seed: int, order: int, lessons: str
+) -> Trajectory:
+    """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded."""
+    for attempt in range(1, environment.config.max_attempts + 1):
+        deadline_s = environment.config.deadline_s
+        trajectory = await _one_attempt(
+            environment,
+            task,
+            seed=seed,
+            order=order,
+            lessons=lessons,
+            deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
+        )
+        if trajectory.status == "ok" or attempt == environment.config.max_attempts:
+            break
+    named = {"id": f"{task.id}#{index}", "rollout_index": index, "family": task.family, "gold": task.answer}
+    return trajectory.model_copy(update=named)
+
+
+async def _one_attempt(
+    environment: Environment, task: Task, *, seed: int, order: int, lessons: str, deadline_s: float | None
+) -> Trajectory:
+    """The one error boundary: whatever an agent, tool, engine or reward raises becomes a trajectory with its error."""
+    trajectory = Trajectory(id=task.id, task_id=task.id, question=task.question, seed=seed)
+    try:
+        trajectory = await environment.agent.run(
+            task.without_answer(),
+            environment.tools,
+            environment.engines,
+            seed=seed,
+            order=order,
+            lessons=lessons,
+            deadline_s=deadline_s,
+        )
+        if trajectory.status == "ok":
+            reward = await environment.reward.score(task, trajectory)
+            trajectory = trajectory.model_copy(update={"reward": reward})
+    except UsageError:
+        raise  # the same for every trajectory: the run cannot work
+    except Exception as failure:
+        text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
+        error = ErrorInfo(type=type(failure).__name__, message=text)
+        trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
+    return trajectory
+
+
+def _distinct(items: Iterable[T]) -> list[T]:
+    """Each object once: several modules may share one engine."""
+    return list({id(item): item for item in items}.values())

@@ -1,0 +1,117 @@
+"""Arithmetic without a process: what a system that cannot fork offers instead of Python."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+MAX_CHARACTERS = 500
+MAX_BITS = 10_000
+MAX_DIGITS = 100
+
+Number = int | float
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs, "round": round, "sum": sum}
+
+
+class NotArithmetic(ValueError):
+    """The text is not an expression that `evaluate` allows."""
+
+
+def evaluate(expression: str) -> Number:
+    """The value that Python gives `expression`, for a closed list of things.
+
+    Allowed: int and float literals, + - * / // % **, unary + and -, comparisons (chained too), and min, max, abs,
+    round and sum over numbers or one list of them. Text over 500 characters and integers over 10,000 bits are refused.
+
+    Raises:
+        NotArithmetic: anything else, also if Python could run it.
+        ArithmeticError: what Python raises too: division by zero, overflow.
+    """
+    if len(expression) > MAX_CHARACTERS:
+        raise NotArithmetic(f"longer than {MAX_CHARACTERS} characters")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the parser warns of text such as `1if`
+            tree = ast.parse(expression.strip(), mode="eval")
+        return _value(tree.body)
+    except NotArithmetic:
+        raise
+    except (SyntaxError, RecursionError, MemoryError, TypeError, ValueError) as error:
+        raise NotArithmetic(f"{type(error).__name__}: {error}") from error
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _bounded(value)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_value(operand))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            return _compare(left, ops, comparators)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return _call(name, args)
+    raise NotArithmetic(f"{type(node).__name__} is not allowed")
+
+
+def _bounded(value: Number) -> Number:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise NotArithmetic(f"an integer of more than {MAX_BITS} bits")
+    return value
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    """`base ** exponent`, refused before it is computed if it could be too long."""
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_BITS:
+        raise NotArithmetic(f"a power of more than {MAX_BITS} bits")
+    value = base**exponent
+    if isinstance(value, complex):
+        raise NotArithmetic("a complex number")
+    return value
+
+
+def _compare(first: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> bool:
+    """A comparison chain; as in Python it ends at the first one that does not hold."""
+    if not all(type(op) in _COMPARE for op in ops):
+        raise NotArithmetic("this comparison is not allowed")
+    left = _value(first)
+    for op, node in zip(ops, others, strict=True):
+        right = _value(node)
+        if not _COMPARE[type(op)](left, right):
+            return False
+        left = right
+    return True
+
+
+def _call(name: str, nodes: list[ast.expr]) -> Number:
+    """A call of a listed function, on numbers or on one list or tuple of numbers."""
+    match nodes:
+        case [ast.List(elts=elements) | ast.Tuple(elts=elements)]:
+            return _bounded(_FUNCTIONS[name]([_value(element) for element in elements]))
+    values = [_value(node) for node in nodes]
+    if name == "round" and len(values) > 1 and abs(values[1]) > MAX_DIGITS:
+        raise NotArithmetic(f"rounding to more than {MAX_DIGITS} digits")
+    return _bounded(_FUNCTIONS[name](*values))

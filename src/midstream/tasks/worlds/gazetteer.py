@@ -1,0 +1,231 @@
+"""A made-up gazetteer: thousands of facts about places that exist nowhere, and endless questions about them.
+
+Every country has a capital, a river, a population, an area and a height; every capital a population, an area and a
+height; every river a length. A fact is one short document, "Amberbank height 105", behind the search index. Countries
+are split into train, validation and test together with their capitals and rivers and so with everything asked about
+them; plain arithmetic is split by its operands. No test fact or question can therefore occur in training.
+
+Families and the turns a sound plan needs (look-ups and calculations):
+
+    lookup 1   How high is Amberbank ?
+    arith  1   What is 45 plus 17 ?
+    hop    2   What is the area of the capital of Amberbank ?
+    scale  2   What is the height of Amberbank times 3 ?
+    sum    3   How many people live in Amberbank and Oakfell together ?
+    diff   3   How much higher is Amberbank than Oakfell ?
+    compare 3  What is the larger area , of Amberbank or Oakfell ?
+    long   4-8 What is the total height of Amberbank and Oakfell and ... ?   (evaluation only)
+
+The gold answer is computed from the facts. A question's text alone reaches the agent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+
+FIRST = """Amber Ash Birch Black Blue Bright Cedar Clay Cold Copper Coral Crown Dark Deep Dry Dusk East Elder Ember
+Fair Far Fern Frost Gold Granite Gray Green High Hollow Iron Ivory Jade Kings Lone Long Lower Maple Marble Mist Moon
+Moss North Oak Old Olive Pearl Pine Quartz Red River Rose Royal Ruby Salt Sand Shade Silver Sky Snow South Star Stone
+Storm Sun Swan Thorn Upper West White Wild Willow Winter Wolf""".split()
+SECOND = """Bank Barrow Bay Bluff Bridge Brook Castle Cliff Coast Cove Creek Crest Cross Dale Delta Den Down Falls Fell
+Field Ford Forge Fort Garden Gate Glade Glen Grove Harbor Haven Heath Hill Hold Hollow Island Keep Lake Land Marsh
+Meadow Mill Moor Mount Pass Peak Plain Point Port Quay Reach Ridge Rock Shore Spring Strand Summit Tower Town Vale
+Valley View Ward Watch Water Well Wick Wood Yard""".split()
+
+Split = Literal["train", "validation", "test"]
+DIFFICULTIES: dict[str, tuple[str, ...]] = {
+    "easy": ("lookup", "arith", "hop", "scale"),
+    "standard": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare"),
+}
+LONG = "long"
+PLACE_ATTRIBUTES = ("population", "area", "height")
+ATTRIBUTES = (*PLACE_ATTRIBUTES, "length", "capital", "river")
+SMALLEST, LARGEST = 11, 199
+
+ASK = {
+    "population": ("How many people live in {}", "What is the population of {}"),
+    "area": ("How large is {}", "What is the area of {}"),
+    "height": ("How high is {}", "What is the height of {}"),
+    "length": ("How long is {}", "What is the length of {}"),
+}
+SUM = {
+    "population": ("How many people live in {} and {} together", "What is the total population of {} and {}"),
+    "area": ("How large are {} and {} together", "What is the total area of {} and {}"),
+    "height": ("What is the total height of {} and {}",),
+}
+DIFF = {
+    "population": ("How many more people live in {} than in {}",),
+    "area": ("How much larger is {} than {}",),
+    "height": ("How much higher is {} than {}",),
+}
+COMPARE = "What is the {} {} , of {} or {}"
+OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
+
+
+class Config(Frozen):
+    """Settings of the gazetteer; every country makes nine facts."""
+
+    difficulty: Literal["easy", "standard"] = "standard"
+    families: tuple[str, ...] = ()
+    countries: int = 300
+    seed: int = 0
+
+
+class Gazetteer:
+    """Facts, documents and questions. Immutable after construction; a `core.protocols.TaskSource`."""
+
+    def __init__(self, config: Config) -> None:
+        self.families = config.families or DIFFICULTIES[config.difficulty]
+        unknown = sorted(set(self.families) - {*DIFFICULTIES["standard"], LONG})
+        if unknown:
+            raise RecipeError(
+                f"task family {unknown[0]!r} does not exist",
+                cause=f"the gazetteer has {', '.join((*DIFFICULTIES['standard'], LONG))}",
+                mend="correct `families` in [tasks]",
+            )
+        n = config.countries
+        names = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
+        if not 20 <= n <= len(names) // 3:
+            raise RecipeError(
+                f"countries = {n} cannot be made",
+                cause=f"each needs three of {len(names)} names, and every split some of its own",
+                mend=f"set `countries` between 20 and {len(names) // 3}",
+            )
+        rng = random.Random(derive_seed("gazetteer", config.seed))
+        rng.shuffle(names)
+        self.countries, self.capitals, self.rivers = names[:n], names[n : 2 * n], names[2 * n : 3 * n]
+        self.facts = _make_facts(self.countries, self.capitals, self.rivers, rng)
+        train, validation = int(n * 0.67), int(n * 0.80)
+        self.splits = {"train": range(train), "validation": range(train, validation), "test": range(validation, n)}
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """(id, text) of every fact, in a fixed order."""
+        for number, ((entity, attribute), value) in enumerate(self.facts.items()):
+            yield f"fact-{number}", f"{entity} {attribute} {value}"
+
+    def names(self, split: str | None = None) -> list[str]:
+        """Names of all places, or those of one split."""
+        indices = self._indices(split) if split else range(len(self.countries))
+        return [name for names in (self.countries, self.capitals, self.rivers) for i in indices for name in (names[i],)]
+
+    def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
+        """`count` tasks, families drawn in proportion to `weights` (uniformly without)."""
+        rng = random.Random(derive_seed("tasks", split, seed))
+        shares = [weights.get(family, 1.0) for family in self.families] if weights else None
+        families = rng.choices(self.families, shares, k=count)
+        return [self._task(split, family, rng, f"{split}-{seed}-{i}") for i, family in enumerate(families)]
+
+    def fixed(self, split: str, per_family: int, seed: int, families: Sequence[str] = ()) -> list[Task]:
+        """`per_family` tasks of each family, all questions different."""
+        rng = random.Random(derive_seed("fixed", split, seed))
+        tasks: list[Task] = []
+        seen: set[str] = set()
+        for family in families or self.families:
+            made = attempts = 0
+            while made < per_family:
+                attempts += 1
+                if attempts > 100 * per_family:
+                    raise RecipeError(
+                        f"only {made} different {family!r} questions were found in the {split} split",
+                        cause=f"{per_family} were asked for, and the world has {len(self.countries)} countries",
+                        mend="lower `per_family` or raise `countries`",
+                    )
+                task = self._task(split, family, rng, f"{split}-{family}-{made}")
+                if task.question not in seen:
+                    seen.add(task.question)
+                    tasks.append(task)
+                    made += 1
+        return tasks
+
+    def _indices(self, split: str) -> range:
+        if split not in self.splits:
+            raise RecipeError(
+                f"split {split!r} does not exist",
+                cause=f"the gazetteer has {', '.join(self.splits)}",
+                mend="name one of them",
+            )
+        return self.splits[split]
+
+    def _task(self, split: str, family: str, rng: random.Random, task_id: str) -> Task:
+        question, answer = self._question(split, family, rng)
+        return Task(id=task_id, question=f"{question} ?", answer=str(answer), family=family)
+
+    def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int]:
+        """One question of a family and its answer, computed from the facts."""
+        if family == "arith":
+            return _arithmetic(split, rng)
+        if family == LONG:
+            return self._long(split, rng)
+        i, j = rng.sample(self._indices(split), 2)
+        attribute = rng.choice((*PLACE_ATTRIBUTES, *(("length",) if family in ("lookup", "hop") else ())))
+        if family == "hop":
+            relation = "river" if attribute == "length" else "capital"
+            target = self.facts[self.countries[i], relation]
+            text = rng.choice(ASK[attribute]).format(f"the {relation} of {self.countries[i]}")
+            return text, int(self.facts[target, attribute])
+        pool = self.rivers if attribute == "length" else rng.choice((self.countries, self.capitals))
+        first, second = pool[i], pool[j]
+        a, b = int(self.facts[first, attribute]), int(self.facts.get((second, attribute), "0"))
+        if family == "lookup":
+            return rng.choice(ASK[attribute]).format(first), a
+        if family == "scale":
+            word, k = rng.choice(tuple(OPERATORS)), rng.randint(2, 9)
+            return f"What is the {attribute} of {first} {word} {k}", _apply(word, a, k)
+        if family == "sum":
+            return rng.choice(SUM[attribute]).format(first, second), a + b
+        if family == "diff":
+            larger, smaller = (first, second) if a >= b else (second, first)
+            return rng.choice(DIFF[attribute]).format(larger, smaller), abs(a - b)
+        word = rng.choice(("larger", "smaller"))
+        return COMPARE.format(word, attribute, first, second), max(a, b) if word == "larger" else min(a, b)
+
+    def _long(self, split: str, rng: random.Random) -> tuple[str, int]:
+        """The total over three to seven places: as many look-ups and one sum."""
+        attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
+        places = [pool[i] for i in rng.sample(self._indices(split), rng.randint(3, 7))]
+        return (
+            f"What is the total {attribute} of {' and '.join(places)}",
+            sum(int(self.facts[place, attribute]) for place in places),
+        )
+
+
+def _make_facts(
+    countries: list[str], capitals: list[str], rivers: list[str], rng: random.Random
+) -> dict[tuple[str, str], str]:
+    facts: dict[tuple[str, str], str] = {}
+    for country, capital, river in zip(countries, capitals, rivers, strict=True):
+        facts[country, "capital"], facts[country, "river"] = capital, river
+        facts[river, "length"] = str(rng.randint(SMALLEST, LARGEST))
+        for place in (country, capital):
+            for attribute in PLACE_ATTRIBUTES:
+                facts[place, attribute] = str(rng.randint(SMALLEST, LARGEST))
+    return facts
+
+
+def _arithmetic(split: str, rng: random.Random) -> tuple[str, int]:
+    """Operands are split too: no test sum is ever trained on."""
+    remainders = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}[split]
+    word = rng.choice(tuple(OPERATORS))
+    while True:
+        x = rng.randint(SMALLEST, LARGEST)
+        y = rng.randint(2, 9) if word == "times" else rng.randint(SMALLEST, LARGEST)
+        if (31 * x + y) % 10 in remainders:
+            return f"What is {x} {word} {y}", _apply(word, x, y)
+
+
+def _apply(word: str, x: int, y: int) -> int:
+    return {"plus": x + y, "minus": x - y, "times": x * y}[word]
+
+
+def question_words() -> set[str]:
+    """Every word that questions and facts are made of, names and numbers aside."""
+    templates = [text for group in (ASK, SUM, DIFF) for texts in group.values() for text in texts]
+    text = " ".join([*templates, COMPARE, *OPERATORS, "? larger smaller total the capital river of is and"])
+    return {*text.replace("{}", "").split(), *ATTRIBUTES}

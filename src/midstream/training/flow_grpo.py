@@ -1,0 +1,178 @@
+"""Flow-GRPO: roll out groups in the live loop, give each outcome to every turn, take clipped steps with KL.
+
+Source: arXiv 2510.05592, equations 4 to 7 and 10. One step is `FlowGRPO.step`; docs/flow-grpo.md numbers its details.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from midstream.core.metrics import StepMetrics, StepTiming, tool_use
+from midstream.core.protocols import Learner, LossStats, TaskSource
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Trajectory
+from midstream.rollout import Environment, Group, rollout
+from midstream.training.rows import RowBatch, build_rows, split_minibatches
+from midstream.training.settings import TrainingConfig
+
+SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What one training step leaves to be written down."""
+
+    metrics: StepMetrics
+    timing: StepTiming
+    trajectories: list[Trajectory]
+
+
+class FlowGRPO:
+    """The algorithm with its only state: each family's running success and the policy's version.
+
+    `publish` hands new weights to the engine that samples (a no-op but for the version where engine and learner share
+    one model).
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TrainingConfig,
+        learner: Learner,
+        environment: Environment,
+        source: TaskSource,
+        families: Sequence[str],
+        publish: Callable[[int], Awaitable[None]],
+        seed: int,
+    ) -> None:
+        self.config, self.learner, self.environment = config, learner, environment
+        self.source, self.publish, self.seed = source, publish, seed
+        self.success = dict.fromkeys(families, 0.0)
+
+    async def step(self, step: int) -> StepOutcome:
+        """Sample, score, learn. `step` counts from 1; everything random in it derives from (seed, step)."""
+        started, cpu = time.perf_counter(), time.process_time()
+        self.learner.redraw(derive_seed(self.seed, "redraw", step))
+        await self.publish(step - 1)
+        groups = await self._rollout(step)
+        rolled_out = time.perf_counter()
+        batches, stats, norms = self._update(groups, step)
+        trajectories = [one for group in groups for one in group.trajectories]
+        metrics = _metrics(step, groups, batches, stats, norms, self._learning_rate(step))
+        seconds = time.perf_counter() - started
+        timing = StepTiming(
+            step=step,
+            duration_s=seconds,
+            rollout_s=rolled_out - started,
+            update_s=seconds - (rolled_out - started),
+            cpu_s=time.process_time() - cpu,
+            tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
+        )
+        return StepOutcome(metrics=metrics, timing=timing, trajectories=trajectories)
+
+    def state(self) -> dict[str, float]:
+        """What `restore` needs beside the learner's own state."""
+        return dict(self.success)
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from `state`."""
+        self.success = dict(state)
+
+    async def _rollout(self, step: int) -> list[Group]:
+        weights = None
+        if self.config.family_sampling == "failure":
+            weights = {family: 1.1 - rate for family, rate in self.success.items()}
+        tasks = self.source.sample("train", self.config.tasks_per_step, derive_seed(self.seed, "tasks", step), weights)
+        seed = derive_seed(self.seed, "rollout", step)
+        groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
+        for group in groups:
+            for one in group.trajectories:
+                if one.reward is not None:
+                    rate = self.success.get(one.family, 0.0)
+                    self.success[one.family] = rate + SUCCESS_MEMORY * (one.reward.value - rate)
+        return groups
+
+    def _update(self, groups: list[Group], step: int) -> tuple[list[RowBatch], list[LossStats], list[float]]:
+        """One optimizer step a mini-batch of whole groups; a mini-batch without rows makes none."""
+        config, seed = self.config, derive_seed(self.seed, "update", step)
+        trained = [group.trajectories for group in groups]
+        if config.shuffle_rewards:
+            trained = _shuffled_rewards(trained, seed)
+        batches = [
+            build_rows(
+                part,
+                aggregation=config.loss.aggregation,
+                advantage_over=config.advantage_over,
+                credit=config.credit,
+                normalize_by_std=config.normalize_by_std,
+                uniform_kl_fraction=config.uniform_kl_fraction,
+                seed=seed,
+            )
+            for part in split_minibatches(trained, config.minibatches, seed)
+        ]
+        stats, norms = [], []
+        for batch in batches:
+            if batch.rows:
+                stats.append(self.learner.forward_backward(batch.rows, config.loss))
+                norms.append(self.learner.optimizer_step(self._learning_rate(step)))
+        return batches, stats, norms
+
+    def _learning_rate(self, step: int) -> float:
+        return self.config.learning_rate * min(1.0, step / self.config.warmup_steps)
+
+
+def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
+    """Every finished trajectory gets another one's reward: a control that must not learn."""
+    finished = [one for group in groups for one in group if one.reward is not None]
+    rewards = [one.reward for one in finished]
+    random.Random(seed).shuffle(rewards)
+    new = {id(one): reward for one, reward in zip(finished, rewards, strict=True)}
+    return [tuple(one.model_copy(update={"reward": new.get(id(one))}) for one in group) for group in groups]
+
+
+def _metrics(
+    step: int,
+    groups: Sequence[Group],
+    batches: Sequence[RowBatch],
+    stats: Sequence[LossStats],
+    norms: Sequence[float],
+    learning_rate: float,
+) -> StepMetrics:
+    trajectories = [one for group in groups for one in group.trajectories]
+    scored = [one for one in trajectories if one.reward is not None]
+    by_family: dict[str, list[float]] = {}
+    for one in scored:
+        by_family.setdefault(one.family, []).append(one.reward.value if one.reward else 0.0)
+    rewards = [value for values in by_family.values() for value in values]
+    left_out: Counter[str] = Counter()
+    for batch in batches:
+        left_out.update(batch.left_out)
+    calls = [call for one in trajectories for call in one.calls if call.role == "planner"]
+    tokens = max(1, sum(one.tokens for one in stats))
+    return StepMetrics(
+        step=step,
+        policy_version=step - 1,
+        reward_mean=fmean(rewards) if rewards else 0.0,
+        reward_by_family={family: fmean(values) for family, values in sorted(by_family.items())},
+        trajectories=len(trajectories),
+        trajectories_error=sum(one.status == "error" for one in trajectories),
+        groups=sum(batch.groups for batch in batches),
+        groups_uniform=sum(batch.groups_uniform for batch in batches),
+        groups_broken=sum(batch.groups_broken for batch in batches),
+        samples_left_out=dict(sorted(left_out.items())),
+        turns_mean=fmean(len(one.turns) for one in scored) if scored else 0.0,
+        tool_use=tool_use(scored),
+        rows=sum(len(batch.rows) for batch in batches),
+        prompt_tokens=sum(len(call.prompt_ids) for call in calls),
+        completion_tokens=sum(len(call.completion_ids) for call in calls),
+        loss=fmean(one.loss for one in stats) if stats else 0.0,
+        kl=sum(one.kl_sum for one in stats) / tokens,
+        clip_fraction=sum(one.clipped for one in stats) / tokens,
+        grad_norm=fmean(norms) if norms else 0.0,
+        learning_rate=learning_rate,
+    )

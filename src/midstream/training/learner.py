@@ -1,0 +1,279 @@
+"""The learner: forward, backward and AdamW on one process's weights, full or LoRA.
+
+Rows are padded into chunks of bounded size; equal sequences are computed once and their log-probabilities shared by
+all rows that hold them (eight rollouts of one task often sample the same action). The language-model head runs on
+completion positions only.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from midstream.core.errors import CheckpointError, TrainingError
+from midstream.core.protocols import LossStats, Row
+from midstream.training.losses import PolicyLoss
+from midstream.training.settings import LearnerConfig, LoraConfig
+from midstream.training.tiny import redraw, share_gradient
+
+Sequence_ = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
+
+
+class LocalLearner:
+    """A `core.protocols.Learner` over a model object that an in-process engine may share.
+
+    The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
+    switched off.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
+        self.config = config
+        self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
+        self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)
+        share_gradient(self.model)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = self._fresh_optimizer()
+
+    def redraw(self, seed: int) -> None:
+        """Draw the random parts of a small planner's names afresh, alike in policy and reference."""
+        for model in (self.model, self.reference):
+            if model is not None:
+                redraw(model, seed)
+
+    def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
+        """Add the gradient of the weighted loss over `rows`; how they are chunked does not change it."""
+        sequences, members = _unique(rows)
+        stats = LossStats()
+        for chunk in _chunks(sequences, self.config.chunk_tokens):
+            picked = [sequences[i] for i in chunk]
+            logprobs = completion_logprobs(self.model, picked)
+            reference = self._reference(picked) if loss.kl_coefficient else None
+            tokens = _Tokens.of([[rows[j] for j in members[i]] for i in chunk], logprobs)
+            result = loss.per_token(
+                logprobs[tokens.index],
+                tokens.old_logprobs,
+                None if reference is None else reference[tokens.index],
+                tokens.advantages,
+                tokens.weights,
+                tokens.kl_weights,
+            )
+            total = result.loss.sum()
+            _require_finite(total.item(), "loss")
+            total.backward()
+            stats = LossStats(
+                loss=stats.loss + total.item(),
+                kl_sum=stats.kl_sum + result.kl.sum().item(),
+                clipped=stats.clipped + int(result.clipped.sum()),
+                tokens=stats.tokens + len(tokens.index),
+            )
+        return stats
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Clip the gradient's norm, step, clear; returns the norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
+        _require_finite(norm, "gradient norm")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
+        """Log-probabilities of each row's completion tokens under the policy or the reference policy."""
+        sequences, members = _unique(rows)
+        out: dict[int, tuple[float, ...]] = {}
+        for chunk in _chunks(sequences, self.config.chunk_tokens):
+            picked = [sequences[i] for i in chunk]
+            with torch.no_grad():
+                flat = self._reference(picked) if reference else completion_logprobs(self.model, picked)
+            parts = flat.split([len(completion) for _, completion, _ in picked])
+            out |= {j: tuple(part.tolist()) for i, part in zip(chunk, parts, strict=True) for j in members[i]}
+        return [out[j] for j in range(len(rows))]
+
+    def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
+        """One step of cross-entropy on completions (weight 1) and prompts (`prompt_weight`); returns the loss."""
+        ids, _ = _pad([(row.prompt_ids, row.completion_ids, 1.0) for row in rows], self.model.device)
+        weights = torch.zeros_like(ids, dtype=torch.float32)
+        for i, row in enumerate(rows):
+            prompt, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.completion_ids)
+            weights[i, 1:prompt], weights[i, prompt:end] = prompt_weight, 1.0
+        picked = weights[:, 1:] > 0
+        logits = _head(self.model, _hidden(self.model, ids[:, :-1])[picked])
+        losses = functional.cross_entropy(logits.float(), ids[:, 1:][picked], reduction="none")
+        loss = (losses * weights[:, 1:][picked]).sum() / weights.sum()
+        _require_finite(loss.item(), "supervised loss")
+        loss.backward()
+        self.optimizer_step(learning_rate)
+        return loss.item()
+
+    def export_weights(self, directory: Path) -> None:
+        """Write the model (with LoRA: the adapter alone) in Hugging Face's format."""
+        self.model.save_pretrained(directory)
+
+    def save(self, directory: Path) -> None:
+        """Write trainable and reference weights and the optimizer's state."""
+        state = {
+            "model": _trainable(self.model),
+            "reference": self.reference.state_dict() if self.reference else None,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(state, directory / "learner.pt")
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
+        state = torch.load(directory / "learner.pt", map_location=self.model.device, weights_only=True)
+        try:
+            missing = self.model.load_state_dict(state["model"], strict=False).unexpected_keys
+            if missing:
+                raise KeyError(missing[0])
+            if self.reference is not None:
+                self.reference.load_state_dict(state["reference"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as failure:
+            raise CheckpointError(
+                f"{directory} does not fit the model: {failure}",
+                cause="the recipe's model or LoRA settings changed since it was written",
+                mend="resume with the recipe in the run directory",
+            ) from failure
+
+    def rebase(self) -> None:
+        """Make the present weights the reference policy and start with a fresh optimizer."""
+        if self.reference is not None:
+            self.reference.load_state_dict(self.model.state_dict())
+        self.optimizer = self._fresh_optimizer()
+
+    def _fresh_optimizer(self) -> torch.optim.AdamW:
+        config = self.config
+        return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
+
+    def _reference(self, sequences: Sequence[Sequence_]) -> torch.Tensor:
+        with torch.no_grad():
+            if self.reference is not None:
+                return completion_logprobs(self.reference, sequences)
+            with self.model.disable_adapter():  # type: ignore[operator]
+                return completion_logprobs(self.model, sequences)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tokens:
+    """Flat per-token tensors [_N] of many rows; `index` picks each token's log-probability from its sequence."""
+
+    index: torch.Tensor
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    kl_weights: torch.Tensor
+
+    @classmethod
+    def of(cls, rows_of: Sequence[Sequence[Row]], like: torch.Tensor) -> _Tokens:
+        """`rows_of[i]` holds the rows of the i-th sequence."""
+        index: list[int] = []
+        start = 0
+        for rows in rows_of:
+            length = len(rows[0].completion_ids)
+            index += [start + j for _ in rows for j in range(length)]
+            start += length
+        flat = [row for rows in rows_of for row in rows]
+        lengths = torch.tensor([len(row.completion_ids) for row in flat])
+
+        def spread(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=like.dtype).repeat_interleave(lengths).to(like.device)
+
+        return cls(
+            index=torch.tensor(index, device=like.device),
+            old_logprobs=like.new_tensor([value for row in flat for value in row.old_logprobs]),
+            advantages=spread([row.advantage for row in flat]),
+            weights=spread([row.weight for row in flat]),
+            kl_weights=spread([row.kl_weight for row in flat]),
+        )
+
+
+def completion_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
+    """Log-probabilities of all completion tokens, flat [_N], at each sequence's sampling temperature."""
+    ids, completion = _pad(sequences, model.device)
+    mask = completion[:, 1:]
+    logits = _head(model, _hidden(model, ids[:, :-1])[mask]).float()
+    temperatures = [temperature or 1.0 for _, completion_ids, temperature in sequences for _ in completion_ids]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / logits.new_tensor(temperatures)[:, None]
+    return -functional.cross_entropy(logits, ids[:, 1:][mask], reduction="none")
+
+
+def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Last hidden states [rows, _T, hidden]. Rows are padded on the right, where causal attention never looks."""
+    return _causal_lm(model).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def _head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    return _causal_lm(model).get_output_embeddings()(hidden)
+
+
+def _causal_lm(model: PreTrainedModel) -> PreTrainedModel:
+    """The causal language model under a peft wrapper; its adapter layers are inside it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[return-value]
+
+
+def _pad(sequences: Sequence[Sequence_], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64, is-completion bool), both [rows, longest], padded on the right with id 0."""
+    longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
+    ids = torch.zeros(len(sequences), longest, dtype=torch.long)
+    mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for i, (prompt, completion, _) in enumerate(sequences):
+        end = len(prompt) + len(completion)
+        ids[i, :end] = torch.tensor(prompt + completion)
+        mask[i, len(prompt) : end] = True
+    return ids.to(device), mask.to(device)
+
+
+def _unique(rows: Sequence[Row]) -> tuple[list[Sequence_], list[list[int]]]:
+    """Distinct sequences in order of first appearance, and the rows that hold each."""
+    members: dict[Sequence_, list[int]] = {}
+    for j, row in enumerate(rows):
+        members.setdefault((row.prompt_ids, row.completion_ids, row.temperature), []).append(j)
+    return list(members), list(members.values())
+
+
+def _chunks(sequences: Sequence[Sequence_], limit: int) -> Iterator[list[int]]:
+    """Indices of sequences of similar length, at most `limit` padded tokens together (a longer one goes alone)."""
+    lengths = [len(prompt) + len(completion) for prompt, completion, _ in sequences]
+    chunk: list[int] = []
+    for i in sorted(range(len(sequences)), key=lengths.__getitem__):
+        if chunk and (len(chunk) + 1) * lengths[i] > limit:
+            yield chunk
+            chunk = []
+        chunk.append(i)
+    if chunk:
+        yield chunk
+
+
+def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
+    from peft import LoraConfig as PeftConfig  # imported where used: it takes a second
+    from peft import get_peft_model
+
+    settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
+    return get_peft_model(model, settings)  # type: ignore[return-value]
+
+
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def _trainable(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+
+
+def _require_finite(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"the {what} is {value}",
+            cause="the learning rate is too high, or a log-probability overflowed",
+            mend="resume from the last checkpoint with a lower learning_rate",
+        )

@@ -1,0 +1,307 @@
+"""The policy loss: clipped surrogate plus KL, per token, with explicit weights.
+
+One flat per-token loss serves every aggregation: `row_weights` turns a mode into one number per row, and the loss of a
+batch is sum over tokens of weight * clipped policy loss + beta * kl_weight * KL (arXiv 2510.05592, eq. 5, negated).
+torch is imported for types alone, so recipes are validated where it is not installed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from pydantic import Field
+
+from midstream.core.data import Frozen
+from midstream.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from midstream.core.protocols import Row
+
+Aggregation = Literal[
+    "trajectory-turn-token", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
+KlKind = Literal["k1", "k2", "k3", "k1+", "k2+", "k3+"]
+DEFAULT_AGGREGATION: Aggregation = "trajectory-turn-token"
+
+# verl's bounds: exp of a log-ratio stays finite, and one token's k3 cannot outweigh a batch.
+MAX_LOG_RATIO = 20.0
+MAX_K3 = 10.0
+
+# TRL's names for GRPO's relatives, and the aggregation that makes ours equal to each.
+_LOSS_TYPES: dict[str, Aggregation] = {
+    "grpo": "seq-mean-token-mean",
+    "bnpo": "token-mean",
+    "dapo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
+
+
+def clipped_policy_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> torch.Tensor:
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimise; rho = exp(logprobs - old_logprobs).
+
+    Args:
+        logprobs: any shape, under the policy; carries the gradient.
+        old_logprobs: same shape, recorded at sampling.
+        advantages: broadcastable to that shape.
+        clip_low: how far below 1 the ratio may count.
+        clip_high: how far above 1 the ratio may count.
+        dual_clip: where A < 0, bound the loss by -dual_clip * A (arXiv 1912.09729); None for no bound.
+
+    Returns:
+        The loss of each token, in the shape of `logprobs`.
+    """
+    ratio = _ratio(logprobs, old_logprobs)
+    loss = (-advantages * ratio).maximum(-advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is None:
+        return loss
+    return loss.minimum(-advantages * dual_clip).where(advantages < 0, loss)
+
+
+def clipped_tokens(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """Boolean, per token: the clip took effect, so the token has no gradient from the policy term."""
+    ratio = _ratio(logprobs.detach(), old_logprobs)
+    return ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+
+
+def _ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
+    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind = "k3") -> torch.Tensor:
+    """Per-token estimate of KL(policy || reference) from tokens drawn from the policy.
+
+    With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) + d - 1, with d held within +-20 and the value
+    at most 10. A trailing "+" keeps the estimator's value and gives it the gradient of k2, whose expectation is the
+    gradient of the KL.
+
+    Args:
+        logprobs: any shape, under the policy.
+        ref_logprobs: same shape, under the reference policy.
+        kind: the estimator.
+    """
+    difference = logprobs - ref_logprobs
+    k2 = 0.5 * difference.square()
+    if kind in ("k2", "k2+"):
+        return k2
+    if kind in ("k1", "k1+"):
+        value = difference
+    elif kind in ("k3", "k3+"):
+        inverse = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        value = (inverse.exp() - inverse - 1).clamp(max=MAX_K3)
+    else:
+        raise UnsupportedError(
+            f"KL estimator {kind!r} is not supported", mend=f"use one of {', '.join(get_args(KlKind))}"
+        )
+    return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
+
+
+def row_weights(
+    lengths: Sequence[int],
+    mode: Aggregation,
+    trajectory_ids: Sequence[Hashable] | None = None,
+    *,
+    horizon: int | None = None,
+) -> list[float]:
+    """One weight per row, so that sum over all tokens of weight * value is the aggregate of the values.
+
+    Rows without tokens count nowhere: not as rows, not as turns, not as trajectories.
+
+    | mode                    | weight of a token in a row of n tokens                                            |
+    |-------------------------|-----------------------------------------------------------------------------------|
+    | trajectory-turn-token   | 1 / (trajectories * the trajectory's rows * n): Flow-GRPO, arXiv 2510.05592 eq. 5 |
+    | token-mean              | 1 / tokens in the batch: DAPO, arXiv 2503.14476                                   |
+    | seq-mean-token-mean     | 1 / (rows * n): GRPO, arXiv 2402.03300                                            |
+    | seq-mean-token-sum      | 1 / rows                                                                          |
+    | seq-mean-token-sum-norm | 1 / (rows * horizon): Dr. GRPO, arXiv 2503.20783                                  |
+
+    Args:
+        lengths: _R token counts.
+        mode: the aggregation.
+        trajectory_ids: _R names, required by trajectory-turn-token.
+        horizon: a constant number of tokens, required by seq-mean-token-sum-norm.
+
+    Raises:
+        ValueError: what the mode requires is missing or of another length.
+    """
+    if not any(lengths):
+        return [0.0] * len(lengths)
+    rows = sum(length > 0 for length in lengths)
+    if mode == "token-mean":
+        total = sum(lengths)
+        return [1 / total if n else 0.0 for n in lengths]
+    if mode == "seq-mean-token-mean":
+        return [1 / (rows * n) if n else 0.0 for n in lengths]
+    if mode == "seq-mean-token-sum":
+        return [1 / rows if n else 0.0 for n in lengths]
+    if mode == "seq-mean-token-sum-norm":
+        if horizon is None or horizon < 1:
+            raise ValueError(f"{mode} needs a positive horizon, got {horizon}")
+        return [1 / (rows * horizon) if n else 0.0 for n in lengths]
+    if mode != "trajectory-turn-token":
+        raise UnsupportedError(
+            f"aggregation {mode!r} is not supported", mend=f"use one of {', '.join(get_args(Aggregation))}"
+        )
+    if trajectory_ids is None or len(trajectory_ids) != len(lengths):
+        given = "none" if trajectory_ids is None else len(trajectory_ids)
+        raise ValueError(f"{mode} needs one trajectory id per row: {len(lengths)} rows, {given} given")
+    turns = Counter(name for name, n in zip(trajectory_ids, lengths, strict=True) if n)
+    return [1 / (len(turns) * turns[name] * n) if n else 0.0 for name, n in zip(trajectory_ids, lengths, strict=True)]
+
+
+def aggregate(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    mode: Aggregation,
+    trajectory_ids: Sequence[Hashable] | None = None,
+    *,
+    horizon: int | None = None,
+) -> torch.Tensor:
+    """Reduce per-token values to a scalar; masked tokens have no part in it and get a gradient of exactly 0.
+
+    Args:
+        values: [_R, _N] per-token values, one row per call.
+        mask: [_R, _N], 1 on completion tokens that are trained, 0 elsewhere.
+        mode: see `row_weights`.
+        trajectory_ids: _R names, required by trajectory-turn-token.
+        horizon: the constant of seq-mean-token-sum-norm; by default _N.
+    """
+    lengths = [int(n) for n in mask.sum(-1).tolist()]
+    weights = row_weights(lengths, mode, trajectory_ids, horizon=horizon or mask.shape[-1])
+    return (values.where(mask > 0, 0.0).sum(-1) * values.new_tensor(weights)).sum()
+
+
+def policy_loss_variant(loss_type: str, importance_level: str = "token") -> Aggregation:
+    """The aggregation under which our loss equals a variant of GRPO, by TRL's names.
+
+    Raises:
+        UnsupportedError: cispo, sapo, sequence-level importance (GSPO), or an unknown name.
+    """
+    if importance_level != "token" or loss_type not in _LOSS_TYPES:
+        raise UnsupportedError(
+            f"policy loss {loss_type!r} with {importance_level}-level importance is not supported",
+            cause="only losses with a clipped ratio per token are",
+            mend=f"use one of {', '.join(_LOSS_TYPES)} with token-level importance",
+        )
+    return _LOSS_TYPES[loss_type]
+
+
+class TokenLoss(NamedTuple):
+    """What `PolicyLoss.per_token` gives for _N tokens.
+
+    `loss` [_N] is weighted and carries the gradient: its sum is the batch's loss. `kl` [_N] is the unweighted estimate
+    and `clipped` [_N] the tokens whose ratio was clipped, both for the log, without a gradient.
+    """
+
+    loss: torch.Tensor
+    kl: torch.Tensor
+    clipped: torch.Tensor
+
+
+class BatchLoss(NamedTuple):
+    """The summed loss of some rows, a scalar that carries the gradient, and sums over their tokens for the log."""
+
+    loss: torch.Tensor
+    kl_sum: float
+    clipped: int
+    tokens: int
+
+
+class PolicyLoss(Frozen):
+    """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
+
+    `clip_low` and `clip_high` bound the ratio to [1 - clip_low, 1 + clip_high]; `dual_clip` is verl's second bound
+    (3.0 there); `kl_coefficient` is beta. k1 has a gradient of mean 0: as a penalty use k1+, k2 or k3.
+    `aggregation` is for whoever builds the rows, whose weights carry it.
+    """
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1, allow_inf_nan=False)
+    clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
+    dual_clip: float | None = Field(default=None, gt=1, allow_inf_nan=False)
+    kl_coefficient: float = Field(default=0.001, ge=0, allow_inf_nan=False)
+    kl_kind: KlKind = "k3"
+    aggregation: Aggregation = DEFAULT_AGGREGATION
+
+    def per_token(
+        self,
+        logprobs: torch.Tensor,
+        old_logprobs: torch.Tensor,
+        ref_logprobs: torch.Tensor | None,
+        advantages: torch.Tensor,
+        weights: torch.Tensor,
+        kl_weights: torch.Tensor,
+    ) -> TokenLoss:
+        """weight * clipped policy loss + beta * kl_weight * KL for each token; every tensor is [_N].
+
+        Args:
+            logprobs: under the policy, at the sampling temperature; carries the gradient.
+            old_logprobs: recorded at sampling.
+            ref_logprobs: under the reference policy; may be None if `kl_coefficient` is 0.
+            advantages: the row's advantage on each of its tokens.
+            weights: the row's weight on each of its tokens.
+            kl_weights: the same for the KL term.
+
+        Raises:
+            ValueError: `kl_coefficient` is not 0 and there are no `ref_logprobs`.
+        """
+        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        policy = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)
+        clipped = clipped_tokens(logprobs, old_logprobs, advantages, **clip)
+        if ref_logprobs is None:
+            if self.kl_coefficient:
+                raise ValueError(f"kl_coefficient {self.kl_coefficient} needs ref_logprobs")
+            return TokenLoss(weights * policy, policy.detach().new_zeros(policy.shape), clipped)
+        kl = kl_estimate(logprobs, ref_logprobs, self.kl_kind)
+        return TokenLoss(weights * policy + self.kl_coefficient * kl_weights * kl, kl.detach(), clipped)
+
+    def weighted(
+        self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor | None, mask: torch.Tensor, rows: Sequence[Row]
+    ) -> BatchLoss:
+        """The summed `per_token` loss of `rows`, given padded log-probabilities.
+
+        Args:
+            logprobs: [_R, _N] under the policy; carries the gradient.
+            ref_logprobs: [_R, _N] under the reference policy, or None if `kl_coefficient` is 0.
+            mask: [_R, _N], true on each row's completion tokens, in order; all else gets a gradient of exactly 0.
+            rows: _R rows.
+
+        Raises:
+            ValueError: the mask marks another number of tokens than a row's completion has.
+        """
+        chosen = mask > 0
+        lengths = [len(row.completion_ids) for row in rows]
+        if chosen.sum(-1).tolist() != lengths:
+            raise ValueError(f"mask marks {chosen.sum(-1).tolist()} tokens, the rows' completions have {lengths}")
+
+        def spread(values: Sequence[float]) -> torch.Tensor:
+            return logprobs.new_tensor(values)[:, None].expand(mask.shape)[chosen]
+
+        result = self.per_token(
+            logprobs[chosen],
+            logprobs.new_tensor([value for row in rows for value in row.old_logprobs]),
+            None if ref_logprobs is None else ref_logprobs[chosen],
+            spread([row.advantage for row in rows]),
+            spread([row.weight for row in rows]),
+            spread([row.kl_weight for row in rows]),
+        )
+        return BatchLoss(
+            result.loss.sum(), float(result.kl.sum().item()), int(result.clipped.sum().item()), sum(lengths)
+        )

@@ -1,0 +1,108 @@
+"""Settings of training, free of torch so that recipes are validated where it is not installed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from midstream.agents.programs import ClumsyConfig
+from midstream.core.data import Frozen
+from midstream.training.losses import PolicyLoss
+
+
+class TinyConfig(Frozen):
+    """Sizes of a from-scratch decoder (`engines.*` with type "tiny"); the default has about half a million parameters."""
+
+    hidden_size: int = Field(default=128, multiple_of=8, gt=0)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    max_positions: int = Field(default=256, ge=64)
+    embedding_std: float = Field(default=0.1, gt=0)
+    max_batch: int = Field(default=256, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyConfig:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
+        return self
+
+
+class LoraConfig(Frozen):
+    """Low-rank adapters instead of full weights; `target` is peft's `target_modules`."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    target: str = "all-linear"
+
+
+class LearnerConfig(Frozen):
+    """AdamW and gradient clipping. `chunk_tokens` bounds the padded tokens of one forward pass."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    chunk_tokens: int = Field(default=6000, ge=1)
+    lora: LoraConfig | None = None
+
+
+class SupervisedConfig(Frozen):
+    """Cross-entropy on recorded transcripts.
+
+    The learning rate rises over `warmup_steps` and falls linearly to `final_share` of its peak. `prompt_weight` is the
+    weight of prompt tokens beside completions' 1.
+    """
+
+    transcripts: int = Field(default=5000, ge=1)
+    successes_only: bool = False
+    steps: int = Field(default=450, ge=0)
+    batch_size: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=2.5e-3, gt=0)
+    warmup_steps: int = Field(default=30, ge=1)
+    final_share: float = Field(default=0.1, gt=0, le=1)
+    prompt_weight: float = Field(default=0.1, ge=0)
+
+
+class WarmStartConfig(SupervisedConfig):
+    """Supervised learning on the clumsy policy's transcripts, and the gate before reinforcement.
+
+    `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `min_copy_rate` is
+    the share of first look-ups by the warm planner that must name a place of the validation question asked.
+    """
+
+    seed: int | None = None
+    policy: ClumsyConfig = ClumsyConfig()
+    min_copy_rate: float = Field(default=0.7, ge=0, le=1)
+
+
+class TrainingConfig(Frozen):
+    """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
+
+    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps.
+    `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success. `shuffle_rewards`
+    hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only.
+    """
+
+    algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"
+    steps: int = Field(default=200, ge=0)
+    tasks_per_step: int = Field(default=16, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    minibatches: int = Field(default=2, ge=1)
+    learning_rate: float = Field(default=6e-4, gt=0, allow_inf_nan=False)
+    warmup_steps: int = Field(default=5, ge=1)
+    loss: PolicyLoss = PolicyLoss()
+    advantage_over: Literal["trajectories", "turns"] = "trajectories"
+    credit: Literal["broadcast", "final"] = "broadcast"
+    normalize_by_std: bool = True
+    uniform_kl_fraction: float = Field(default=1.0, gt=0, le=1)
+    family_sampling: Literal["failure", "uniform"] = "uniform"
+    shuffle_rewards: bool = False
+    supervised: SupervisedConfig = SupervisedConfig()
+    checkpoint_every: int = Field(default=25, ge=1)
+    validate_every: int = Field(default=25, ge=1)
+
+    @model_validator(mode="after")
+    def _enough_groups(self) -> TrainingConfig:
+        if self.minibatches > self.tasks_per_step:
+            raise ValueError(f"minibatches {self.minibatches} exceeds tasks_per_step {self.tasks_per_step}")
+        return self

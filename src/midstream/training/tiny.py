@@ -1,0 +1,110 @@
+"""A planner small enough for a laptop: a from-scratch Qwen2 decoder and a word-level tokenizer over a closed vocabulary.
+
+Copying a name that was never trained on is what a small model finds hard. Three things make it carry over:
+
+- all place names share one trained vector; the rest of a name's vector is random, the same for no two names, and is
+  drawn afresh before every warm-start batch and every training step (numbers likewise). A name of the test split is
+  therefore, to the model, one more random draw around a vector it knows well: it is never itself trained on;
+- input and output embeddings are tied, and every attention output starts as the transpose of its value projection, so
+  that attending to a token raises that token's logit from the first step;
+- a number up to 199 is one token; a larger one is spelt in digits.
+
+The ranges of redrawn token ids travel in the model's configuration (`midstream_redrawn`), so that a saved planner is
+an ordinary Hugging Face directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from midstream.training.settings import TinyConfig
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PIECES = Regex(r"\n| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]")
+LARGEST_NUMBER = 199
+
+
+def make_tokenizer(words: Iterable[str], names: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer: spaces belong to the word after them, `\\n` and digits are tokens.
+
+    Token order: specials, bare pieces, words, the numbers " 0" to " 199", names; the last two are what is redrawn.
+    """
+    bare = ["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10))]
+    spaced = [" " + word for word in sorted(set(words))]
+    numbers = [f" {i}" for i in range(LARGEST_NUMBER + 1)]
+    vocabulary = [PAD, EOS, UNKNOWN, *bare, *spaced, *numbers, *(" " + name for name in sorted(names))]
+    ids = {piece: i for i, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(PIECES, "removed", invert=True)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+    )
+
+
+def make_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
+    """An untrained decoder whose last `names` tokens are names and the 200 before them numbers."""
+    torch.manual_seed(seed)
+    size = len(tokenizer)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            intermediate_size=3 * config.hidden_size,
+            max_position_embeddings=config.max_positions,
+            tie_word_embeddings=True,
+            initializer_range=config.embedding_std,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    numbers = size - names - LARGEST_NUMBER - 1
+    model.config.midstream_redrawn = [[numbers, size - names], [size - names, size]]
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            torch.nn.init.orthogonal_(attention.v_proj.weight)
+            attention.o_proj.weight.copy_(attention.v_proj.weight.T)
+        for start, stop in model.config.midstream_redrawn:
+            model.model.embed_tokens.weight[start:stop] = torch.randn(config.hidden_size) * config.embedding_std
+    redraw(model, seed)
+    return model
+
+
+def redrawn_ranges(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Token-id ranges whose vectors share one trained part; empty for any other model."""
+    return [(start, stop) for start, stop in getattr(model.config, "midstream_redrawn", ())]
+
+
+def redraw(model: PreTrainedModel, seed: int) -> None:
+    """Draw the random parts of names and numbers afresh; their shared part stays."""
+    weight = model.get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(seed)
+    std = model.config.get_text_config().initializer_range
+    with torch.no_grad():
+        for start, stop in redrawn_ranges(model):
+            noise = torch.randn(stop - start, weight.shape[1], generator=generator) * std
+            weight[start:stop] = weight[start:stop].mean(0) + noise - noise.mean(0)
+
+
+def share_gradient(model: PreTrainedModel) -> None:
+    """Give every token of a redrawn range the range's summed gradient: only the shared part is trained."""
+    ranges = redrawn_ranges(model)
+    if not ranges:
+        return
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        for start, stop in ranges:
+            gradient[start:stop] = gradient[start:stop].sum(0)
+        return gradient
+
+    model.get_input_embeddings().weight.register_hook(hook)

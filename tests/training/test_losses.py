@@ -1,0 +1,304 @@
+"""Losses against verl's and TRL's values and gradients, and the modes that are ours."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from midstream.core.errors import UnsupportedError
+from midstream.core.protocols import Row
+from midstream.training import (
+    PolicyLoss,
+    aggregate,
+    clipped_policy_loss,
+    kl_estimate,
+    policy_loss_variant,
+    row_weights,
+)
+from midstream.training.losses import Aggregation, clipped_tokens
+
+CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
+TRL_REFUSED = ("cispo", "sapo")
+
+
+def cases(kind):
+    return [pytest.param(case["input"], case["expected"], id=case["id"]) for case in CASES if case["kind"] == kind]
+
+
+def trl_cases(*, supported):
+    def refused(case):
+        return case["input"]["loss_type"] in TRL_REFUSED or case["input"]["importance_level"] != "token"
+
+    chosen = [case for case in CASES if case["kind"] == "trl_loss" and refused(case) != supported]
+    return [pytest.param(case["input"], case["expected"], id=case["id"]) for case in chosen]
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, f64(theirs), rtol=0, atol=1e-9)
+
+
+def as_verl_divides(values, mask, mode):
+    """verl divides a row's sum by its tokens + 1e-8; ours divides by its tokens."""
+    count = mask.sum(-1, keepdim=True)
+    return values * count / (count + 1e-8) if mode == "seq-mean-token-mean" else values
+
+
+def test_every_golden_kind_is_tested():
+    kinds = Counter(case["kind"] for case in CASES)
+    assert kinds == {
+        "group_advantage": 11,
+        "flow_grpo_broadcast": 1,
+        "policy_loss": 33,
+        "kl": 7,
+        "total_loss": 3,
+        "trl_loss": 39,
+    }
+    assert len(trl_cases(supported=True)) == 22
+    assert len(trl_cases(supported=False)) == 17
+
+
+@pytest.mark.parametrize(("given", "expected"), cases("policy_loss"))
+def test_policy_loss_agrees_with_verl(given, expected):
+    logprobs, old, mask = f64(given["logprob"]).requires_grad_(), f64(given["old_logprob"]), f64(given["mask"])
+    advantages = f64(given["advantages"])
+    clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"]}
+    values = clipped_policy_loss(logprobs, old, advantages, **clip, dual_clip=given["dual_clip_c"])
+    loss = aggregate(as_verl_divides(values, mask, given["aggregation"]), mask, given["aggregation"])
+    loss.backward()
+    close(loss, expected["loss"])
+    close(logprobs.grad, expected["grad"])
+    clipped = clipped_tokens(logprobs, old, advantages, **clip)
+    close((clipped * mask).sum() / (mask.sum() + 1e-8), expected["clipfrac"])
+
+
+@pytest.mark.parametrize(("given", "expected"), cases("kl"))
+def test_kl_agrees_with_verl(given, expected):
+    logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
+    values = kl_estimate(logprobs, f64(given["ref_logprob"]), given["estimator"])
+    mean = aggregate(values, mask, "token-mean")
+    mean.backward()
+    close(values, expected["per_token"])
+    close(mean, expected["token_mean"])
+    close(logprobs.grad, expected["grad_token_mean"])
+
+
+@pytest.mark.parametrize(("given", "expected"), cases("total_loss"))
+def test_total_loss_agrees_with_verl(given, expected):
+    """As the learner computes it: rows with weights, prompt positions before each completion."""
+    logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
+    lengths = [int(n) for n in mask.sum(-1)]
+    weights = row_weights(lengths, given["aggregation"])
+    rows = [
+        Row(
+            prompt_ids=(1,),
+            completion_ids=(2,) * n,
+            old_logprobs=tuple(old[:n]),
+            advantage=advantages[0],
+            weight=weight,
+            kl_weight=weight,
+        )
+        for n, old, advantages, weight in zip(lengths, given["old_logprob"], given["advantages"], weights, strict=True)
+    ]
+    clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"], "dual_clip": given["dual_clip_c"]}
+    loss = PolicyLoss(**clip, kl_coefficient=given["beta"], kl_kind=given["kl"])
+    result = loss.weighted(logprobs, f64(given["ref_logprob"]), mask, rows)
+    result.loss.backward()
+    close(result.loss, expected["loss"])
+    close(logprobs.grad, expected["grad"])
+    close(f64(result.kl_sum / result.tokens), expected["kl"])
+    assert logprobs.grad[mask == 0].abs().max() == 0
+
+
+@pytest.mark.parametrize(("given", "expected"), trl_cases(supported=True))
+def test_loss_types_agree_with_trl(given, expected):
+    logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
+    if given["tool_mask"] is not None:
+        mask = mask * f64(given["tool_mask"])
+    clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"]}
+    advantages = f64(given["sequence_advantages"])[:, None]
+    values = clipped_policy_loss(logprobs, f64(given["old_logprob"]), advantages, **clip)
+    values = values + given["beta"] * kl_estimate(logprobs, f64(given["ref_logprob"]), "k3")
+    mode = policy_loss_variant(given["loss_type"], given["importance_level"])
+    loss = aggregate(values, mask, mode, horizon=given["max_completion_length"])
+    loss.backward()
+    close(loss, expected["loss"])
+    close(logprobs.grad, expected["grad"])
+    assert logprobs.grad[mask == 0].abs().max() == 0
+
+
+@pytest.mark.parametrize(("given", "expected"), trl_cases(supported=False))
+def test_other_loss_types_are_refused_by_name(given, expected):
+    with pytest.raises(UnsupportedError, match=given["loss_type"]) as error:
+        policy_loss_variant(given["loss_type"], given["importance_level"])
+    assert given["importance_level"] in error.value.what
+    assert "grpo, bnpo, dapo, dr_grpo" in error.value.mend
+
+
+def test_extreme_log_ratios_stay_finite():
+    logprobs = f64([-1e4, 0.0, -1.0]).requires_grad_()
+    loss = clipped_policy_loss(logprobs, f64([0.0, -1e4, -1.0]), f64([-1.0, -1.0, 1.0]), clip_low=0.2, clip_high=0.2)
+    kl = kl_estimate(logprobs, f64([0.0, -1e4, -1e4]), "k3")
+    (loss + kl).sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(kl).all()
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_dual_clip_bounds_negative_advantages_alone():
+    old, logprobs = f64([0.0, 0.0]), f64([2.0, 2.0])
+    kwargs = {"clip_low": 0.2, "clip_high": 0.2}
+    free = clipped_policy_loss(logprobs, old, f64([-1.0, 1.0]), **kwargs)
+    bound = clipped_policy_loss(logprobs, old, f64([-1.0, 1.0]), **kwargs, dual_clip=3.0)
+    close(free, [f64(2.0).exp().item(), -1.2])
+    close(bound, [3.0, -1.2])
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind):
+    reference = f64([-1.0, -0.5, -3.0])
+    logprobs = f64([-2.0, -0.25, -1.0]).requires_grad_()
+    value = kl_estimate(logprobs, reference, kind + "+")
+    close(value, kl_estimate(logprobs, reference, kind).tolist())
+    (gradient,) = torch.autograd.grad(value.sum(), logprobs)
+    close(gradient, (logprobs - reference).tolist())
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    ones = torch.ones(1, 1)
+    with pytest.raises(UnsupportedError, match=r"'k4'[\s\S]*k3\+"):
+        kl_estimate(ones, ones, "k4")
+    with pytest.raises(UnsupportedError, match=r"'mean'[\s\S]*token-mean"):
+        aggregate(ones, ones, "mean")
+
+
+def test_trajectory_turn_token_by_hand():
+    """Trajectory a has one turn of 2 tokens; b has three turns of 1, 3 and 2 tokens."""
+    values = f64([[1.0, 3.0, 9.0], [6.0, 9.0, 9.0], [1.0, 2.0, 6.0], [4.0, 8.0, 9.0]]).requires_grad_()
+    mask = f64([[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    loss = aggregate(values, mask, "trajectory-turn-token", ["a", "b", "b", "b"])
+    close(loss, (2.0 + (6.0 + 3.0 + 6.0) / 3) / 2)
+    loss.backward()
+    close(values.grad, [[1 / 4, 1 / 4, 0], [1 / 6, 0, 0], [1 / 18, 1 / 18, 1 / 18], [1 / 12, 1 / 12, 0]])
+    assert aggregate(values, mask, "seq-mean-token-mean").item() != loss.item()
+
+
+def test_trajectory_order_does_not_matter():
+    values, mask = f64([[1.0, 3.0], [6.0, 0.0], [4.0, 8.0]]), f64([[1, 1], [1, 0], [1, 1]])
+    straight = aggregate(values, mask, "trajectory-turn-token", ["a", "b", "b"])
+    mixed = aggregate(values[[1, 0, 2]], mask[[1, 0, 2]], "trajectory-turn-token", ["b", "a", "b"])
+    assert straight == mixed == 4.0
+
+
+def test_rows_without_tokens_are_neither_turns_nor_trajectories():
+    values = f64([[2.0, 4.0], [7.0, 7.0], [7.0, 7.0]])
+    mask = f64([[1, 1], [0, 0], [0, 0]])
+    for mode in get_args(Aggregation):
+        with_them = aggregate(values, mask, mode, ["a", "a", "b"])
+        assert with_them == aggregate(values[:1], mask[:1], mode, ["a"])
+
+
+@pytest.mark.parametrize("mode", get_args(Aggregation))
+def test_nothing_to_average_is_zero(mode):
+    assert aggregate(torch.full((2, 3), float("inf")), torch.zeros(2, 3), mode, ["a", "b"]) == 0
+
+
+@pytest.mark.parametrize("ids", [None, ["a"]])
+def test_trajectory_ids_are_required(ids):
+    with pytest.raises(ValueError, match="one trajectory id per row: 2 rows"):
+        aggregate(torch.ones(2, 3), torch.ones(2, 3), "trajectory-turn-token", ids)
+
+
+def test_horizon_is_required_where_there_is_no_mask():
+    with pytest.raises(ValueError, match="positive horizon"):
+        row_weights([1, 2], "seq-mean-token-sum-norm")
+
+
+def test_infinities_under_the_mask_do_not_reach_the_gradient():
+    values = f64([[1.0, float("inf"), float("nan")]]).requires_grad_()
+    loss = aggregate(values, f64([[1, 0, 0]]), "token-mean")
+    loss.backward()
+    assert loss == 1.0
+    assert values.grad.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def row(n, **changes):
+    fields = {"advantage": 1.0, "weight": 0.5, "kl_weight": 0.25} | changes
+    return Row(prompt_ids=(1, 2), completion_ids=(3,) * n, old_logprobs=(-1.0,) * n, **fields)
+
+
+def test_prompt_tokens_get_no_gradient():
+    """Each row's log-probabilities start with its prompt; only completion positions are in the mask."""
+    logprobs = (torch.randn(2, 5, dtype=torch.float64, generator=torch.manual_seed(0)) * 0.1 - 1).requires_grad_()
+    mask = f64([[0, 0, 1, 1, 1], [0, 0, 1, 0, 0]])
+    PolicyLoss().weighted(logprobs, f64([[-1.5] * 5] * 2), mask, [row(3), row(1)]).loss.backward()
+    assert logprobs.grad[mask == 0].tolist() == [0.0] * 6
+    assert (logprobs.grad[mask == 1] != 0).all()
+
+
+def test_weights_and_kl_weights_scale_their_own_terms():
+    logprobs, reference, mask = f64([[-1.0, -1.0]]), f64([[-2.0, -1.0]]), f64([[1, 1]])
+    result = PolicyLoss(kl_coefficient=0.1).weighted(logprobs, reference, mask, [row(2)])
+    k3 = f64(-1.0).exp().item()  # exp(-1) + 1 - 1 on the first token, 0 on the second
+    close(result.loss, 2 * 0.5 * -1.0 + 0.1 * 0.25 * k3)
+    assert result.kl_sum == pytest.approx(k3)
+    assert (result.clipped, result.tokens) == (0, 2)
+
+
+def test_no_reference_is_needed_without_a_kl_term():
+    logprobs, mask = f64([[-1.0, -0.5]]), f64([[1, 1]])
+    result = PolicyLoss(kl_coefficient=0).weighted(logprobs, None, mask, [row(2)])
+    assert (result.kl_sum, result.clipped) == (0.0, 1)
+    with pytest.raises(ValueError, match=r"kl_coefficient 0\.001 needs ref_logprobs"):
+        PolicyLoss().weighted(logprobs, None, mask, [row(2)])
+
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"mask marks \[1\] tokens, the rows' completions have \[2\]"):
+        PolicyLoss().weighted(f64([[-1.0, -1.0]]), None, f64([[1, 0]]), [row(2)])
+
+
+def test_the_defaults_are_the_papers():
+    assert PolicyLoss().model_dump() == {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": None,
+        "kl_coefficient": 0.001,
+        "kl_kind": "k3",
+        "aggregation": "trajectory-turn-token",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_low": 0.0}, "greater than 0"),
+        ({"clip_low": 1.0}, "less than 1"),
+        ({"clip_high": -0.1}, "greater than 0"),
+        ({"clip_high": float("inf")}, "finite"),
+        ({"dual_clip": 1.0}, "greater than 1"),
+        ({"kl_coefficient": -0.001}, "greater than or equal to 0"),
+        ({"kl_coefficient": float("nan")}, "finite|greater than or equal to 0"),
+        ({"kl_kind": "k4"}, "'k1', 'k2', 'k3'"),
+        ({"aggregation": "mean"}, "'trajectory-turn-token', 'token-mean'"),
+        ({"clip": 0.2}, "Extra inputs"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        PolicyLoss(**settings)
+
+
+def test_settings_load_without_torch():
+    """Recipes are validated where torch is not installed."""
+    code = "import sys; from midstream.training import PolicyLoss; PolicyLoss(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,324 @@
+"""Rows: whose calls they hold, which advantage they get, and that their weights are the aggregate."""
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.errors import EngineError, TrainingError, UnsupportedError
+from midstream.core.trajectory import Call, ErrorInfo, Sampling, Score, Trajectory, Turn
+from midstream.training import PolicyLoss, aggregate, build_rows, group_advantages, split_minibatches
+from midstream.training.losses import Aggregation
+
+MAX_TOKENS = 9
+CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
+BROADCAST = next(case for case in CASES if case["kind"] == "flow_grpo_broadcast")
+
+
+def call(n, *, role="planner", ids=True, temperature=0.5):
+    tokens = tuple(range(10, 10 + n)) if ids else ()
+    return Call(
+        role=role,
+        prompt_ids=(1, 2, 3) if ids else (),
+        completion_ids=tokens,
+        logprobs=(-0.5,) * len(tokens),
+        sampling=Sampling(temperature=temperature, max_tokens=MAX_TOKENS),
+    )
+
+
+def trajectory(name, reward, turns, *, task="t", status="ok", error=None):
+    """`turns` holds the planner's token counts, or calls."""
+    calls = [one if isinstance(one, Call) else call(one) for one in turns]
+    return Trajectory(
+        id=name,
+        task_id=task,
+        turns=tuple(Turn(index=i, calls=(one, call(2, role="verifier"))) for i, one in enumerate(calls, start=1)),
+        closing_calls=(call(4, role="generator"),),
+        reward=None if reward is None else Score(value=reward),
+        status=status,
+        error=error,
+    )
+
+
+def failed(name):
+    return trajectory(name, None, [2], status="error", error=ErrorInfo(type="EngineError", message="HTTP 503"))
+
+
+def golden_groups():
+    groups = defaultdict(list)
+    for i, one in enumerate(BROADCAST["input"]["rollouts"]):
+        groups[one["query"]].append(trajectory(str(i), one["reward"], one["turns"], task=one["query"]))
+    return list(groups.values())
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ("trajectories", "row_advantage_group_over_rollouts"),
+        ("turns", "row_advantage_group_over_turn_rows"),
+    ],
+)
+def test_broadcast_agrees_with_verl(over, expected):
+    batch = build_rows(golden_groups(), advantage_over=over, epsilon=BROADCAST["input"]["epsilon"])
+    assert [len(row.completion_ids) for row in batch.rows] == [row["n_tokens"] for row in BROADCAST["input"]["rows"]]
+    assert [row.advantage for row in batch.rows] == pytest.approx(BROADCAST["expected"][expected], abs=1e-9)
+
+
+def test_advantages_over_trajectories_do_not_depend_on_turn_counts():
+    short = build_rows([[trajectory("a", 1.0, [2]), trajectory("b", 0.0, [2])]])
+    long = build_rows([[trajectory("a", 1.0, [2] * 5), trajectory("b", 0.0, [2])]])
+    assert {row.advantage for row in short.rows} == {row.advantage for row in long.rows}
+
+
+def test_a_row_holds_one_planner_call_as_it_was_sampled():
+    batch = build_rows([[trajectory("a", 1.0, [3, 1]), trajectory("b", 0.0, [2])]])
+    first = batch.rows[0]
+    assert (first.prompt_ids, first.completion_ids) == ((1, 2, 3), (10, 11, 12))
+    assert first.old_logprobs == (-0.5, -0.5, -0.5)
+    assert (first.temperature, first.trajectory_id) == (0.5, "a")
+    assert [row.trajectory_id for row in batch.rows] == ["a", "a", "b"]
+    assert (batch.groups, batch.groups_uniform, batch.groups_broken, batch.trajectories) == (1, 0, 0, 2)
+    assert batch.left_out == {}
+
+
+def test_another_role_can_be_trained():
+    batch = build_rows([[trajectory("a", 1.0, [3]), trajectory("b", 0.0, [3])]], role="generator")
+    assert [len(row.completion_ids) for row in batch.rows] == [4, 4]
+
+
+def test_greedy_calls_record_logprobs_of_temperature_one():
+    group = [trajectory(name, reward, [call(2, temperature=0.0)]) for name, reward in (("a", 1.0), ("b", 0.0))]
+    assert [row.temperature for row in build_rows([group]).rows] == [1.0, 1.0]
+
+
+def test_final_credit_goes_to_the_last_call_alone_and_keeps_the_kl():
+    group = [trajectory("a", 1.0, [3, 1, 2]), trajectory("b", 0.0, [2])]
+    final, broadcast = build_rows([group], credit="final"), build_rows([group])
+    high = group_advantages([1.0, 0.0], ["t", "t"])[0].item()
+    assert [row.advantage for row in final.rows] == [0.0, 0.0, high, -high]
+    assert [row.advantage for row in broadcast.rows] == [high, high, high, -high]
+    assert [row.kl_weight for row in final.rows] == [row.kl_weight for row in broadcast.rows]
+    assert all(row.kl_weight > 0 for row in final.rows)
+
+
+def test_final_credit_is_not_passed_on_when_the_last_call_cannot_be_trained():
+    group = [trajectory("a", 1.0, [3, call(2, ids=False)]), trajectory("b", 0.0, [2])]
+    assert [row.advantage > 0 for row in build_rows([group], credit="final").rows] == [False, False]
+
+
+def test_what_failed_is_left_out_of_the_statistics_and_counted():
+    alive = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [3])]
+    unscored = trajectory("c", None, [2])
+    mixed = build_rows([[*alive, unscored, failed("d"), failed("e")]])
+    assert mixed.rows == build_rows([alive]).rows
+    assert mixed.left_out == {"trajectory error: EngineError": 2, "trajectory without a reward": 1}
+    assert mixed.trajectories == 2
+
+
+def test_a_group_with_one_finished_trajectory_is_broken():
+    whole = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [3])]
+    batch = build_rows([whole, [trajectory("c", 1.0, [2]), failed("d")], [failed("e"), failed("f")]])
+    assert batch.rows == build_rows([whole]).rows
+    assert (batch.groups, batch.groups_broken, batch.trajectories) == (3, 2, 2)
+    assert batch.left_out == {
+        "group with fewer than two finished trajectories": 1,
+        "trajectory error: EngineError": 3,
+    }
+
+
+def test_nothing_usable_gives_no_rows():
+    for mode in get_args(Aggregation):
+        batch = build_rows([[failed("a"), failed("b")]], aggregation=mode)
+        assert (batch.rows, batch.groups_broken) == ((), 1)
+
+
+def test_a_reward_that_is_not_finite_stops_training():
+    with pytest.raises(TrainingError, match="reward nan at place 1 in group 't'"):
+        build_rows([[trajectory("a", 1.0, [2]), trajectory("b", float("nan"), [2])]])
+
+
+def test_calls_without_ids_are_counted_and_the_rest_is_trained():
+    group = [trajectory("a", 1.0, [3, call(2, ids=False)]), trajectory("b", 0.0, [call(2, ids=False)])]
+    batch = build_rows([group])
+    assert [(row.trajectory_id, len(row.completion_ids)) for row in batch.rows] == [("a", 3)]
+    assert batch.left_out == {
+        "call without token ids": 2,
+        "trajectory without a row (its reward still counts in its group)": 1,
+    }
+    assert batch.rows[0].advantage > 0
+    assert batch.rows[0].weight * 3 == pytest.approx(1.0)
+
+
+def test_an_engine_without_token_ids_is_refused():
+    group = [trajectory(name, reward, [call(2, ids=False)]) for name, reward in (("a", 1.0), ("b", 0.0))]
+    with pytest.raises(UnsupportedError, match=r"none of 2 planner calls[\s\S]*cause[\s\S]*mend[\s\S]*token_exact"):
+        build_rows([group])
+
+
+def test_a_role_that_never_spoke_is_refused():
+    with pytest.raises(UnsupportedError, match=r"no call of role 'writer' in 2 trajectories[\s\S]*generator, planner"):
+        build_rows([[trajectory("a", 1.0, [2]), trajectory("b", 0.0, [2])]], role="writer")
+
+
+def test_ids_and_logprobs_of_different_numbers_are_an_engine_error():
+    crooked = call(3).model_copy(update={"logprobs": (-0.5,)})
+    with pytest.raises(EngineError, match="trajectory a has 3 completion ids but 1 log-probabilities"):
+        build_rows([[trajectory("a", 1.0, [crooked]), trajectory("b", 0.0, [2])]])
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+def by_loops(trajectories, mode):
+    """The aggregate written out: `trajectories` holds turns, a turn holds its tokens' values."""
+    turns = [turn for one in trajectories for turn in one]
+    if mode == "token-mean":
+        return sum(map(sum, turns)) / sum(map(len, turns))
+    if mode == "seq-mean-token-mean":
+        return sum(sum(turn) / len(turn) for turn in turns) / len(turns)
+    if mode == "seq-mean-token-sum":
+        return sum(map(sum, turns)) / len(turns)
+    if mode == "seq-mean-token-sum-norm":
+        return sum(map(sum, turns)) / len(turns) / MAX_TOKENS
+    means = [sum(sum(turn) / len(turn) for turn in one) / len(one) for one in trajectories]
+    return sum(means) / len(means)
+
+
+lengths = st.lists(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=2, max_size=4), min_size=1, max_size=4
+)
+
+
+@pytest.mark.parametrize("mode", get_args(Aggregation))
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(shape=lengths, seed=st.integers(0, 2**31))
+def test_weights_make_the_summed_loss_the_aggregate(mode, shape, seed):
+    draws = torch.Generator().manual_seed(seed)
+    groups = [
+        [
+            trajectory("same id everywhere", torch.rand((), generator=draws).item(), turns, task=str(g))
+            for turns in group
+        ]
+        for g, group in enumerate(shape)
+    ]
+    rows = build_rows(groups, aggregation=mode).rows
+    width = max(len(row.completion_ids) for row in rows)
+    values = torch.randn(len(rows), width, dtype=torch.float64, generator=draws)
+    mask = torch.tensor([[j < len(row.completion_ids) for j in range(width)] for row in rows])
+    owners = [i for i, turns in enumerate(turns for group in shape for turns in group) for _ in turns]
+
+    weights = torch.tensor([row.weight for row in rows], dtype=torch.float64)[:, None]
+    summed = (weights * values * mask).sum()
+    torch.testing.assert_close(summed, aggregate(values, mask, mode, owners, horizon=MAX_TOKENS))
+    kept = iter(row[chosen].tolist() for row, chosen in zip(values, mask, strict=True))
+    written_out = by_loops([[next(kept) for _ in turns] for group in shape for turns in group], mode)
+    assert summed.item() == pytest.approx(written_out, abs=1e-12)
+    assert [row.kl_weight for row in rows] == [row.weight for row in rows]
+
+
+def test_the_loss_of_a_batch_is_the_papers_objective():
+    """One trajectory of one turn against one of three, at ratio 1: -J = -mean_i A_i + beta * mean KL."""
+    group = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [1, 3, 2])]
+    rows = build_rows([group]).rows
+    mask = torch.tensor([[j < len(row.completion_ids) for j in range(3)] for row in rows])
+    policy = torch.full((4, 3), -0.5, dtype=torch.float64)
+    loss = PolicyLoss(kl_coefficient=0.1).weighted(policy, policy - 1.0, mask, rows).loss
+    k3 = torch.tensor(-1.0, dtype=torch.float64).exp().item()
+    assert loss.item() == pytest.approx(0.1 * k3, abs=1e-12)  # A_a + A_b = 0, whatever the number of turns
+    by_row = PolicyLoss(kl_coefficient=0.1, aggregation="token-mean").weighted(
+        policy, policy - 1.0, mask, build_rows([group], aggregation="token-mean").rows
+    )
+    assert by_row.loss.item() != pytest.approx(0.1 * k3, abs=1e-3)  # averages over tokens favour the longer one
+
+
+# -- uniform groups --------------------------------------------------------------------------------------------------
+
+
+def uniform_groups(count):
+    return [[trajectory(f"{g}/{i}", 1.0, [2, 3], task=str(g)) for i in range(2)] for g in range(count)]
+
+
+def test_uniform_groups_have_no_advantage_and_keep_their_kl():
+    contrast = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [2])]
+    batch = build_rows([contrast, *uniform_groups(1)])
+    assert batch.groups_uniform == 1
+    assert [row.advantage for row in batch.rows[2:]] == [0.0] * 4
+    assert all(row.kl_weight == row.weight > 0 for row in batch.rows)
+
+
+def test_drawn_uniform_groups_are_reweighted_without_bias():
+    groups = uniform_groups(400)
+    whole = build_rows(groups)
+    drawn = build_rows(groups, uniform_kl_fraction=0.25, seed=1)
+    kept = len(drawn.rows) / len(whole.rows)
+    assert 0.19 < kept < 0.31
+    assert {row.kl_weight / row.weight for row in drawn.rows} == {4.0}
+    assert sum(row.kl_weight * len(row.completion_ids) for row in drawn.rows) == pytest.approx(kept / 0.25)
+    assert {row.weight for row in drawn.rows} == {row.weight for row in whole.rows}  # averaged before the draw
+    assert drawn.trajectories == whole.trajectories == 800
+    left = drawn.left_out["uniform group whose KL term was not drawn"]
+    assert left + len(drawn.rows) / 2 == 800
+    again = build_rows(groups, uniform_kl_fraction=0.25, seed=2)
+    assert {row.trajectory_id for row in again.rows} != {row.trajectory_id for row in drawn.rows}
+
+
+def test_groups_with_contrast_are_never_drawn():
+    contrast = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [2])]
+    batch = build_rows([contrast, *uniform_groups(3)], uniform_kl_fraction=0.0)
+    assert [row.trajectory_id for row in batch.rows] == ["a", "b"]
+    assert [row.weight for row in batch.rows] == [1 / 16, 1 / 16]  # 8 trajectories, 1 turn, 2 tokens
+    assert batch.left_out == {"uniform group whose KL term was not drawn": 6}
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
+def test_the_fraction_is_a_probability(fraction):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        build_rows(uniform_groups(1), uniform_kl_fraction=fraction)
+
+
+# -- mini-batches ----------------------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(size=st.integers(1, 40), count=st.integers(1, 40), seed=st.integers(0, 99))
+def test_minibatches_partition_the_groups_evenly(size, count, seed):
+    groups = list(range(size))
+    if count > size:
+        with pytest.raises(ValueError, match=f"cannot split {size} groups into {count}"):
+            split_minibatches(groups, count, seed)
+        return
+    parts = split_minibatches(groups, count, seed)
+    assert Counter(one for part in parts for one in part) == Counter(groups)
+    assert len(parts) == count
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert parts == split_minibatches(groups, count, seed)
+
+
+def test_minibatches_are_shuffled_by_their_seed():
+    first, second = (split_minibatches(list(range(20)), 2, seed) for seed in (0, 1))
+    assert first != second
+    assert first[0] != sorted(first[0])
+    with pytest.raises(ValueError, match="into 0"):
+        split_minibatches([1], 0, 0)
+
+
+def test_a_split_changes_no_advantage_and_each_part_averages_over_itself():
+    contrast = [
+        [trajectory(f"{g}/{i}", float(i == g), [i + 1, g + 1], task=str(g)) for i in range(3)] for g in range(3)
+    ]
+    groups = contrast + uniform_groups(2)
+    whole = build_rows(groups, uniform_kl_fraction=0.5)
+    parts = [build_rows(part, uniform_kl_fraction=0.5) for part in split_minibatches(groups, 2, seed=4)]
+    by_row = Counter((row.trajectory_id, row.completion_ids, row.advantage) for row in whole.rows)
+    assert by_row == Counter(
+        (row.trajectory_id, row.completion_ids, row.advantage) for part in parts for row in part.rows
+    )
+    assert sum(part.trajectories for part in parts) == whole.trajectories
+    for part in split_minibatches(groups, 2, seed=4):
+        rows = build_rows(part).rows
+        assert sum(row.weight * len(row.completion_ids) for row in rows) == pytest.approx(1.0)
