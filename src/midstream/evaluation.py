@@ -59,7 +59,7 @@ async def evaluate(
             policy=policy,
             set_name=chosen.name,
             split=chosen.split,
-            sampling="greedy" if temperature == 0 else f"T={temperature:g}",
+            sampling=sampling_name(temperature),
             seed=seed,
             tasks=len(tasks),
             success=fmean(_success(members) for members in by_family.values()),
@@ -78,6 +78,11 @@ async def evaluate(
         ),
         trajectories,
     )
+
+
+def sampling_name(temperature: float) -> str:
+    """ "greedy" or "T=1"."""
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 def _success(trajectories: Sequence[Trajectory]) -> float:

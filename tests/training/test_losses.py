@@ -12,7 +12,6 @@ import torch
 from pydantic import ValidationError
 
 from midstream.core.errors import UnsupportedError
-from midstream.core.protocols import Row
 from midstream.training import (
     PolicyLoss,
     aggregate,
@@ -94,29 +93,24 @@ def test_kl_agrees_with_verl(given, expected):
 
 @pytest.mark.parametrize(("given", "expected"), cases("total_loss"))
 def test_total_loss_agrees_with_verl(given, expected):
-    """As the learner computes it: rows with weights, prompt positions before each completion."""
-    logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
-    lengths = [int(n) for n in mask.sum(-1)]
-    weights = row_weights(lengths, given["aggregation"])
-    rows = [
-        Row(
-            prompt_ids=(1,),
-            completion_ids=(2,) * n,
-            old_logprobs=tuple(old[:n]),
-            advantage=advantages[0],
-            weight=weight,
-            kl_weight=weight,
-        )
-        for n, old, advantages, weight in zip(lengths, given["old_logprob"], given["advantages"], weights, strict=True)
-    ]
-    clip = {"clip_low": given["clip_low"], "clip_high": given["clip_high"], "dual_clip": given["dual_clip_c"]}
-    loss = PolicyLoss(**clip, kl_coefficient=given["beta"], kl_kind=given["kl"])
-    result = loss.weighted(logprobs, f64(given["ref_logprob"]), mask, rows)
-    result.loss.backward()
-    close(result.loss, expected["loss"])
+    """As the learner computes it: flat tokens with explicit weights."""
+    logprobs, chosen = f64(given["logprob"]).requires_grad_(), f64(given["mask"]) > 0
+    lengths = chosen.sum(-1)
+    weights = f64(row_weights(lengths.tolist(), given["aggregation"])).repeat_interleave(lengths)
+    loss = PolicyLoss(
+        clip_low=given["clip_low"],
+        clip_high=given["clip_high"],
+        dual_clip=given["dual_clip_c"],
+        kl_coefficient=given["beta"],
+        kl_kind=given["kl"],
+    )
+    old, reference, advantages = (f64(given[key])[chosen] for key in ("old_logprob", "ref_logprob", "advantages"))
+    result = loss.per_token(logprobs[chosen], old, reference, advantages, weights, weights)
+    result.loss.sum().backward()
+    close(result.loss.sum(), expected["loss"])
     close(logprobs.grad, expected["grad"])
-    close(f64(result.kl_sum / result.tokens), expected["kl"])
-    assert logprobs.grad[mask == 0].abs().max() == 0
+    close(result.kl.mean(), expected["kl"])
+    assert logprobs.grad[~chosen].abs().max() == 0
 
 
 @pytest.mark.parametrize(("given", "expected"), trl_cases(supported=True))
@@ -231,40 +225,42 @@ def test_infinities_under_the_mask_do_not_reach_the_gradient():
     assert values.grad.tolist() == [[1.0, 0.0, 0.0]]
 
 
-def row(n, **changes):
-    fields = {"advantage": 1.0, "weight": 0.5, "kl_weight": 0.25} | changes
-    return Row(prompt_ids=(1, 2), completion_ids=(3,) * n, old_logprobs=(-1.0,) * n, **fields)
-
-
 def test_prompt_tokens_get_no_gradient():
     """Each row's log-probabilities start with its prompt; only completion positions are in the mask."""
     logprobs = (torch.randn(2, 5, dtype=torch.float64, generator=torch.manual_seed(0)) * 0.1 - 1).requires_grad_()
-    mask = f64([[0, 0, 1, 1, 1], [0, 0, 1, 0, 0]])
-    PolicyLoss().weighted(logprobs, f64([[-1.5] * 5] * 2), mask, [row(3), row(1)]).loss.backward()
-    assert logprobs.grad[mask == 0].tolist() == [0.0] * 6
-    assert (logprobs.grad[mask == 1] != 0).all()
+    chosen = f64([[0, 0, 1, 1, 1], [0, 0, 1, 0, 0]]) > 0
+    ones = torch.ones(4, dtype=torch.float64)
+    PolicyLoss().per_token(logprobs[chosen], -ones, -1.5 * ones, ones, ones / 4, ones / 4).loss.sum().backward()
+    assert logprobs.grad[~chosen].tolist() == [0.0] * 6
+    assert (logprobs.grad[chosen] != 0).all()
 
 
 def test_weights_and_kl_weights_scale_their_own_terms():
-    logprobs, reference, mask = f64([[-1.0, -1.0]]), f64([[-2.0, -1.0]]), f64([[1, 1]])
-    result = PolicyLoss(kl_coefficient=0.1).weighted(logprobs, reference, mask, [row(2)])
+    logprobs, ones = f64([-1.0, -1.0]), f64([1.0, 1.0])
+    result = PolicyLoss(kl_coefficient=0.1).per_token(
+        logprobs, logprobs, f64([-2.0, -1.0]), ones, 0.5 * ones, 0.25 * ones
+    )
     k3 = f64(-1.0).exp().item()  # exp(-1) + 1 - 1 on the first token, 0 on the second
-    close(result.loss, 2 * 0.5 * -1.0 + 0.1 * 0.25 * k3)
-    assert result.kl_sum == pytest.approx(k3)
-    assert (result.clipped, result.tokens) == (0, 2)
+    close(result.loss, [-0.5 + 0.1 * 0.25 * k3, -0.5])
+    close(result.kl, [k3, 0.0])
+    assert result.clipped.tolist() == [False, False]
+
+
+def test_what_is_for_the_log_has_no_gradient():
+    logprobs, ones = f64([-1.0, -0.5]).requires_grad_(), f64([1.0, 1.0])
+    result = PolicyLoss().per_token(logprobs, -ones, -ones, ones, ones, ones)
+    assert result.loss.requires_grad
+    assert not result.kl.requires_grad
+    assert result.clipped.tolist() == [False, True]
 
 
 def test_no_reference_is_needed_without_a_kl_term():
-    logprobs, mask = f64([[-1.0, -0.5]]), f64([[1, 1]])
-    result = PolicyLoss(kl_coefficient=0).weighted(logprobs, None, mask, [row(2)])
-    assert (result.kl_sum, result.clipped) == (0.0, 1)
+    logprobs, ones = f64([-1.0, -0.5]), f64([1.0, 1.0])
+    result = PolicyLoss(kl_coefficient=0).per_token(logprobs, -ones, None, ones, ones, ones)
+    close(result.loss, [-1.0, -1.2])
+    close(result.kl, [0.0, 0.0])
     with pytest.raises(ValueError, match=r"kl_coefficient 0\.001 needs ref_logprobs"):
-        PolicyLoss().weighted(logprobs, None, mask, [row(2)])
-
-
-def test_a_mask_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"mask marks \[1\] tokens, the rows' completions have \[2\]"):
-        PolicyLoss().weighted(f64([[-1.0, -1.0]]), None, f64([[1, 0]]), [row(2)])
+        PolicyLoss().per_token(logprobs, -ones, None, ones, ones, ones)
 
 
 def test_the_defaults_are_the_papers():

@@ -221,19 +221,25 @@ def test_weights_make_the_summed_loss_the_aggregate(mode, shape, seed):
     assert [row.kl_weight for row in rows] == [row.weight for row in rows]
 
 
+def loss_at_ratio_one(rows, reference_gap):
+    """The summed loss where the policy is the sampling policy and the reference `reference_gap` below it."""
+
+    def spread(name):
+        return torch.tensor([getattr(row, name) for row in rows for _ in row.completion_ids], dtype=torch.float64)
+
+    policy = torch.tensor([value for row in rows for value in row.old_logprobs], dtype=torch.float64)
+    weights, kl_weights = spread("weight"), spread("kl_weight")
+    loss = PolicyLoss(kl_coefficient=0.1)
+    return loss.per_token(policy, policy, policy - reference_gap, spread("advantage"), weights, kl_weights).loss.sum()
+
+
 def test_the_loss_of_a_batch_is_the_papers_objective():
-    """One trajectory of one turn against one of three, at ratio 1: -J = -mean_i A_i + beta * mean KL."""
+    """-J = -mean_i A_i + beta * mean KL, and advantages cancel whatever the number of turns and tokens."""
     group = [trajectory("a", 1.0, [2]), trajectory("b", 0.0, [1, 3, 2])]
-    rows = build_rows([group]).rows
-    mask = torch.tensor([[j < len(row.completion_ids) for j in range(3)] for row in rows])
-    policy = torch.full((4, 3), -0.5, dtype=torch.float64)
-    loss = PolicyLoss(kl_coefficient=0.1).weighted(policy, policy - 1.0, mask, rows).loss
     k3 = torch.tensor(-1.0, dtype=torch.float64).exp().item()
-    assert loss.item() == pytest.approx(0.1 * k3, abs=1e-12)  # A_a + A_b = 0, whatever the number of turns
-    by_row = PolicyLoss(kl_coefficient=0.1, aggregation="token-mean").weighted(
-        policy, policy - 1.0, mask, build_rows([group], aggregation="token-mean").rows
-    )
-    assert by_row.loss.item() != pytest.approx(0.1 * k3, abs=1e-3)  # averages over tokens favour the longer one
+    assert loss_at_ratio_one(build_rows([group]).rows, 1.0).item() == pytest.approx(0.1 * k3, abs=1e-12)
+    by_token = loss_at_ratio_one(build_rows([group], aggregation="token-mean").rows, 1.0)
+    assert by_token.item() > 0.1 * k3 + 0.1  # averages over tokens favour the longer one, which failed
 
 
 # -- uniform groups --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from midstream.core.data import Frozen
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Sampling
@@ -50,11 +51,17 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[1]], argument))
 
 
+class Config(Frozen):
+    """How the planner samples; an action of the offline world takes at most 20 tokens."""
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=20)
+
+
 class CompactPlanner:
     """The planner as an engine with the compact prompt."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, config: Config) -> None:
+        self.sampling = config.sampling
 
     async def plan(
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext

@@ -85,7 +85,7 @@ def _find_tool(said: str, tools: Sequence[Tool]) -> Tool | None:
     line = _first_line(said)
     for candidate in (line, line.split("(")[0], line.split()[0]):
         for tool in tools:
-            if candidate == tool.name or _plain(candidate) and _plain(candidate) == _plain(tool.name):
+            if candidate == tool.name or (_plain(candidate) and _plain(candidate) == _plain(tool.name)):
                 return tool
     return None
 

@@ -25,6 +25,16 @@ GOALS = {"+": "add", "-": "subtract", "*": "multiply", "max": "compare", "min": 
 MALFORMED = (" goal {goal}\n arg {arg}", " goal {goal}\n tool browser\n arg {arg}", " goal {goal}\n tool {tool}", " tool {tool}\n goal {goal}")  # fmt: skip
 
 
+class NoSettings(Frozen):
+    """A program without settings."""
+
+
+def action_words() -> set[str]:
+    """The words that actions on the gazetteer are made of beside names, numbers and the gazetteer's own."""
+    goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
+    return {*goals, *GOALS, "(", ")", ",", *(f"r{i}" for i in range(1, 10))}
+
+
 def asked(question: str) -> tuple[str | None, bool]:
     """What a question wants, from its words alone: the attribute asked for, and whether a calculation is."""
     words = question.split()

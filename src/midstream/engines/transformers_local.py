@@ -10,40 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
 
 
-class Config(Frozen):
-    """Which model. `model` is a directory or a hub name; `dtype` and `device` are PyTorch's names."""
-
-    model: str
-    dtype: str = "float32"
-    device: str = "cpu"
-    max_batch: int = 256
-
-
-def load_model(config: Config) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights and tokenizer; `RecipeError` names what is missing."""
+def load_model(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load weights and tokenizer from a directory or the hub; `RecipeError` names what is missing."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=getattr(torch, config.dtype))
-        tokenizer = AutoTokenizer.from_pretrained(config.model)
-    except (OSError, ValueError, AttributeError) as failure:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as failure:
         raise RecipeError(
-            f"model {config.model!r} could not be loaded: {failure}",
+            f"model {name!r} could not be loaded: {failure}",
             cause="it is neither a directory with a model nor a model name that can be downloaded from here",
             mend="correct `model` in the recipe's [engines.*] table",
         ) from failure
-    return model.to(config.device), tokenizer
+    return model.to(device), tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,11 +232,3 @@ def _left_pad(prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.T
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     return ids, mask
-
-
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Write weights and tokenizer in Hugging Face's format."""
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-

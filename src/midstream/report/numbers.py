@@ -36,6 +36,11 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} characters more)"
 
 
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters of a name, with an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def percent(value: float | None) -> str:
     """A share in [0, 1] as "41.2%"; "-" where there is none."""
     return "-" if value is None or not math.isfinite(value) else f"{value * 100:.1f}%"

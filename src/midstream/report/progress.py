@@ -25,12 +25,16 @@ _SPARK_STEPS = 40
 class _Clock:
     """Time since the start and time left, from the pace of this session's steps (evaluations included)."""
 
-    def __init__(self, steps: int, first_step: int) -> None:
+    def __init__(self, steps: int = 0, first_step: int = 1, began: float | None = None) -> None:
         self.steps = steps
         self.done = first_step - 1
-        self.began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._first_done: tuple[int, float] | None = None
         self._last_s = 0.0
+
+    def start(self, steps: int, first_step: int) -> _Clock:
+        """A clock for the steps; what went before (warm start, first evaluation) stays in the elapsed time."""
+        return _Clock(steps, first_step, self._began)
 
     def step(self, step: int, duration_s: float) -> None:
         self.done = step
@@ -39,7 +43,7 @@ class _Clock:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self._began
 
     @property
     def left_s(self) -> float | None:
@@ -68,7 +72,7 @@ class PlainProgress:
     def __init__(self, console: Console, every: int = 10) -> None:
         self._console = console
         self._every = every
-        self._clock = _Clock(0, 1)
+        self._clock = _Clock()
         self._rewards: list[float] = []
         self._phase = ""
 
@@ -83,7 +87,7 @@ class PlainProgress:
 
     def start(self, recipe: str, steps: int, first_step: int, run: str) -> None:
         """Print what is run and where it is written."""
-        self._clock = _Clock(steps, first_step)
+        self._clock = self._clock.start(steps, first_step)
         resumed = f", resumed at step {first_step}" if first_step > 1 else ""
         self._line(f"{recipe}: {steps} steps{resumed}, run {run}")
 
@@ -135,12 +139,12 @@ class TerminalProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._recipe, self._run, self._phase = "midstream", "", "starting"
-        self._clock = _Clock(0, 1)
+        self._clock = _Clock()
         self._rewards: list[float] = []
         self._last: tuple[StepMetrics, StepTiming] | None = None
         self._lost = 0
         self._newest: EvaluationResult | None = None
-        self._best: EvaluationResult | None = None
+        self._best: dict[tuple[str, str], EvaluationResult] = {}
         # Last, because it draws once at once.
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=2)
 
@@ -160,7 +164,7 @@ class TerminalProgress:
     def start(self, recipe: str, steps: int, first_step: int, run: str) -> None:
         """Head the panel with the recipe and set the length of its bar."""
         self._recipe, self._run = visible(recipe), visible(run)
-        self._clock = _Clock(steps, first_step)
+        self._clock = self._clock.start(steps, first_step)
 
     def phase(self, text: str) -> None:
         """Replace the phase line."""
@@ -174,13 +178,12 @@ class TerminalProgress:
         self._rewards = [*self._rewards[1 - _SPARK_STEPS :], metrics.reward_mean]
 
     def evaluation(self, result: EvaluationResult) -> None:
-        """Greedy results are the held-out line; sampled ones fill it until a greedy one comes."""
-        if self._newest is not None and is_greedy(self._newest) and not is_greedy(result):
-            return
-        comparable = self._best is not None and self._best.sampling == result.sampling
-        if not comparable or self._best is None or result.success >= self._best.success:
-            self._best = result
-        self._newest = result
+        """The newest greedy result is the held-out line, beside the best of its set; sampled ones fill in before."""
+        key = (result.set_name, result.sampling)
+        if key not in self._best or result.success >= self._best[key].success:
+            self._best = {**self._best, key: result}
+        if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
+            self._newest = result
 
     def note(self, text: str) -> None:
         """Print the warning above the panel, where it stays."""
@@ -192,22 +195,17 @@ class TerminalProgress:
 
     def _screen(self) -> RenderableType:
         clock, done = self._clock, self._clock.done
-        share = f"{done / clock.steps:4.0%}" if clock.steps else ""
         left = f", about {duration(clock.left_s)} left" if clock.left_s and done < clock.steps else ""
-        bar = Table.grid(padding=(0, 1), expand=True)
-        bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(f"step {done}/{clock.steps}", ProgressBar(total=max(1, clock.steps), completed=done), share)
         rows = Table.grid(padding=(0, 2))
-        rows.add_column(style="dim", no_wrap=True)
-        rows.add_column()
+        rows.add_column(style="dim", no_wrap=True, min_width=len("tool errors"))
+        # One line each, cut if need be: the panel keeps its height.
+        rows.add_column(no_wrap=True, overflow="ellipsis")
         for name, text in self._rows():
             rows.add_row(name, text)
         rows.add_row("time", f"{duration(clock.elapsed_s)} elapsed{left}")
         rows.add_row("now", Text(self._phase))
         return Panel(
-            Group(bar, Text(), rows),
+            Group(_bar(done, clock.steps), Text(), rows) if clock.steps else rows,
             title=Text(f" {self._recipe} ", "bold"),
             title_align="left",
             subtitle=Text(f" {self._run} ", "dim"),
@@ -222,13 +220,13 @@ class TerminalProgress:
             metrics, timing = self._last
             recent = self._rewards[-_RECENT:]
             reward = Text(f"{metrics.reward_mean:.3f}  ", "bold")
-            reward.append(sparkline(self._rewards[-_SPARK_STEPS:]), "cyan")
-            reward.append(f"  mean of last {len(recent)}: {mean(recent) or 0.0:.3f}", "not bold")
+            reward.append(sparkline(self._rewards), "cyan")
+            reward.append(f"  last {len(recent)}: {mean(recent) or 0.0:.3f}", "not bold")
             rows.append(("reward", reward))
         rows.append(("held-out", self._held_out()))
         if self._last is not None:
             metrics, timing = self._last
-            pace = f"{percent(metrics.tool_use.error_rate)} of turns     {metrics.turns_mean:.2f} turns a run     "
+            pace = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run   "
             rows.append(("tool errors", Text(f"{pace}{number(timing.tokens_per_s)} tokens/s")))
             rows.append(("tools", _shares(metrics.tool_use.share)))
         if self._lost:
@@ -236,12 +234,23 @@ class TerminalProgress:
         return rows
 
     def _held_out(self) -> Text:
-        if self._newest is None or self._best is None:
+        newest = self._newest
+        if newest is None:
             return Text("not evaluated yet", "dim")
-        text = Text(percent(self._newest.success), "bold green")
-        text.append(f" {_where(self._newest)}     best {percent(self._best.success)} {_where(self._best)}", "not bold")
-        text.append(f"     {self._newest.sampling}, {self._newest.tasks} tasks", "dim not bold")
+        best = self._best[newest.set_name, newest.sampling]
+        text = Text(percent(newest.success), "bold green")
+        text.append(f" {_where(newest)}  best {percent(best.success)} {_where(best)}", "not bold")
+        text.append(f"  {visible(newest.set_name)}, {newest.sampling}", "dim not bold")
         return text
+
+
+def _bar(done: int, steps: int) -> Table:
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(no_wrap=True)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True)
+    bar.add_row(f"step {done}/{steps}", ProgressBar(total=steps, completed=done), f"{done / steps:4.0%}")
+    return bar
 
 
 def make_progress(console: Console, quiet: bool = False) -> ProgressDisplay:
@@ -258,7 +267,7 @@ def _where(result: EvaluationResult) -> str:
 def _shares(share: dict[str, float]) -> Text:
     text = Text()
     for name, value in sorted(share.items(), key=lambda item: -item[1]):
-        text.append("   " if text else "").append(visible(name)).append(f" {value:.0%}", "bold")
+        text.append("  " if text else "").append(visible(name)).append(f" {value:.0%}", "bold")
     return text
 
 

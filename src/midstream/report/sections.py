@@ -12,6 +12,7 @@ from midstream.report.numbers import (
     Point,
     buckets,
     change,
+    cut,
     number,
     percent,
     running_mean,
@@ -177,20 +178,27 @@ def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evalua
     success_chart = line_chart(held_out, summary=words, y_range=(0.0, 1.0))
     return charts(
         figure("Training reward", note, reward),
-        figure("Held-out success", "tasks the training never saw", success_chart),
+        figure("Held-out success", "tasks kept out of training", success_chart),
     )
 
 
 def _held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
+    """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
+    found = [(greedy, one) for greedy in (True, False) for one in curves(evaluations, greedy=greedy).values()]
+    points = [_by_step(results) for _, results in found]
+    least = min(3, max((len(line) for line in points), default=0))
+    several = (
+        len({results[0].set_name for (_, results), line in zip(found, points, strict=True) if len(line) >= least}) > 1
+    )
     lines = []
-    for greedy, colours in ((True, ("c1", "c3", "c4")), (False, ("c2", "c5", "c6"))):
-        by_set = curves(evaluations, greedy=greedy)
-        for (name, found), colour in zip(by_set.items(), colours, strict=False):
-            points = _by_step(found)
-            kind = "greedy" if greedy else "sampled"
-            title = kind if len(by_set) == 1 else f"{name} {kind}"
-            shown = f"{kind} {percent(points[-1][1])}"
-            lines.append(Series(name=title, points=tuple(points), colour=colour, label=shown, marks=True))
+    for (greedy, results), line in zip(found, points, strict=True):
+        if len(line) < least:
+            continue
+        kind = "greedy" if greedy else "sampled"
+        name = f"{cut(results[0].set_name, 14)} {kind}" if several else kind
+        colour = f"c{len(lines) % 8 + 1}"
+        shown = f"{name} {percent(line[-1][1])}"
+        lines.append(Series(name=name, points=tuple(line), colour=colour, label=shown, marks=True))
     return lines
 
 
@@ -203,11 +211,11 @@ def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> 
 
 
 def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
-    """Greedy (or else sampled) success of each family by step as small multiples, of the set with the most tasks."""
+    """Greedy (or else sampled) success of each family by step as small multiples, of the set evaluated most often."""
     by_set = curves(evaluations, greedy=True) or curves(evaluations, greedy=False)
     if not by_set:
         return ""
-    found = max(by_set.values(), key=lambda results: results[0].tasks)
+    found = max(by_set.values(), key=len)
     if found[0].step == found[-1].step:
         return ""
     figures = []
@@ -216,7 +224,8 @@ def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
         line = Series(name=family, points=tuple(points), colour="c1", marks=len(points) < 30)
         chart = line_chart([line], summary=_said(family, points), y_range=(0.0, 1.0), width=190, height=120)
         figures.append(figure(family, f"{percent(points[0][1])} → {percent(points[-1][1])}", chart))
-    return f"<h3>By family, {text(found[0].sampling)}</h3>" + charts(*figures, size="tiny")
+    title = f"By family on {found[0].set_name}, {found[0].sampling}"
+    return f"<h3>{text(title)}</h3>" + charts(*figures, size="tiny")
 
 
 def tool_charts(metrics: Sequence[StepMetrics]) -> str:

@@ -11,19 +11,13 @@ If it left none, the way it ended says why: the clock, the memory limit, a signa
 """
 
 import _ast
-import collections  # noqa: F401 - this and the like: code often imports it, so it is loaded once, before the forks
-import datetime  # noqa: F401
-import fractions  # noqa: F401
+import _signal as signal  # not `signal`, whose enums touch many pages
 import gc
 import io
-import itertools  # noqa: F401
 import math
 import mmap
 import os
-import random
-import re  # noqa: F401
 import resource
-import signal
 import sys
 import types
 
@@ -34,6 +28,7 @@ ERROR_LIMIT = 2000  # characters of an error's description
 FRAMES = 3  # innermost frames shown of a traceback
 HEADER = 5  # bytes before an answer's text
 FILENAME = "<python>"
+PRELOADED = ("collections", "math", "random", "re")  # what code imports most; each makes every fork a little dearer
 
 
 class OutputLimitReached(BaseException):
@@ -207,16 +202,26 @@ class Zygote:
             data = data[os.write(self.socket_fd, data) :]
 
 
+def warm_up() -> None:
+    """Do once what every child would do again: import, set up the compiler, run every path of `execute`."""
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
+    for name in PRELOADED:
+        __import__(name)
+    os.register_at_fork = register
+    sys.modules["random"].seed(0)  # code that draws numbers draws the same ones whenever it is run
+    execute(b"def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)", 100)
+    execute(b"1 + 1", 100)
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # or the collector would write to every page
+
+
 def main() -> None:
-    """Serve until the parent closes its end or is gone; then end this session's processes."""
+    """Serve until the parent closes its end or is gone; then end whatever is left of this session."""
     socket_fd, timeout_s, memory_mb, output_limit = sys.argv[1:]
     sys.argv = [""]
     zygote = Zygote(int(socket_fd), float(timeout_s), int(memory_mb), int(output_limit))
-    execute(b"def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)\n'a'", 100)  # what every child would set up
-    execute(b"1 + 1", 100)
-    random.seed(0)  # code that draws numbers gets the same ones in every run
-    gc.disable()
-    gc.freeze()  # the collector would write to every page
+    warm_up()
     try:
         zygote.serve()
     except OSError:

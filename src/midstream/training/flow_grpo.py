@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from midstream.core.metrics import StepMetrics, StepTiming, tool_use
@@ -17,19 +16,11 @@ from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, Group, rollout
+from midstream.training.outcome import StepOutcome
 from midstream.training.rows import RowBatch, build_rows, split_minibatches
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutcome:
-    """What one training step leaves to be written down."""
-
-    metrics: StepMetrics
-    timing: StepTiming
-    trajectories: list[Trajectory]
 
 
 class FlowGRPO:

@@ -19,8 +19,6 @@ from midstream.core.errors import UnsupportedError
 if TYPE_CHECKING:
     import torch
 
-    from midstream.core.protocols import Row
-
 Aggregation = Literal[
     "trajectory-turn-token", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
@@ -216,15 +214,6 @@ class TokenLoss(NamedTuple):
     clipped: torch.Tensor
 
 
-class BatchLoss(NamedTuple):
-    """The summed loss of some rows, a scalar that carries the gradient, and sums over their tokens for the log."""
-
-    loss: torch.Tensor
-    kl_sum: float
-    clipped: int
-    tokens: int
-
-
 class PolicyLoss(Frozen):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
@@ -271,37 +260,3 @@ class PolicyLoss(Frozen):
             return TokenLoss(weights * policy, policy.detach().new_zeros(policy.shape), clipped)
         kl = kl_estimate(logprobs, ref_logprobs, self.kl_kind)
         return TokenLoss(weights * policy + self.kl_coefficient * kl_weights * kl, kl.detach(), clipped)
-
-    def weighted(
-        self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor | None, mask: torch.Tensor, rows: Sequence[Row]
-    ) -> BatchLoss:
-        """The summed `per_token` loss of `rows`, given padded log-probabilities.
-
-        Args:
-            logprobs: [_R, _N] under the policy; carries the gradient.
-            ref_logprobs: [_R, _N] under the reference policy, or None if `kl_coefficient` is 0.
-            mask: [_R, _N], true on each row's completion tokens, in order; all else gets a gradient of exactly 0.
-            rows: _R rows.
-
-        Raises:
-            ValueError: the mask marks another number of tokens than a row's completion has.
-        """
-        chosen = mask > 0
-        lengths = [len(row.completion_ids) for row in rows]
-        if chosen.sum(-1).tolist() != lengths:
-            raise ValueError(f"mask marks {chosen.sum(-1).tolist()} tokens, the rows' completions have {lengths}")
-
-        def spread(values: Sequence[float]) -> torch.Tensor:
-            return logprobs.new_tensor(values)[:, None].expand(mask.shape)[chosen]
-
-        result = self.per_token(
-            logprobs[chosen],
-            logprobs.new_tensor([value for row in rows for value in row.old_logprobs]),
-            None if ref_logprobs is None else ref_logprobs[chosen],
-            spread([row.advantage for row in rows]),
-            spread([row.weight for row in rows]),
-            spread([row.kl_weight for row in rows]),
-        )
-        return BatchLoss(
-            result.loss.sum(), float(result.kl.sum().item()), int(result.clipped.sum().item()), sum(lengths)
-        )

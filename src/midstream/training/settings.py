@@ -28,6 +28,15 @@ class TinyConfig(Frozen):
         return self
 
 
+class LocalModelConfig(Frozen):
+    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device."""
+
+    model: str
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    max_batch: int = Field(default=64, ge=1)
+
+
 class LoraConfig(Frozen):
     """Low-rank adapters instead of full weights; `target` is peft's `target_modules`."""
 
@@ -37,13 +46,16 @@ class LoraConfig(Frozen):
 
 
 class LearnerConfig(Frozen):
-    """AdamW and gradient clipping. `chunk_tokens` bounds the padded tokens of one forward pass."""
+    """AdamW and gradient clipping. `chunk_tokens` bounds the padded tokens of one forward pass, `threads` the CPU
+    threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one.
+    """
 
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     chunk_tokens: int = Field(default=6000, ge=1)
     lora: LoraConfig | None = None
+    threads: int = Field(default=1, ge=1)
 
 
 class SupervisedConfig(Frozen):
@@ -80,10 +92,13 @@ class TrainingConfig(Frozen):
 
     `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps.
     `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success. `shuffle_rewards`
-    hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only.
+    hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only. `weights` names
+    the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
+    adapter before every step.
     """
 
     algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"
+    weights: str | None = None
     steps: int = Field(default=200, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import TrainingError
+from midstream.core.metrics import StepMetrics, StepTiming
 from midstream.core.protocols import Row, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
-from midstream.training.settings import SupervisedConfig, WarmStartConfig
+from midstream.training.outcome import StepOutcome
+from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 
 COLLECTED_AT_ONCE = 500
 
 
 class Transcripts:
-    """Rows of a policy's transcripts, handed out in batches of similar length, each row once an epoch."""
+    """Rows of a policy's transcripts in batches of similar length, each row once an epoch.
+
+    Batch i is a function of (rows, seed, i) alone, so a resumed run sees the same ones.
+    """
 
     def __init__(self, rows: Sequence[Row], batch_size: int, seed: int) -> None:
         if not rows:
@@ -28,24 +35,27 @@ class Transcripts:
                 cause="the policy succeeded on none of its tasks",
                 mend="raise `transcripts`, or set `successes_only = false`",
             )
-        self.rows, self.batch_size, self.rng = rows, batch_size, random.Random(seed)
-        self._batches: list[list[Row]] = []
+        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.batches_per_epoch = -(-len(rows) // batch_size)
+        self._epoch: tuple[int, list[list[Row]]] = (-1, [])
 
-    def batch(self) -> list[Row]:
-        """The next batch."""
-        if not self._batches:
-            self._batches = self._epoch()
-        return self._batches.pop()
+    def batch(self, index: int) -> list[Row]:
+        """The batch at place `index`, counted from 0 over all epochs."""
+        number, place = divmod(index, self.batches_per_epoch)
+        if self._epoch[0] != number:
+            self._epoch = (number, self._shuffled(number))
+        return self._epoch[1][place]
 
-    def _epoch(self) -> list[list[Row]]:
+    def _shuffled(self, epoch: int) -> list[list[Row]]:
         """Shuffle, sort within stretches of eight batches by length, cut, shuffle the batches."""
-        order, size = list(self.rows), self.batch_size
-        self.rng.shuffle(order)
+        rng, size = random.Random(derive_seed(self.seed, "epoch", epoch)), self.batch_size
+        order = list(self.rows)
+        rng.shuffle(order)
         stretches = [
             sorted(order[i : i + 8 * size], key=lambda row: len(row.prompt_ids)) for i in range(0, len(order), 8 * size)
         ]
         batches = [stretch[i : i + size] for stretch in stretches for i in range(0, len(stretch), size)]
-        self.rng.shuffle(batches)
+        rng.shuffle(batches)
         return batches
 
 
@@ -108,10 +118,67 @@ async def warm_start(
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
     for step in range(1, config.steps + 1):
         learner.redraw(derive_seed(seed, "warm start", step))
-        loss = learner.supervised_step(transcripts.batch(), learning_rate(config, step), config.prompt_weight)
+        loss = learner.supervised_step(transcripts.batch(step - 1), learning_rate(config, step), config.prompt_weight)
         if step % 10 == 0:
             report(f"warm start {step}/{config.steps}, loss {loss:.2f}")
     learner.rebase()
+
+
+class SupervisedTraining:
+    """A control: as many supervised updates as reinforcement makes, on the clumsy policy's transcripts.
+
+    One step is `minibatches` updates at `supervised.learning_rate`, constant. Stateless but for the learner.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TrainingConfig,
+        learner: LocalLearner,
+        environment: Environment,
+        source: TaskSource,
+        tokenizer: Any,
+        seed: int,
+        report: Callable[[str], None],
+    ) -> None:
+        self.config, self.learner, self.environment = config, learner, environment
+        self.source, self.tokenizer, self.seed, self.report = source, tokenizer, seed, report
+        self._transcripts: Transcripts | None = None
+
+    async def step(self, step: int) -> StepOutcome:
+        """Make the step's updates; there are no trajectories."""
+        started, cpu = time.perf_counter(), time.process_time()
+        transcripts = await self._collected()
+        losses = []
+        for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
+            self.learner.redraw(derive_seed(self.seed, "redraw", update))
+            losses.append(
+                self.learner.supervised_step(transcripts.batch(update), self.config.supervised.learning_rate)
+            )
+        metrics = StepMetrics(
+            step=step,
+            policy_version=step - 1,
+            reward_mean=0.0,
+            loss=fmean(losses),
+            learning_rate=self.config.supervised.learning_rate,
+        )
+        seconds = time.perf_counter() - started
+        timing = StepTiming(step=step, duration_s=seconds, update_s=seconds, cpu_s=time.process_time() - cpu)
+        return StepOutcome(metrics=metrics, timing=timing, trajectories=[])
+
+    def state(self) -> dict[str, float]:
+        """Nothing beside the learner's state."""
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Nothing to restore."""
+
+    async def _collected(self) -> Transcripts:
+        if self._transcripts is None:
+            config, seed = self.config.supervised, derive_seed(self.seed, "supervised")
+            rows = await collect(self.environment, self.source, self.tokenizer, config, seed, self.report)
+            self._transcripts = Transcripts(rows, config.batch_size, seed)
+        return self._transcripts
 
 
 async def copy_rate(environment: Environment, tasks: Sequence[Task], names: set[str], seed: int) -> float:

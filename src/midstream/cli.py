@@ -1,0 +1,113 @@
+"""The command line: `midstream demo | train | resume | eval | solve | show | study`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from midstream import __version__
+from midstream.core.errors import MidstreamError, UsageError
+
+EXAMPLES = """examples:
+  midstream demo                                      train a tiny planner offline and watch it become better
+  midstream train flow-grpo-tiny --set training.steps=50
+  midstream resume runs/demo                          go on after Ctrl-C, a kill or a power cut
+  midstream eval runs/demo                            evaluate its newest checkpoint
+  midstream solve "What is 45 plus 17 ?" --run runs/demo
+  midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
+  midstream show runs/demo                            numbers of a run; add an id for one trajectory
+  midstream study controls --seeds 3                  the recipe beside its controls, with intervals"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        from midstream import commands
+
+        return getattr(commands, options.command)(options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MidstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser."""
+    root = argparse.ArgumentParser(
+        prog="midstream",
+        description="Agents that plan and call tools, made better in the flow from the outcome of their own runs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"midstream {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a tiny planner offline, show that it became better")
+    _recipe_options(demo)
+    _run_options(demo)
+    demo.add_argument("--no-resume", action="store_true", help="refuse to go on with a demo that was interrupted")
+
+    train = commands.add_parser("train", help="train a recipe")
+    train.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
+    _recipe_options(train)
+    _run_options(train)
+
+    resume = commands.add_parser("resume", help="go on with an interrupted run")
+    resume.add_argument("run", help="run directory")
+    _output_options(resume)
+
+    evaluate = commands.add_parser("eval", help="evaluate a run's newest checkpoint, or a recipe's agent as it is")
+    evaluate.add_argument("target", help="run directory or recipe")
+    _recipe_options(evaluate)
+    _output_options(evaluate)
+
+    solve = commands.add_parser("solve", help="answer one question, turn by turn")
+    solve.add_argument("question")
+    source = solve.add_mutually_exclusive_group()
+    source.add_argument("--run", help="use the planner of this run")
+    source.add_argument("--recipe", default=None, help="use the agent of this recipe (default: agentflow-prompted)")
+    solve.add_argument("--base-url", help="OpenAI-compatible server, e.g. http://localhost:11434/v1 (Ollama)")
+    solve.add_argument("--model", help="the server's name of the model")
+    solve.add_argument("--temperature", type=float, default=None, help="the planner's temperature (with --run: 0)")
+    _recipe_options(solve)
+    _output_options(solve)
+
+    show = commands.add_parser("show", help="numbers of a run, or one of its trajectories turn by turn")
+    show.add_argument("run", help="run directory")
+    show.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
+    _output_options(show)
+
+    study = commands.add_parser("study", help="train recipes over several seeds and compare them")
+    study.add_argument("name", choices=["controls"], help="which recipes")
+    study.add_argument("--seeds", type=int, default=3, help="training seeds of each recipe (default 3)")
+    study.add_argument("--out", default="runs/study-controls", help="directory; finished runs in it are not repeated")
+    study.add_argument("--only", nargs="*", default=None, metavar="RECIPE", help="some of the recipes")
+    study.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=C")
+    _output_options(study)
+    return root
+
+
+def _recipe_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting")
+    command.add_argument("--seed", type=int, default=None, help="the run seed")
+    command.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
+
+
+def _run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--out", default=None, help="run directory (default: a new one under runs/)")
+    _output_options(command)
+
+
+def _output_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print results as JSON on standard output")
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

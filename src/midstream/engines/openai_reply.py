@@ -1,0 +1,147 @@
+"""What an OpenAI-compatible server sent back, checked: a reply that can be used, or the reason why not."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeGuard
+
+import httpx
+
+from midstream.core.errors import EngineError
+
+
+class TransientError(Exception):
+    """This attempt failed and another may not; `pause_s` is how long the server asks to wait."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The first choice of a completion; ids and logprobs are empty unless they were asked for."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+def decoded(response: httpx.Response) -> dict[str, Any]:
+    """The body as an object; {} for any other body."""
+    try:
+        data = json.loads(response.content)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def reported_error(response: httpx.Response, data: dict[str, Any]) -> tuple[int, str, str] | None:
+    """Status, code and words of an error, or None. Some servers report errors under status 200."""
+    error = data.get("error")
+    fields = error if isinstance(error, dict) else {"message": error}
+    code = fields.get("code")
+    status = response.status_code
+    if status == 200 and error:
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    if status == 200:
+        return None
+    return status, str(code), str(fields.get("message") or response.text)[:300]
+
+
+def retry_after_s(headers: httpx.Headers) -> float:
+    """Seconds the server asks to wait, from `Retry-After` (seconds or a date) or `retry-after-ms`; 0 if it does not."""
+    text, factor = headers.get("retry-after", "0"), 1.0
+    if "retry-after-ms" in headers:
+        text, factor = headers["retry-after-ms"], 1e-3
+    try:
+        seconds = float(text) * factor
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
+    """The first choice of a body that came with status 200.
+
+    Raises:
+        TransientError: it is not a completion.
+        EngineError: it is one, without the token ids that were asked for.
+    """
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
+    choice = choices[0]
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    finish_reason = choice.get("finish_reason")
+    exact = _token_fields(data, choice) if token_ids else {}
+    return Reply(
+        text=_text(choice),
+        finish_reason=finish_reason if isinstance(finish_reason, str) else "",
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        **exact,
+    )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    text = message.get("content", choice.get("text"))
+    if text is None:
+        text = message.get("refusal")
+    if text is None and choice.get("finish_reason") == "length" and message:
+        text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
+    if not isinstance(text, str):
+        raise TransientError("the answer holds no text")
+    return text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, which no file can hold
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
+    completion_ids = choice.get("token_ids")
+    logprobs = _logprobs(choice.get("logprobs"))
+    if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
+        seen = [f"{name}: {_size(value)}" for name, value in (("prompt", prompt_ids), ("completion", completion_ids))]
+        raise EngineError(
+            f"training is impossible with this server: token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}",
+            cause="only an exact record of what was sampled can be trained on, and this server does not give one",
+            mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer); "
+            "or set token_ids = false to run and evaluate only",
+        )
+    return {"prompt_ids": tuple(prompt_ids), "completion_ids": tuple(completion_ids), "logprobs": logprobs}
+
+
+def _logprobs(field: object) -> tuple[float, ...]:
+    """Of a chat choice (`content[].logprob`) or a text choice (`token_logprobs`); () if any is no finite number."""
+    if not isinstance(field, dict):
+        return ()
+    content = field.get("content")
+    values = [entry.get("logprob") for entry in content] if isinstance(content, list) else field.get("token_logprobs")
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+        return ()
+    return tuple(float(value) for value in values)
+
+
+def _are_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _size(value: object) -> str:
+    return str(len(value)) if isinstance(value, list) else "none"

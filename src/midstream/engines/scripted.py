@@ -1,0 +1,65 @@
+"""An engine that says what it is told to: for tests, examples and demonstrations without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from midstream.core.errors import EngineError
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Call, Usage
+
+
+class ScriptedEngine:
+    """Answers every request with `reply(request)`, or with the next of a list of replies.
+
+    Usage counts one token a UTF-8 byte. With `token_ids` the calls carry those bytes as token ids, each with
+    log-probability 0: a policy that could have said nothing else.
+    """
+
+    def __init__(
+        self, reply: Callable[[Request], str] | Sequence[str], *, name: str = "scripted", token_ids: bool = False
+    ) -> None:
+        self.name, self.token_exact = name, token_ids
+        self.requests: list[Request] = []
+        self._reply = reply if callable(reply) else _replies(reply)
+
+    async def sample(self, request: Request) -> Call:
+        """The scripted reply; `EngineError` when a list of replies is used up."""
+        self.requests.append(request)
+        completion = self._reply(request)
+        prompt = request.prompt or "\n".join(message.content for message in request.messages)
+        prompt_ids, completion_ids = tuple(prompt.encode()), tuple(completion.encode())
+        call = Call(
+            role=request.role,
+            engine=self.name,
+            prompt=request.prompt,
+            messages=request.messages,
+            completion=completion,
+            sampling=request.sampling,
+            finish_reason="stop",
+            usage=Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(completion_ids)),
+        )
+        if not self.token_exact:
+            return call
+        logprobs = (0.0,) * len(completion_ids)
+        return call.model_copy(
+            update={"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
+        )
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def _replies(replies: Sequence[str]) -> Callable[[Request], str]:
+    left = iter(replies)
+
+    def reply(request: Request) -> str:
+        for text in left:
+            return text
+        raise EngineError(
+            f"no scripted reply is left for the {request.role}",
+            cause=f"{len(replies)} replies were given, and this is one request more",
+            mend="give more replies, or a function of the request",
+        )
+
+    return reply

@@ -1,0 +1,77 @@
+"""The base generator: a language model answers a request directly, without tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, JsonValue
+
+from midstream.core.data import Frozen
+from midstream.core.errors import EngineError, ToolServerError
+from midstream.core.protocols import Engine, Request, ToolResult
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Message, Sampling
+
+
+class Config(Frozen):
+    """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=2048, ge=1)
+    timeout_s: float = Field(default=500.0, gt=0)
+
+
+class BaseGenerator:
+    """Sends the request to an engine as one user message, as it stands.
+
+    The engine is shared: `close` leaves it open. Give the tool an engine of its own or a remote one, not a lockstep
+    engine that waits for all live trajectories: this call is no turn of theirs.
+    """
+
+    name = "base_generator"
+    description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "the request, with everything needed to answer it"}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, engine: Engine, config: Config | None = None) -> None:
+        config = config or Config()
+        self._engine = engine
+        self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+        self.timeout_s = config.timeout_s
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The engine's answer; an empty one is `ok=False`.
+
+        Raises:
+            ToolServerError: the engine failed.
+        """
+        query = str(arguments["query"])
+        request = Request(
+            role=self.name,
+            messages=(Message(role="user", content=query),),
+            sampling=self._sampling,
+            seed=derive_seed(self.name, query),
+        )
+        try:
+            call = await self._engine.sample(request)
+        except EngineError as error:
+            raise self._failed(str(error)) from error
+        if call.error:
+            raise self._failed(call.error.message)
+        text = call.completion.strip()
+        return ToolResult(text=text or "the model gave no answer", ok=bool(text))
+
+    def _failed(self, message: str) -> ToolServerError:
+        return ToolServerError(
+            f"the base generator's engine {self._engine.name!r} failed: {message}",
+            cause="its endpoint is down, or refuses the request",
+            mend="check the engine's address and model, then run again",
+        )
+
+    async def close(self) -> None:
+        """Nothing to release: the engine belongs to whoever made it."""

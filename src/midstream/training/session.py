@@ -1,0 +1,198 @@
+"""A training run from its first transcript to its last evaluation: the one path from recipe to result.
+
+    warm start -> copy gate -> evaluate "warm start" -> checkpoint 0
+    -> per step: algorithm.step, journal, every so often validate and checkpoint
+    -> export weights -> evaluate "trained"
+
+Everything random derives from (seed, purpose, step), and a checkpoint holds all state, so a run that was killed and
+resumed writes the same metrics and weights, bit for bit on CPU, as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from midstream import evaluation
+from midstream.core.errors import CheckpointError
+from midstream.core.progress import ProgressDisplay
+from midstream.core.protocols import TaskSource
+from midstream.core.seeds import derive_seed
+from midstream.rollout import Environment
+from midstream.runs import RunDirectory
+from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.learner import LocalLearner
+from midstream.training.outcome import StepOutcome
+from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training.supervised import SupervisedTraining, copy_rate, require_copy_rate, warm_start
+
+WARM, TRAINED = "warm start", "trained"
+
+
+class MakeEnvironment(Protocol):
+    """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
+
+    def __call__(
+        self, *, planner: Any = None, temperature: float | None = None, max_turns: int | None = None
+    ) -> Environment:
+        """None leaves the recipe's own."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What build.py wires for a run. `place_names` are the names of the validation split, for the copy gate."""
+
+    seed: int
+    source: TaskSource
+    families: Sequence[str]
+    place_names: frozenset[str]
+    tokenizer: Any
+    learner: LocalLearner
+    make_environment: MakeEnvironment
+    clumsy_planner: Any
+    publish: Callable[[int], Awaitable[None]]
+    warm_start: WarmStartConfig | None
+    training: TrainingConfig
+    evaluation: evaluation.Config
+
+
+class Session:
+    """One training run in one run directory."""
+
+    def __init__(self, parts: Parts, run: RunDirectory, progress: ProgressDisplay) -> None:
+        self.parts, self.run_directory, self.progress = parts, run, progress
+        self.environment = parts.make_environment()
+        self.algorithm = self._algorithm()
+
+    async def run(self) -> None:
+        """Train to the end, from the newest checkpoint if there is one."""
+        try:
+            first = await self._begin()
+            steps = self.parts.training.steps
+            self.progress.start(self.run_directory.info.recipe_name, steps, first, str(self.run_directory.root))
+            for step in range(first, steps + 1):
+                self._record(await self.algorithm.step(step))
+                if step % self.parts.training.validate_every == 0 or step == steps:
+                    await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
+                if step % self.parts.training.checkpoint_every == 0 or step == steps:
+                    self._save(step)
+            await self._finish(steps)
+        finally:
+            await self.environment.close()
+
+    def _algorithm(self) -> FlowGRPO | SupervisedTraining:
+        parts = self.parts
+        if parts.training.algorithm == "supervised":
+            return SupervisedTraining(
+                config=parts.training,
+                learner=parts.learner,
+                environment=parts.make_environment(planner=parts.clumsy_planner),
+                source=parts.source,
+                tokenizer=parts.tokenizer,
+                seed=parts.seed,
+                report=self.progress.phase,
+            )
+        return FlowGRPO(
+            config=parts.training,
+            learner=parts.learner,
+            environment=self.environment,
+            source=parts.source,
+            families=parts.families,
+            publish=parts.publish,
+            seed=parts.seed,
+        )
+
+    async def _begin(self) -> int:
+        """Restore the newest good checkpoint, or warm-start; returns the first step to make."""
+        loaded = self.run_directory.load_latest(self._load, report=self.progress.note)
+        if loaded is not None:
+            step, _ = loaded
+            self.run_directory.rewind(step)
+            return step + 1
+        self.run_directory.rewind(-1)
+        await self._warm_start()
+        await self.parts.publish(0)
+        await self._evaluate_sets(WARM, 0)
+        await self._evaluate(self.parts.evaluation.validation, 0.0, WARM, 0)
+        self._save(0)
+        return 1
+
+    async def _warm_start(self) -> None:
+        parts, config = self.parts, self.parts.warm_start
+        if config is None:
+            return
+        seed = derive_seed("warm start", parts.seed if config.seed is None else config.seed)
+        clumsy = parts.make_environment(planner=parts.clumsy_planner)
+        await warm_start(parts.learner, clumsy, parts.source, parts.tokenizer, config, seed, self.progress.phase)
+        chosen = parts.evaluation.validation
+        tasks = parts.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+        rate = await copy_rate(self.environment, tasks, set(parts.place_names), seed)
+        self.progress.phase(f"copy rate of validation names {rate:.2f}")
+        require_copy_rate(rate, config)
+
+    def _record(self, outcome: StepOutcome) -> None:
+        self.run_directory.write_trajectories(outcome.metrics.step, outcome.trajectories)
+        self.run_directory.append_metrics(outcome.metrics)
+        self.run_directory.append_timing(outcome.timing)
+        self.progress.step(outcome.metrics, outcome.timing)
+
+    async def _finish(self, steps: int) -> None:
+        self.progress.phase("exporting weights, evaluating")
+        self.parts.learner.export_weights(self.run_directory.policy_dir)
+        self.parts.tokenizer.save_pretrained(self.run_directory.policy_dir)
+        await self.parts.publish(steps)
+        await self._evaluate_sets(TRAINED, steps)
+        self.progress.finish()
+
+    async def _evaluate_sets(self, policy: str, step: int) -> None:
+        for chosen in self.parts.evaluation.sets:
+            for temperature in self.parts.evaluation.temperatures:
+                await self._evaluate(chosen, temperature, policy, step)
+
+    async def _evaluate(self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int) -> None:
+        """Evaluate and write down, unless this very evaluation was written before a kill."""
+        done = {(one.set_name, one.sampling, one.step) for one in self.run_directory.read_evaluations()}
+        if (chosen.name, evaluation.sampling_name(temperature), step) in done:
+            return
+        parts = self.parts
+        self.progress.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
+        result, trajectories = await evaluation.evaluate(
+            parts.make_environment(temperature=temperature, max_turns=chosen.max_turns),
+            parts.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families),
+            policy=policy,
+            chosen=chosen,
+            temperature=temperature,
+            seed=derive_seed(parts.seed, "evaluation", chosen.name),
+            step=step,
+        )
+        name = f"{chosen.name}-{evaluation.sampling_name(temperature)}-{step}".replace("=", "")
+        self.run_directory.write_evaluation_trajectories(name, trajectories)
+        self.run_directory.append_evaluation(result)
+        self.progress.evaluation(result)
+
+    def _save(self, step: int) -> None:
+        self.run_directory.save_checkpoint(step, self._write)
+
+    def _write(self, directory: Path) -> None:
+        self.parts.learner.save(directory)
+        (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state()), encoding="utf-8")
+
+    def _load(self, directory: Path) -> None:
+        self.parts.learner.load(directory)
+        self.algorithm.restore(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+
+
+def load_policy(learner: LocalLearner, run: RunDirectory, report: Callable[[str], None]) -> int:
+    """Put the weights of a run's newest good checkpoint into `learner`; returns its step."""
+    loaded = run.load_latest(learner.load, report=report)
+    if loaded is None:
+        raise CheckpointError(
+            f"{run.root} has no checkpoint",
+            cause="it was stopped before its warm start was done",
+            mend=f"midstream resume {run.root}",
+        )
+    return loaded[0]

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.metrics import FamilyResult
+from midstream.report import numbers
+
+
+def test_visible_writes_out_what_steers_a_terminal_or_reorders_text():
+    assert numbers.visible("a\x1b[2Jb\r\nc\td") == "a\\x1b[2Jb\nc\td"
+    assert numbers.visible("x\u202ey\ud800z") == "x\\u202ey\\ud800z"
+
+
+@given(st.text(st.characters(codec=None)))
+def test_visible_text_is_printable_and_encodable(text):
+    shown = numbers.visible(text)
+    shown.encode("utf-8")
+    assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in shown)
+    assert numbers.visible(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.2, "0s"), (59.7, "1m 00s"), (723, "12m 03s"), (7500, "2h 05m"), (math.inf, "-")]
+)
+def test_duration(seconds, shown):
+    assert numbers.duration(seconds) == shown
+
+
+def test_shares_and_changes():
+    assert numbers.percent(0.4123) == "41.2%"
+    assert numbers.percent(None) == numbers.percent(math.nan) == "-"
+    assert numbers.change(0.5, 0.625) == "+12.5"
+    assert numbers.change(0.625, 0.5) == "-12.5"
+    assert numbers.change(0.5, 0.49999) == "+0.0"
+    assert numbers.change(None, 0.5) == "-"
+
+
+def test_t_interval_against_a_worked_example():
+    # Three seeds: t(2) = 4.303, standard deviation 0.02, so 4.303 * 0.02 / sqrt(3).
+    middle, half = numbers.t_interval((0.68, 0.70, 0.72))
+    assert middle == pytest.approx(0.70)
+    assert half == pytest.approx(0.049687, abs=1e-5)
+    assert numbers.t_interval((0.5,)) == (0.5, None)
+    assert math.isnan(numbers.t_interval(())[0])
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=60))
+def test_t_interval_shrinks_when_every_seed_is_seen_twice(values):
+    once, twice = numbers.t_interval(values)[1], numbers.t_interval(values * 2)[1]
+    assert once is not None
+    assert twice is not None
+    assert twice <= once + 1e-9
+
+
+def test_task_interval_is_near_the_binomial_one_and_never_zero():
+    half = numbers.task_interval({"a": FamilyResult(tasks=400, success=0.5)})
+    assert half == pytest.approx(1.96 * 0.025, rel=0.02)
+    solved = numbers.task_interval({"a": FamilyResult(tasks=50, success=1.0)})
+    assert solved is not None
+    assert solved > 0.02
+    assert numbers.task_interval({}) is None
+
+
+def test_sparkline_scales_over_a_least_span_and_skips_what_is_not_finite():
+    assert numbers.sparkline([0.0, 0.29, 1.0]) == "▁▃█"
+    assert numbers.sparkline([0.4, 0.45, 0.5]) == "▃▅▆"
+    assert numbers.sparkline([0.0, 0.0]) == "▁▁"
+    assert numbers.sparkline([math.nan]) == ""
+
+
+def test_buckets_keep_the_mean_and_the_limit():
+    points = [(float(step), step / 1000) for step in range(1000)]
+    kept = numbers.buckets([*points, (1000.0, math.nan)], 60)
+    assert len(kept) <= 60
+    assert kept[0] == (8.0, pytest.approx(0.008))
+
+
+def test_running_mean():
+    assert numbers.running_mean([(1, 0.0), (2, 1.0), (3, 2.0)], 2) == [(1, 0.0), (2, 0.5), (3, 1.5)]
+
+
+def test_shorten_says_what_is_left_out():
+    assert numbers.shorten("abc", 3) == "abc"
+    assert numbers.shorten("x" * 1500, 10) == "x" * 10 + " … (1,490 characters more)"

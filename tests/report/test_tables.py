@@ -1,0 +1,131 @@
+import io
+
+import pytest
+from fake_run import evaluation, evaluations, lost, metrics, solved, turn, unsolved
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from midstream.core.trajectory import Command, Trajectory
+from midstream.report import tables
+
+
+def shown(renderable, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line for line in text.splitlines() if line.strip().startswith(name)).removeprefix(f"  {name}").split()
+
+
+@pytest.fixture
+def sides():
+    return [e for e in evaluations() if e.step == 0], [e for e in evaluations() if e.step == 300]
+
+
+def test_before_after_has_a_row_a_family_and_their_mean(sides):
+    text = shown(tables.before_after_table(*sides))
+    assert row(text, "lookup then add") == ["80", "24.0%", "83.0%", "+59.0", "31.0%", "90.0%", "+59.0"]
+    assert row(text, "mean") == ["400", "25.6%", "63.6%", "+38.0", "32.6%", "70.6%", "+38.0"]
+    assert row(text, "count matching")[-1] == "-2.0"
+
+
+def test_before_after_at_80_columns_cuts_nothing(sides):
+    assert "…" not in shown(tables.before_after_table(*sides), 80)
+    assert "…" not in shown(tables.run_summary("a", "b", 300, metrics(), evaluations()), 80)
+
+
+def test_before_after_without_an_after_or_a_sampling():
+    text = shown(tables.before_after_table([evaluation(0.0, 0)], []))
+    assert row(text, "mean") == ["400", "32.6%", "-", "-"]
+    assert "sampled" not in text
+    assert "mean" in shown(tables.before_after_table([], []))
+
+
+def test_tasks_without_a_result_are_named():
+    text = shown(tables.before_after_table([evaluation(0.0, 0)], [evaluation(1.0, 300, errors=12)]))
+    assert "12 of 400 tasks without a result, counted as wrong (73.6% without them)" in " ".join(text.split())
+
+
+def test_tool_shift(sides):
+    text = shown(tables.tool_shift_table(*sides))
+    assert row(text, "local_search") == ["34.0%", "55.0%", "+21.0"]
+    assert row(text, "tool errors") == ["24.0%", "2.0%", "-22.0"]
+    assert row(text, "turns a run") == ["3.50", "2.40", "-1.10"]
+    assert "tool errors" in shown(tables.tool_shift_table([], []))
+
+
+def test_a_solved_trajectory_reads_turn_by_turn():
+    text = shown(tables.trajectory_view(solved()))
+    order = [
+        "How high is",
+        "turn 1",
+        "find height",
+        "local_search",
+        "Amberbank height 105",
+        "turn 2",
+        "STOP",
+        "answer",
+        "gold",
+    ]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert "1  (exact_match 1)" in text
+
+
+def test_malformed_actions_and_lost_runs_are_shown_as_such():
+    text = shown(tables.trajectory_view(unsolved()))
+    assert "malformed: no tool named in the action" in text
+    assert "find height ; ;" in text
+    text = shown(tables.trajectory_view(lost(), "Orla [b]Vane[/b]"))
+    assert "lost to EngineError: the endpoint answered 503 three times" in text
+    assert "Orla [b]Vane[/b]" in text
+
+
+def test_code_and_invalid_commands():
+    assert tables.command_text(Command(tool="python", code="x = 1\nprint(x)")) == "x = 1\nprint(x)"
+    assert tables.command_text(Command(tool="python", arguments={"code": "x = 1\nprint(x)"})) == "x = 1\nprint(x)"
+    assert tables.command_text(Command(tool="t", arguments={"a": 1}, error="a is no text")).endswith(
+        "\ninvalid: a is no text"
+    )
+
+
+@given(st.text(st.characters(codec=None), max_size=40))
+def test_no_text_is_read_as_markup_or_steers_the_terminal(evil):
+    hostile = f"[bold]{evil}[/nonsense]\x1b[31m"
+    one = Trajectory(
+        id="1",
+        task_id="1",
+        question=hostile,
+        turns=(turn(1, hostile, hostile, {"q": hostile}, hostile),),
+        answer=hostile,
+    )
+    text = shown(tables.trajectory_view(one, hostile), 400)
+    assert "[bold]" in text
+    assert "[/nonsense]" in text
+    assert "\x1b" not in text
+
+
+def test_run_summary_counts_what_was_lost_and_left_out():
+    text = shown(tables.run_summary("worlds-7", "worlds.toml", 300, metrics(), evaluations()))
+    for part in ("300 of 300", "6 of 19,200 trajectories lost", "3 broken", "too_long 7", "70.6%"):
+        assert part in text, part
+
+
+def test_run_summary_before_the_first_step():
+    text = shown(tables.run_summary("worlds-7", "worlds.toml", 300, [], []))
+    assert "0 of 300" in text
+
+
+def test_study_shows_mean_and_interval_a_control():
+    rows = [
+        tables.StudyRow(name="flow-grpo", metric="greedy success", values=(0.68, 0.70, 0.72)),
+        tables.StudyRow(name="flow-grpo", metric="sampled success", values=(0.6, 0.6, 0.6)),
+        tables.StudyRow(name="shuffled reward", metric="greedy success", values=(0.3,)),
+    ]
+    text = shown(tables.study_table(rows))
+    assert row(text, "flow-grpo") == ["3", "70.0%", "±", "5.0", "60.0%", "±", "0.0"]
+    assert row(text, "shuffled reward") == ["1", "30.0%", "(one", "seed)", "-"]
+    assert "Student t" in text

@@ -1,0 +1,259 @@
+"""A small real LLM server for tests: OpenAI's HTTP API on 127.0.0.1, a scripted model, and faults on demand.
+
+    with LLMServer() as server:                       # plays planner, executor, verifier and generator
+        engine = OpenAICompatibleEngine(Config(model="m", base_url=server.base_url), "planner")
+
+    with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
+
+It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+Body = dict[str, Any]
+Fault = int | str | None  # a status, one of BODY_FAULTS or "reset", "truncate", "slow"; None is a good answer
+BODY_FAULTS: Mapping[str, str] = {
+    "garbage": "<html>bad gateway</html>",
+    "empty_choices": '{"id": "x", "choices": []}',
+    "null_content": '{"choices": [{"index": 0, "message": {"role": "assistant", "content": null}, "text": null}]}',
+    "error_in_200": '{"error": {"message": "overloaded", "code": 503}}',
+}
+TRANSIENT_FAULTS: tuple[Fault, ...] = (429, 500, 503, "reset", "truncate", *BODY_FAULTS)
+
+
+@dataclass
+class AgentFlowReplies:
+    """Plays all four roles of `agents.prompted`: `turns` tool calls of `tool` with `arguments`, then `answer`.
+
+    The role is read from the first line of the system prompt, the turn from the records of a JSON memory.
+    """
+
+    tool: str = "echo"
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"text": "hello"})
+    turns: int = 2
+    answer: str = "hello"
+
+    def __call__(self, body: Body) -> str:
+        text = prompt_of(body)
+        role = text.partition("\n")[0].lstrip("# ").lower()
+        if role == "planner":
+            return f"Justification: it helps\nContext: {self.answer}\nSub-Goal: take a step\nTool Name: {self.tool}"
+        if role == "executor":
+            return json.dumps(self.arguments)
+        if role == "verifier":
+            stop = text.count('\n{"turn":') + 1 >= self.turns
+            return json.dumps({"analysis": "seen", "result_valid": True, "memory_sufficient": stop})
+        return f"<answer>{self.answer}</answer>"
+
+
+def prompt_of(body: Body) -> str:
+    """All the text of a request."""
+    return "\n".join(message["content"] for message in body["messages"]) if "messages" in body else body["prompt"]
+
+
+class LLMServer:
+    """A context manager around a threaded HTTP server.
+
+    `reply(body)` gives the completion's text, or the whole answer as a dict. `faults` are dealt out to requests in
+    order of arrival; `fault_rate` makes that share of answers a mixed fault, drawn from (seed, request body, how often
+    this body came), so that the order of arrival does not matter.
+
+    Attributes:
+        bodies: every request body received, in order.
+        headers: the headers of each.
+        paths: the path of each.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[Body], str | Body] | None = None,
+        *,
+        faults: Sequence[Fault] = (),
+        fault_rate: float = 0.0,
+        seed: int = 0,
+        slow_s: float = 1.0,
+        retry_after: str | None = None,
+        port: int = 0,
+    ) -> None:
+        self.reply = reply or AgentFlowReplies()
+        self.fault_rate, self.seed, self.slow_s, self.retry_after = fault_rate, seed, slow_s, retry_after
+        self.bodies: list[Body] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.served: Counter[Fault] = Counter()
+        self.in_flight = self.max_in_flight = 0
+        self.adapters: dict[str, str] = {}
+        self._faults = list(faults)
+        self._seen: Counter[bytes] = Counter()
+        self._lock = threading.Lock()
+        self._http = _Server(self, port)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.hang_up()
+        self._http.server_close()
+
+    def next_fault(self, raw: bytes) -> Fault:
+        """What goes wrong with this request."""
+        with self._lock:
+            if self._faults:
+                fault = self._faults.pop(0)
+            else:
+                key = blake2b(raw, digest_size=8).digest()
+                self._seen[key] += 1
+                draw = random.Random(f"{self.seed}/{key.hex()}/{self._seen[key]}")
+                fault = draw.choice(TRANSIENT_FAULTS) if draw.random() < self.fault_rate else None
+            self.served[fault] += 1
+            return fault
+
+    def answer(self, path: str, body: Body) -> tuple[int, Body]:
+        """A good answer."""
+        if path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                return 400, {"error": {"message": "The lora adapter has already been loaded"}}
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            return 200, {}
+        if path == "/v1/unload_lora_adapter":
+            self.adapters.pop(body["lora_name"])
+            return 200, {}
+        if path not in ("/v1/chat/completions", "/v1/completions"):
+            return 404, {"error": {"message": f"no such path {path}"}}
+        made = self.reply(body)
+        return 200, made if isinstance(made, dict) else completion(body, made)
+
+
+def completion(body: Body, text: str) -> Body:
+    """The answer to a chat or completion request, with token ids and log-probabilities if they were asked for."""
+    prompt_ids, ids = list(prompt_of(body).encode()), list(text.encode())
+    choice: Body = {"index": 0, "finish_reason": "stop", "logprobs": None}
+    chat = "messages" in body
+    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "total_tokens": len(prompt_ids + ids)}
+    made: Body = {"id": "x", "object": "completion", "model": body["model"], "choices": [choice], "usage": usage}
+    if body.get("return_token_ids"):
+        choice["token_ids"] = ids
+        (made if chat else choice)["prompt_token_ids"] = prompt_ids
+    if body.get("logprobs"):
+        each = [{"token": chr(byte), "logprob": -0.5} for byte in ids]
+        choice["logprobs"] = {"content": each} if chat else {"token_logprobs": [-0.5] * len(ids)}
+    return made
+
+
+class _Server(ThreadingHTTPServer):
+    """Knows its open connections, so that none outlives the test; a "reset" connection ends without a farewell."""
+
+    daemon_threads = False
+    request_queue_size = 256
+
+    def __init__(self, owner: LLMServer, port: int) -> None:
+        self.owner = owner
+        self.open: set[socket.socket] = set()
+        self.reset: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.open.discard(request)
+        if request in self.reset:
+            self.reset.discard(request)
+            request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_request(request)
+        else:
+            super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End reading on idle keep-alive connections; their threads then finish and close them."""
+        for connection in list(self.open):
+            try:
+                connection.shutdown(socket.SHUT_RD)
+            except OSError:
+                continue  # already gone
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True  # the client went away, as a cancelled one does
+
+    def do_GET(self) -> None:
+        models = {"object": "list", "data": [{"id": "m", "object": "model"}]}
+        self._send(200 if self.path == "/v1/models" else 404, json.dumps(models).encode())
+
+    def do_POST(self) -> None:
+        owner = self.server.owner
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        with owner._lock:
+            owner.bodies.append(json.loads(raw))
+            owner.headers.append({name.lower(): value for name, value in self.headers.items()})
+            owner.paths.append(self.path)
+            owner.in_flight += 1
+            owner.max_in_flight = max(owner.max_in_flight, owner.in_flight)
+        try:
+            self._reply(owner, owner.next_fault(raw), json.loads(raw))
+        finally:
+            with owner._lock:
+                owner.in_flight -= 1
+
+    def _reply(self, owner: LLMServer, fault: Fault, body: Body) -> None:
+        if fault == "reset":
+            self.server.reset.add(self.connection)
+            self.close_connection = True
+        elif isinstance(fault, int):
+            self._send(fault, json.dumps({"error": {"message": f"injected {fault}"}}).encode())
+        elif fault in BODY_FAULTS:
+            self._send(200, BODY_FAULTS[fault].encode())
+        else:
+            if fault == "slow":
+                time.sleep(owner.slow_s)
+            status, answer = owner.answer(self.path, body)
+            self._send(status, json.dumps(answer).encode(), cut=40 if fault == "truncate" else 0)
+
+    def _send(self, status: int, data: bytes, cut: int = 0) -> None:
+        """Send `data`; with `cut`, announce all of it and hang up before the last `cut` bytes."""
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if status == 429 and self.server.owner.retry_after is not None:
+            self.send_header("Retry-After", self.server.owner.retry_after)
+        self.end_headers()
+        self.wfile.write(data[: len(data) - cut])
+        if cut:
+            self.close_connection = True
