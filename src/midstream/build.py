@@ -122,7 +122,7 @@ def _check_engine(recipe: Recipe, module: str, table: Table) -> None:
         raise RecipeError(
             f"agent.{module}.engine = {table['engine']!r} is never asked",
             cause=f"{table['type']!r} is a program",
-            mend="remove `engine`, or choose type = \"prompted\"",
+            mend='remove `engine`, or choose type = "prompted"',
         )
 
 
@@ -139,6 +139,7 @@ class Build:
     """The objects of one recipe, each made once when first asked for."""
 
     recipe: Recipe
+    adapters: Path = Path("adapters")
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,8 +174,12 @@ class Build:
     ) -> rollout.Environment:
         """Agent, tools, engines and reward; `planner`, its `temperature` and `max_turns` may be replaced."""
         agent = self.recipe.agent
-        modules = {name: self._module(name, getattr(agent, name)) for name in MODULES if planner is None or name != "planner"}
-        engines = {name: self.engine(getattr(agent, name)["engine"]) for name in modules if "engine" in getattr(agent, name)}
+        modules = {
+            name: self._module(name, getattr(agent, name)) for name in MODULES if planner is None or name != "planner"
+        }
+        engines = {
+            name: self.engine(getattr(agent, name)["engine"]) for name in modules if "engine" in getattr(agent, name)
+        }
         modules.setdefault("planner", planner)
         if temperature is not None and planner is None:
             modules["planner"] = self._module("planner", _with_temperature(agent.planner, temperature))
@@ -204,7 +209,12 @@ class Build:
         from midstream.training import tiny
 
         names = self.source.names()
-        words = {*gazetteer.question_words(), *compact.WORDS, *programs.action_words(), *(tool.name for tool in self.tools)}
+        words = {
+            *gazetteer.question_words(),
+            *compact.WORDS,
+            *programs.action_words(),
+            *(tool.name for tool in self.tools),
+        }
         tokenizer = tiny.make_tokenizer(words, names)
         return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
 
@@ -241,7 +251,9 @@ class Build:
         recipe = self.recipe
         if recipe.training is None:
             raise RecipeError(
-                f"recipe {recipe.name!r} trains nothing", cause="it has no [training] table", mend="add one, or use `midstream eval`"
+                f"recipe {recipe.name!r} trains nothing",
+                cause="it has no [training] table",
+                mend="add one, or use `midstream eval`",
             )
         _check_trainable(recipe, self._planner_engine())
         learner = self.learner
@@ -253,7 +265,9 @@ class Build:
             tokenizer=self._weights().tokenizer,
             learner=learner,
             make_environment=self.environment,
-            clumsy_planner=programs.ClumsyPlanner((recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig())),
+            clumsy_planner=programs.ClumsyPlanner(
+                recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
+            ),
             publish=self._publish,
             warm_start=recipe.warm_start,
             training=recipe.training,
@@ -289,11 +303,9 @@ class Build:
             engine.policy_version = version  # type: ignore[attr-defined]
             return
         assert isinstance(engine, openai_compatible.OpenAICompatibleEngine)
-        directory = Path(self.adapters) / f"version-{version}"
+        directory = self.adapters.absolute() / f"version-{version}"
         self.learner.export_weights(directory)
         await engine.use_adapter(version, directory)
-
-    adapters: str = "adapters"
 
 
 def _loop_config(agent: AgentConfig, max_turns: int | None) -> agentflow.Config:

@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from midstream import commands
 
-        return getattr(commands, options.command)(options)
+        name = "evaluate" if options.command == "eval" else options.command
+        return getattr(commands, name)(options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -94,7 +95,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _recipe_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting")
+    command.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
+    )
     command.add_argument("--seed", type=int, default=None, help="the run seed")
     command.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
 

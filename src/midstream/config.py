@@ -14,17 +14,18 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from midstream import evaluation, rollout
-from midstream.agents import agentflow
+from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
-from midstream.training import settings
+from midstream.evaluation import Config as EvaluationConfig
+from midstream.rollout import Config as RolloutConfig
+from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
 Table = dict[str, Any]
 ConfigT = TypeVar("ConfigT", bound=Frozen)
 
 
-class AgentConfig(agentflow.Config):
+class AgentConfig(LoopConfig):
     """The loop's settings, and a component table for each module."""
 
     planner: Table
@@ -44,11 +45,11 @@ class Recipe(Frozen):
     engines: dict[str, Table] = {}
     tools: dict[str, Table]
     reward: Table
-    rollout: rollout.Config = rollout.Config()
-    warm_start: settings.WarmStartConfig | None = None
-    training: settings.TrainingConfig | None = None
-    learner: settings.LearnerConfig = settings.LearnerConfig()
-    evaluation: evaluation.Config = evaluation.Config()
+    rollout: RolloutConfig = RolloutConfig()
+    warm_start: WarmStartConfig | None = None
+    training: TrainingConfig | None = None
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
 
 def recipes_directory() -> Path:

@@ -21,7 +21,6 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 
-
 T = TypeVar("T")
 
 

@@ -19,7 +19,14 @@ from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
 from midstream.tasks.worlds.gazetteer import ATTRIBUTES, PLACE_ATTRIBUTES
 
-ADJECTIVES = {"people": "population", "large": "area", "larger": "area", "high": "height", "higher": "height", "long": "length"}
+ADJECTIVES = {
+    "people": "population",
+    "large": "area",
+    "larger": "area",
+    "high": "height",
+    "higher": "height",
+    "long": "length",
+}
 CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than", "larger", "smaller"}
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", "max": "compare", "min": "compare"}
 MALFORMED = (" goal {goal}\n arg {arg}", " goal {goal}\n tool browser\n arg {arg}", " goal {goal}\n tool {tool}", " tool {tool}\n goal {goal}")  # fmt: skip
@@ -168,5 +175,11 @@ class _Choice:
         return GOALS[operator], "python", f"{operator} ( {x} , {y} )" if operator.isalpha() else f"{x} {operator} {y}"
 
     def _operator(self) -> str:
-        signs = {"plus": "+", "total": "+", "together": "+", "times": "*", "or": "max" if "larger" in self.words else "min"}
+        signs = {
+            "plus": "+",
+            "total": "+",
+            "together": "+",
+            "times": "*",
+            "or": "max" if "larger" in self.words else "min",
+        }
         return next((signs[word] for word in self.words if word in signs), "-")

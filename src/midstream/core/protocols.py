@@ -250,4 +250,3 @@ class Learner(Protocol):
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote."""
         ...
-

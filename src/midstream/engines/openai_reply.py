@@ -129,12 +129,12 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
 
 
 def _logprobs(field: object) -> tuple[float, ...]:
-    """Of a chat choice (`content[].logprob`) or a text choice (`token_logprobs`); () if any is no finite number."""
+    """Of a chat choice (`content[].logprob`) or a text choice (`token_logprobs`); () if any is no log-probability."""
     if not isinstance(field, dict):
         return ()
     content = field.get("content")
     values = [entry.get("logprob") for entry in content] if isinstance(content, list) else field.get("token_logprobs")
-    if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and abs(v) < 1e9 for v in values):
         return ()
     return tuple(float(value) for value in values)
 

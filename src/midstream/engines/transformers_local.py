@@ -142,7 +142,9 @@ Sampled = tuple[tuple[int, ...], tuple[float, ...]]
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, eos_id: int) -> list[Sampled]:
+def generate(
+    model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, eos_id: int
+) -> list[Sampled]:
     """Sample one completion a request with a key-value cache.
 
     Equal prompts are prefilled once; a finished row leaves the batch. Token t of a request is drawn by inverting its
@@ -159,7 +161,12 @@ def generate(model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Re
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     logits = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
     ).logits[:, -1]
     cache.batch_select_indices(expand)
     draws = _Draws([request for _, request in prompts])

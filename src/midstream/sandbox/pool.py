@@ -11,6 +11,7 @@ an empty environment, and the same hash seed and `random` state every time, so t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -80,10 +81,6 @@ class _Worker:
         finally:
             other.close()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     async def ask(self, code: bytes) -> PythonResult:
         """Run `code`. Whatever else ends this call (an error, a cancellation) ends the worker: it may be mid-answer."""
         finished = False
@@ -119,14 +116,18 @@ class _Worker:
         except OSError:
             return False
 
+    def stop(self) -> None:
+        """End the zygote and its children, and reap it; a call that waits for it sees the end of the stream."""
+        if self._process.returncode is None:
+            # Gone already; macOS says PermissionError of a process that is not reaped yet.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
     def kill(self) -> None:
-        """End the zygote and its children, and reap it."""
+        """Stop, and close our end."""
         self._socket.close()
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # already gone (macOS says PermissionError of a process that is not reaped yet)
-        self._process.wait()
+        self.stop()
 
 
 class PythonPool:
@@ -196,12 +197,14 @@ class PythonPool:
         )
 
     async def close(self) -> None:
-        """End all workers; the pool is not used afterwards."""
+        """End all workers; calls still waiting raise, and the pool is not used afterwards."""
         self._closed = True
-        for worker in (*self._idle, *self._busy):
+        self._attach()
+        for worker in self._idle:
             worker.kill()
         self._idle.clear()
-        self._busy.clear()
+        for worker in self._busy:
+            worker.stop()  # its call closes our end
 
     def _attach(self) -> None:
         """Serve the running event loop; calls that an earlier loop left unfinished lose their worker."""

@@ -11,7 +11,7 @@ If it left none, the way it ended says why: the clock, the memory limit, a signa
 """
 
 import _ast
-import _signal as signal  # not `signal`, whose enums touch many pages
+import _signal as signal  # pyright: ignore[reportMissingImports] - not `signal`, whose enums touch many pages
 import gc
 import io
 import math
@@ -79,6 +79,7 @@ def execute(code: bytes, limit: int) -> tuple[int, str]:
 def evaluate(source: str, namespace: dict[str, object], output: Output) -> None:
     """Run statements; a last one that is an expression shows its value as a REPL does."""
     tree = compile(source, FILENAME, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, _ast.Module)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)
     if last is not None:
@@ -111,7 +112,7 @@ def limit_resource(kind: int, value: int) -> None:
     """Set a soft and hard limit; a system that does not know this one (macOS: memory) goes without."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    try:
+    try:  # noqa: SIM105 - every child comes by here, and contextlib has pages of its own
         resource.setrlimit(kind, (value, value))
     except (ValueError, OSError):
         pass
@@ -135,7 +136,7 @@ class Zygote:
     def expire(self, *_: object) -> None:
         """End the child: its time is up."""
         self.expired = True
-        try:
+        try:  # noqa: SIM105
             os.kill(self.child, signal.SIGKILL)
         except ProcessLookupError:
             pass  # reaped in this very moment

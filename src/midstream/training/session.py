@@ -73,7 +73,7 @@ class Session:
         try:
             first = await self._begin()
             steps = self.parts.training.steps
-            self.progress.start(self.run_directory.info.recipe_name, steps, first, str(self.run_directory.root))
+            self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
             for step in range(first, steps + 1):
                 self._record(await self.algorithm.step(step))
                 if step % self.parts.training.validate_every == 0 or step == steps:

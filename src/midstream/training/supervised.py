@@ -152,9 +152,7 @@ class SupervisedTraining:
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
             self.learner.redraw(derive_seed(self.seed, "redraw", update))
-            losses.append(
-                self.learner.supervised_step(transcripts.batch(update), self.config.supervised.learning_rate)
-            )
+            losses.append(self.learner.supervised_step(transcripts.batch(update), self.config.supervised.learning_rate))
         metrics = StepMetrics(
             step=step,
             policy_version=step - 1,

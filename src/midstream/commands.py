@@ -1,0 +1,361 @@
+"""What each command does: find the recipe or run, build, run, show."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from midstream import evaluation
+from midstream.build import Build, check
+from midstream.config import Recipe, load_recipe, parse_recipe, read_table, to_toml, with_overrides
+from midstream.core.errors import MidstreamError, RecipeError, RunError
+from midstream.core.metrics import EvaluationResult
+from midstream.core.progress import ProgressDisplay
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.report import html, progress, tables
+from midstream.rollout import Environment, rollout
+from midstream.runs import RunDirectory
+
+DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
+LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and for
+nothing else. Executor, verifier and generator are fixed programs; the verifier stops on the first result of the right
+form and cannot tell a right one from a wrong one. Questions come from templates, and the test's differ from the
+training's in their places, facts and numbers, not in their wording. What this shows is that the loop, the credit and
+the update work, on real tools and held-out facts; it says nothing about how much a large model gains."""
+
+
+def train(options: argparse.Namespace) -> int:
+    """`midstream train RECIPE`."""
+    recipe = _recipe(options.recipe, options)
+    if options.dry_run:
+        return _dry_run(recipe)
+    root = Path(options.out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+    run = _create_run(root, recipe)
+    _train(run, recipe, options)
+    _show_result(run, options)
+    return 0
+
+
+def resume(options: argparse.Namespace) -> int:
+    """`midstream resume RUN`."""
+    run = RunDirectory.open(Path(options.run))
+    _train(run, recipe_of(run), options)
+    _show_result(run, options)
+    return 0
+
+
+def demo(options: argparse.Namespace) -> int:
+    """`midstream demo`: the tiny recipe, then everything there is to see. An interrupted demo goes on."""
+    recipe = _recipe(DEMO_RECIPE, options)
+    if options.dry_run:
+        return _dry_run(recipe)
+    root = Path(options.out or DEMO_RUN)
+    run = _existing_demo(root, recipe, options) or _create_run(root, recipe)
+    _train(run, recipe, options)
+    _show_result(run, options)
+    if not options.json:
+        _show_demo(run)
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """`midstream eval RUN|RECIPE`."""
+    build, run = _target(options)
+    if options.dry_run:
+        return _dry_run(build.recipe)
+    console = Console(stderr=True)
+    if run is not None:
+        from midstream.training.session import load_policy
+
+        step: int | None = load_policy(build.learner, run, console.print)
+    else:
+        step = None
+    with progress.make_progress(console, options.quiet) as display:
+        results = asyncio.run(_evaluate_sets(build, display, step))
+    if options.json:
+        print(json.dumps([result.model_dump() for result in results]))
+    else:
+        Console().print(tables.evaluation_table(results))
+    return 0
+
+
+def solve(options: argparse.Namespace) -> int:
+    """`midstream solve QUESTION`."""
+    build, run = _target(options, default="agentflow-prompted")
+    if options.dry_run:
+        return _dry_run(build.recipe)
+    temperature = options.temperature
+    if run is not None:
+        from midstream.training.session import load_policy
+
+        load_policy(build.learner, run, Console(stderr=True).print)
+        temperature = 0.0 if temperature is None else temperature
+    trajectory = asyncio.run(_solve(build.environment(temperature=temperature), options.question, build.recipe.seed))
+    if options.json:
+        print(trajectory.model_dump_json())
+    else:
+        Console().print(tables.trajectory_view(trajectory))
+    return 0 if trajectory.status == "ok" else 1
+
+
+def show(options: argparse.Namespace) -> int:
+    """`midstream show RUN [TRAJECTORY]`."""
+    run = RunDirectory.open(Path(options.run))
+    if options.trajectory:
+        trajectory = run.find_trajectory(options.trajectory)
+        if options.json:
+            print(trajectory.model_dump_json())
+        else:
+            Console().print(tables.trajectory_view(trajectory, trajectory.gold))
+        return 0
+    info, status = run.info(), run.status()
+    metrics, results = run.read_metrics(), run.read_evaluations()
+    if options.json:
+        print(json.dumps({
+            "run": str(run.root), "info": info.model_dump(), "status": status.model_dump(),
+            "metrics": [one.model_dump() for one in metrics], "evaluations": [one.model_dump() for one in results],
+        }))  # fmt: skip
+        return 0
+    steps = recipe_of(run).training
+    console = Console()
+    console.print(tables.run_summary(str(run.root), info.recipe_name, steps.steps if steps else 0, metrics, results))
+    console.print(f"status  {status.state} {status.message}".rstrip(), markup=False)
+    if status.state in ("interrupted", "failed"):
+        console.print(f"go on with: midstream resume {run.root}", markup=False)
+    return 0
+
+
+def study(options: argparse.Namespace) -> int:
+    """`midstream study controls`."""
+    from midstream.study import run_study
+
+    return run_study(options)
+
+
+def recipe_of(run: RunDirectory) -> Recipe:
+    """The resolved recipe that a run was started with."""
+    return parse_recipe(tomllib.loads(run.recipe()))
+
+
+def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
+    """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
+    run = RunDirectory.open(root) if (root / "run.json").exists() else _create_run(root, recipe)
+    if run.status().state != "finished":
+        _train(run, recipe_of(run), argparse.Namespace(quiet=True))
+    return run
+
+
+def _recipe(name: str, options: argparse.Namespace) -> Recipe:
+    overrides = list(options.overrides)
+    if options.seed is not None:
+        overrides.append(f"seed={options.seed}")
+    return load_recipe(name, overrides)
+
+
+def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunDirectory | None]:
+    """The build of a run's or a recipe's agent, with the engine's address and model replaced where they are given."""
+    target = getattr(options, "target", None) or getattr(options, "run", None) or getattr(options, "recipe", None)
+    target = target or default
+    if (Path(target) / "run.json").exists() or getattr(options, "run", None):
+        run = RunDirectory.open(Path(target))
+        table = tomllib.loads(run.recipe())
+        if options.seed is not None:
+            table["seed"] = options.seed
+        return Build(parse_recipe(with_overrides(table, options.overrides))), run
+    table = with_overrides(read_table(target), options.overrides)
+    for key, value in (("base_url", getattr(options, "base_url", None)), ("model", getattr(options, "model", None))):
+        if value:
+            table.setdefault("engines", {}).setdefault("model", {"type": "openai_compatible"})[key] = value
+    if options.seed is not None:
+        table["seed"] = options.seed
+    return Build(parse_recipe(table)), None
+
+
+def _dry_run(recipe: Recipe) -> int:
+    """Validate everything and print the resolved recipe and what a run would do."""
+    print(to_toml(check(recipe)))
+    training = recipe.training
+    if training and training.algorithm == "flow_grpo":
+        each = training.tasks_per_step * training.group_size
+        print(f"# would sample {training.steps} x {training.tasks_per_step} x {training.group_size} = "
+              f"{training.steps * each} trajectories of at most {recipe.agent.max_turns} turns")  # fmt: skip
+    return 0
+
+
+def _create_run(root: Path, recipe: Recipe) -> RunDirectory:
+    resolved = check(recipe)
+    return RunDirectory.create(
+        root, recipe_toml=to_toml(resolved), recipe_name=recipe.name, seed=recipe.seed, resolved=resolved
+    )
+
+
+def _existing_demo(root: Path, recipe: Recipe, options: argparse.Namespace) -> RunDirectory | None:
+    """The demo that was begun in `root`, if its recipe is the same."""
+    if not (root / "run.json").exists():
+        return None
+    run = RunDirectory.open(root)
+    if options.no_resume or run.recipe() != to_toml(check(recipe)):
+        raise RunError(
+            f"{root} already holds a run{'' if options.no_resume else ' with other settings'}",
+            cause="a demo was run here before",
+            mend=f"choose another directory with --out, or move {root} away",
+        )
+    return run
+
+
+def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> None:
+    """Run a session to its end, and leave a status whatever happens."""
+    if run.status().state == "finished":
+        return
+    from midstream.training.session import Session
+
+    console = Console(stderr=True)
+    with run.lock():
+        run.set_status("running")
+        try:
+            with progress.make_progress(console, options.quiet) as display:
+                build = Build(recipe, adapters=run.root / "adapters")
+                asyncio.run(Session(build.parts(), run, display).run())
+        except KeyboardInterrupt:
+            run.set_status("interrupted", "stopped by Ctrl-C")
+            console.print(f"\nstopped; go on with: midstream resume {run.root}", markup=False)
+            raise
+        except MidstreamError as error:
+            run.set_status("failed", str(error))
+            raise
+        write_report(run)
+        run.set_status("finished")
+
+
+def _show_result(run: RunDirectory, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.read_evaluations()]}))
+        return
+    console = Console()
+    before, after = before_and_after(run)
+    if not after:
+        return
+    console.print(tables.before_after_table(*(_only(side, "test") for side in (before, after))))
+    console.print(tables.tool_shift_table(*(_only(side, "test", "T=1") for side in (before, after))))
+    for name in dict.fromkeys(one.set_name for one in after if one.set_name not in ("test", "validation")):
+        console.print(tables.before_after_table(_only(before, name), _only(after, name)))
+
+
+def _show_demo(run: RunDirectory) -> None:
+    console = Console()
+    console.print("[bold]One held-out question, turn by turn[/bold]\n")
+    for _, trajectory in samples(run)[-1:]:
+        console.print(tables.trajectory_view(trajectory))
+    seconds = sum(one.cpu_s for one in run.read_timings())
+    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
+    console.print("\n[bold]Limits[/bold]")
+    console.print(" ".join(LIMITS.split()), markup=False)
+    console.print("\n[bold]Next[/bold]")
+    for line in next_steps(run):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def next_steps(run: RunDirectory) -> list[str]:
+    """Commands to try after a run."""
+    question = next((one.question for _, one in samples(run)[-1:]), "What is 45 plus 17 ?")
+    return [
+        f'midstream solve "{question}" --run {run.root}',
+        f"midstream show {run.root}",
+        f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
+        f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
+        f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
+        "midstream study controls --seeds 3",
+    ]
+
+
+def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
+    """The evaluations of step 0 and of the last evaluated step."""
+    results = [one for one in run.read_evaluations() if one.step is not None]
+    last = max((one.step or 0 for one in results), default=0)
+    return [one for one in results if one.step == 0], [one for one in results if one.step == last and last > 0]
+
+
+def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
+    """One hard test question before and after training: the first three-turn one that was failed and is now solved."""
+    before, after = before_and_after(run)
+    if not before or not after or not _only(before, "test") or not _only(after, "test"):
+        return []
+    first = run.read_evaluation_trajectories("test-greedy-0")
+    last = run.read_evaluation_trajectories(f"test-greedy-{after[0].step}")
+    pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
+    pair = max(pairs, key=lambda pair: len(pair[1].turns), default=None) or (first[-1], last[-1])
+    return [("before training", pair[0]), ("after training", pair[1])]
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write the run's self-contained HTML report."""
+    info = run.info()
+    html.write_report(
+        run.report_path,
+        html.ReportData(
+            title=f"{info.recipe_name}, seed {info.seed}",
+            recipe_toml=run.recipe(),
+            run_info={
+                "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+                "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+                "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.read_timings()), 1),
+                **info.packages,
+            },
+            metrics=run.read_metrics(),
+            timings=run.read_timings(),
+            evaluations=run.read_evaluations(),
+            samples=samples(run),
+            limits=" ".join(LIMITS.split()),
+            next_steps=next_steps(run),
+        ),
+    )  # fmt: skip
+
+
+async def _evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
+    config, seed = build.recipe.evaluation, build.recipe.seed
+    if not config.sets:
+        raise RecipeError(
+            f"recipe {build.recipe.name!r} has nothing to evaluate on",
+            cause="it has no [[evaluation.sets]]",
+            mend='add one, e.g. name = "test", split = "test", per_family = 60',
+        )
+    results = []
+    for chosen in config.sets:
+        for temperature in config.temperatures:
+            environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
+            display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
+            tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+            result, _ = await evaluation.evaluate(
+                environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
+                seed=derive_seed(seed, "evaluation", chosen.name), step=step,
+            )  # fmt: skip
+            display.evaluation(result)
+            results.append(result)
+    await build.environment().close()
+    return results
+
+
+async def _solve(environment: Environment, question: str, seed: int) -> Trajectory:
+    task = Task(id="question", question=question, answer="")
+    try:
+        [group] = await rollout(environment, [task], seed=seed)
+    finally:
+        await environment.close()
+    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:
+    return [one for one in results if one.set_name == name and sampling in (None, one.sampling)]
+
+
+def _solved(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and trajectory.reward.value == 1

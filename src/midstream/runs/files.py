@@ -1,0 +1,132 @@
+"""Writing files so that a crash or a full disk leaves either the old content or the new one.
+
+`atomic_write` replaces a whole file, `append_record` adds one line to a journal. Both turn the system's refusals into
+`StorageError`, which stops a run in a state that it can resume from.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
+
+from midstream.core.errors import StorageError
+
+_RESUME = "then `midstream resume` the run"
+# By name, because not every platform has every number.
+_MENDS = {
+    "ENOSPC": ("the disk is full", f"free space on that disk, {_RESUME}"),
+    "EDQUOT": ("your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
+    "EFBIG": ("the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
+    "EROFS": ("the file system is mounted read-only", f"remount it writable or write elsewhere, {_RESUME}"),
+    "EACCES": ("this user may not write there", f"mend the permissions or write elsewhere, {_RESUME}"),
+    "EPERM": ("this user may not write there", f"mend the permissions or write elsewhere, {_RESUME}"),
+    "EIO": ("the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
+}
+_DEFAULT_MEND = ("the system refused the write", f"see to the error above, {_RESUME}")
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """The `StorageError` that tells a user what `error` means for `path` and how to mend it."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    cause, mend = _MENDS.get(name, _DEFAULT_MEND)
+    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", cause=cause, mend=mend)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn any `OSError` inside the context into a `StorageError` about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames, creations and deletions inside `directory` survive a power cut.
+
+    Does nothing where directories cannot be synced (Windows, some network file systems): a rename is still atomic
+    there, it may only be undone by a power cut.
+    """
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: a reader, or a crash at any moment, sees the old file or the new one, whole.
+
+    Raises:
+        StorageError: the write failed; `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_directory(path.parent)
+
+
+def encode_record(record: BaseModel | Mapping[str, Any], *, exclude_defaults: bool = False) -> bytes:
+    """One line of JSON with its newline. Infinite and NaN numbers become the strings "Infinity", "-Infinity", "NaN".
+
+    Half a surrogate pair, which a model's broken JSON escape can put into a text, is no valid UTF-8: it is written
+    as "?", because one bad character must not stop a run.
+    """
+    try:
+        if isinstance(record, BaseModel):
+            return record.model_dump_json(exclude_defaults=exclude_defaults).encode() + b"\n"
+        return to_json(record, inf_nan_mode="strings") + b"\n"
+    except PydanticSerializationError:
+        plain = record.model_dump(exclude_defaults=exclude_defaults) if isinstance(record, BaseModel) else dict(record)
+        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace") + b"\n"
+
+
+def append_record(file: io.FileIO, record: BaseModel | Mapping[str, Any] | bytes) -> None:
+    """Append one record to an unbuffered file opened for appending, with a single write to the system.
+
+    `bytes` are appended as they are (whole lines). If the system takes only a part and then refuses the rest, that
+    part is cut off again, so the file still ends with a whole record.
+
+    Raises:
+        StorageError: the write failed; the file is as it was.
+    """
+    data = record if isinstance(record, bytes) else encode_record(record)
+    path = Path(str(file.name))
+    with storage_errors(path):
+        start = file.seek(0, os.SEEK_END)
+        try:
+            _write_all(file, data)
+        except OSError:
+            # If even the cut fails, the torn tail is repaired when the journal is opened next.
+            with suppress(OSError):
+                file.truncate(start)
+            raise
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """One write, and further ones only if the system took a part (a nearly full disk, a signal)."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) or 0 :]

@@ -1,0 +1,142 @@
+"""What a run was made with, and how it stands: `run.json` and `status.json`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json, to_jsonable_python
+
+from midstream import __version__
+from midstream.core.data import Frozen
+from midstream.core.errors import RunError
+
+RUN_FORMAT = 1
+"""The version of the run directory's layout and records; raised by any change that older code would misread."""
+
+RunState = Literal["running", "interrupted", "finished", "failed"]
+_PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpx")
+
+
+class RunInfo(Frozen):
+    """What a run was started with; written once.
+
+    `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
+    `argv` and `resolved` are kept as they were given: keys belong into environment variables, not into them.
+    `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
+    default and override filled in.
+    """
+
+    format: int
+    midstream: str
+    python: str
+    platform: str
+    packages: dict[str, str]
+    git_commit: str | None
+    recipe_name: str
+    seed: int
+    argv: tuple[str, ...]
+    created_at: str
+    resolved: dict[str, JsonValue]
+
+
+class RunStatus(Frozen):
+    """How a run stands. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""
+
+    state: RunState
+    message: str = ""
+    step: int | None = None
+    updated_at: str = ""
+
+
+def collect_info(recipe_name: str, seed: int, resolved: Mapping[str, Any]) -> RunInfo:
+    """The `RunInfo` of a run that starts now in this process."""
+    return RunInfo(
+        format=RUN_FORMAT,
+        midstream=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages=_installed(),
+        git_commit=git_commit(Path.cwd()),
+        recipe_name=recipe_name,
+        seed=seed,
+        argv=tuple(sys.argv),
+        created_at=utc_now(),
+        resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
+    )
+
+
+def parse_info(path: Path) -> RunInfo:
+    """Read `run.json`.
+
+    Raises:
+        RunError: it is missing, damaged, or of another format version.
+    """
+    try:
+        raw = from_json(path.read_bytes())
+        found = raw["format"]
+        if found == RUN_FORMAT:
+            return RunInfo.model_validate(raw)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(
+            f"{path.parent} is not a run directory: it has no {path.name}",
+            cause="a wrong path, or a run that was stopped while it was being created",
+            mend="give the directory that `--out` named when training started",
+        ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        first_line = str(error).splitlines()[0]
+        raise RunError(
+            f"{path} is damaged: {first_line}",
+            cause="the file was edited, or the disk or a copy lost data",
+            mend="restore it from a copy",
+        ) from error
+    raise _other_format(path, found, raw)
+
+
+def git_commit(directory: Path) -> str | None:
+    """The commit checked out in `directory`, "-dirty" appended if tracked files differ; None if there is none."""
+    command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def read_status(path: Path) -> RunStatus:
+    """Read `status.json`; a missing or damaged one says "interrupted"."""
+    try:
+        return RunStatus.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return RunStatus(state="interrupted", message="the run has left no status")
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _installed() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _other_format(path: Path, found: Any, raw: Mapping[str, Any]) -> RunError:
+    writer = raw.get("midstream", "of an unknown version")
+    return RunError(
+        f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
+        cause=f"the run was made by midstream {writer}",
+        mend=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
+    )

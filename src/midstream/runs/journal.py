@@ -1,0 +1,181 @@
+"""Append-only JSON lines that survive crashes.
+
+A record is a line that ends in a newline and holds a JSON object. Each append is one write to the system, so a killed
+process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and says
+so; reading passes over it. Damage anywhere else is an error: it never comes from a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from midstream.core.errors import RunError
+from midstream.runs.files import append_record, atomic_write, encode_record, fsync_directory, storage_errors
+
+Record = BaseModel | Mapping[str, Any]
+Report = Callable[[str], None]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+warn = logging.getLogger("midstream.runs").warning
+_BLOCK = 1 << 16
+
+
+class Journal:
+    """An open journal to append to; a context manager.
+
+    Appended records survive the death of this process at once; they survive a power cut once `close` has returned.
+
+    Args:
+        path: the file, created if missing.
+        report: called with one line of text if a torn tail had to be cut off.
+
+    Raises:
+        StorageError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path, *, report: Report = warn) -> None:
+        self.path = path
+        with storage_errors(path):
+            is_new = not path.exists()
+            self._file = path.open("ab", buffering=0)
+            try:
+                if is_new:
+                    fsync_directory(path.parent)
+                else:
+                    _repair_tail(path, report)
+            except OSError:
+                self._file.close()
+                raise
+
+    def append(self, record: Record) -> None:
+        """Append one record with one write.
+
+        Raises:
+            StorageError: the write failed; the journal still ends with the record before.
+        """
+        append_record(self._file, record)
+
+    def append_many(self, records: Sequence[Record]) -> None:
+        """Append all records with one write, or none of them; raises as `append`."""
+        if records:
+            append_record(self._file, b"".join(encode_record(record) for record in records))
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        if self._file.closed:
+            return
+        with storage_errors(self.path):
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a journal in order; none if the file does not exist. A torn last line is passed over.
+
+    Raises:
+        RunError: a line before the last is damaged; names file and line.
+    """
+    for _, _, record in _numbered_records(path):
+        yield record
+
+
+def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
+    """The records of a journal as `model`s; raises as `read_records`, also for a record that is no `model`."""
+    found: list[ModelT] = []
+    for number, _, record in _numbered_records(path):
+        try:
+            found.append(model.model_validate(record))
+        except ValidationError as error:
+            problem = f"is no {model.__name__}: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}"
+            raise _damaged(path, number, problem) from error
+    return found
+
+
+def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Atomically remove the records for which `keep` is false; the others stay byte for byte. Returns how many went."""
+    kept: list[bytes] = []
+    removed = 0
+    for _, line, record in _numbered_records(path):
+        if keep(record):
+            kept.append(line)
+        else:
+            removed += 1
+    if removed:
+        atomic_write(path, b"".join(kept))
+    return removed
+
+
+def _numbered_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Line number (from 1), raw line and record; a bad line is an error once another line follows it."""
+    if not path.exists():
+        return
+    bad_line = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if bad_line:
+                raise _damaged(path, bad_line, "is not a JSON object")
+            record = _parse(line)
+            if record is None:
+                bad_line = number
+            else:
+                yield number, line, record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record of a whole line, or None if the line is torn or damaged."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = from_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _damaged(path: Path, line: int, problem: str) -> RunError:
+    return RunError(
+        f"{path} is damaged: line {line} {problem}",
+        cause="the file was edited, or the disk or a copy lost data (a crash only ever tears the last line)",
+        mend=f"restore the file from a copy, or delete line {line}",
+    )
+
+
+def _repair_tail(path: Path, report: Report) -> None:
+    """Cut off a torn or damaged last line, reading only as much of the file's end as that takes."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        start, line = _last_line(file, size)
+        if not line or _parse(line) is not None:
+            return
+        file.truncate(start)
+        os.fsync(file.fileno())
+    report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
+
+
+def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
+    """Offset and bytes of the last line (with its newline, if it has one) of a file of `size` bytes."""
+    tail, start = b"", size
+    while start > 0:
+        step = min(_BLOCK, start)
+        start -= step
+        file.seek(start)
+        tail = file.read(step) + tail
+        cut = tail.rfind(b"\n", 0, len(tail) - 1)
+        if cut >= 0:
+            return start + cut + 1, tail[cut + 1 :]
+    return 0, tail

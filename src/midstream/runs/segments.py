@@ -1,0 +1,130 @@
+"""Trajectory segments: one gzip file of JSON lines per training step or evaluation.
+
+A segment is written whole, atomically, because a step is the unit that a resumed run repeats. Fields at their default
+are left out. Measured on 128 trajectories of 3 turns (one CPU core): encoding 7 ms, gzip level 1 3 ms more, for 136 KB
+in place of 616 KB; level 6 would take 12 ms for 118 KB.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from midstream.core.errors import RunError
+from midstream.core.trajectory import Trajectory
+from midstream.runs.files import atomic_write, encode_record
+
+SUFFIX = ".jsonl.gz"
+_STEP = re.compile(r"step-(\d{6,})" + re.escape(SUFFIX))
+_SHOWN = 8
+
+
+def step_segment(root: Path, step: int) -> Path:
+    """The segment file of a training step."""
+    return root / f"step-{step:06d}{SUFFIX}"
+
+
+def evaluation_segment(root: Path, name: str) -> Path:
+    """The segment file of an evaluation; what does not belong in a file name becomes "-"."""
+    return root / f"eval-{re.sub(r'[^A-Za-z0-9._=+-]+', '-', name)}{SUFFIX}"
+
+
+def segment_steps(root: Path) -> list[int]:
+    """The training steps that have a segment, ascending."""
+    names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+
+def write_segment(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write a segment, replacing an earlier one; equal trajectories give equal bytes. Raises `StorageError`."""
+    lines = b"".join(encode_record(trajectory, exclude_defaults=True) for trajectory in trajectories)
+    atomic_write(path, gzip.compress(lines, compresslevel=1, mtime=0))
+
+
+def read_segment(path: Path) -> list[Trajectory]:
+    """All trajectories of a segment in order. Raises `RunError` if it is missing or damaged."""
+    return [_parse(path, line) for line in _lines(path)]
+
+
+def find_in_segments(paths: Sequence[Path], id_or_prefix: str) -> Trajectory:
+    """The one trajectory with this id, or else whose id starts so.
+
+    `<segment>/<id>`, as the error about several matches lists them, looks into one segment only.
+
+    Raises:
+        RunError: there is none, or more than one.
+    """
+    segment, _, rest = id_or_prefix.partition("/")
+    chosen = [path for path in paths if path.name == segment + SUFFIX]
+    wanted = rest if chosen else id_or_prefix
+    exact: list[tuple[str, Trajectory]] = []
+    begins: list[tuple[str, Trajectory]] = []
+    for path, trajectory in _candidates(chosen or paths, wanted):
+        matches = exact if trajectory.id == wanted else begins
+        if len(matches) <= _SHOWN:
+            matches.append((f"{path.name.removesuffix(SUFFIX)}/{trajectory.id}", trajectory))
+    found = exact or begins
+    if len(found) != 1:
+        raise _not_one(id_or_prefix, [name for name, _ in found], len(paths))
+    return found[0][1]
+
+
+def _candidates(paths: Sequence[Path], wanted: str) -> Iterator[tuple[Path, Trajectory]]:
+    """Trajectories whose id starts with `wanted`; only lines that contain it are parsed."""
+    needle = to_json(wanted)[1:-1]
+    for path in paths:
+        for line in _lines(path):
+            if needle in line and (trajectory := _parse(path, line)).id.startswith(wanted):
+                yield path, trajectory
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        data = path.read_bytes()
+        if not data:
+            raise EOFError("the file is empty")
+        return gzip.decompress(data).splitlines(keepends=True)
+    except FileNotFoundError as error:
+        raise RunError(
+            f"there is no segment {path.name} in {path.parent}",
+            cause="the step or evaluation was not run, or wrote no trajectories",
+            mend=f"see what there is: `ls {path.parent}`",
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _parse(path: Path, line: bytes) -> Trajectory:
+    try:
+        return Trajectory.model_validate_json(line)
+    except ValidationError as error:
+        raise _damaged(path, f"{error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
+
+
+def _damaged(path: Path, problem: str) -> RunError:
+    return RunError(
+        f"{path} is damaged: {problem}",
+        cause="the file was edited, or the disk or a copy lost data (a crash leaves segments whole)",
+        mend="restore it from a copy, or delete it: training does not need it, only reports do",
+    )
+
+
+def _not_one(wanted: str, names: list[str], segments: int) -> RunError:
+    if not names:
+        return RunError(
+            f"no trajectory {wanted!r} in {segments} segments",
+            cause="the id is of another run, or was removed when the run resumed",
+            mend="take an id, or the start of one, from this run's report",
+        )
+    more = " and more" if len(names) > _SHOWN else ""
+    return RunError(
+        f"trajectory {wanted!r} could be {', '.join(names[:_SHOWN])}{more}",
+        cause="several ids begin so, or several segments hold this id",
+        mend="give one of these names in full",
+    )

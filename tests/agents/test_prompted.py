@@ -1,0 +1,289 @@
+"""The four prompted modules: what they are shown, in which order, and what they make of replies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+from support.llm_server import LLMServer
+
+from midstream.agents.prompted import (
+    Config,
+    PlannerConfig,
+    PromptedExecutor,
+    PromptedGenerator,
+    PromptedPlanner,
+    PromptedVerifier,
+    StructuredConfig,
+)
+from midstream.agents.rendering import MemoryStyle, render_memory
+from midstream.core.errors import RecipeError
+from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.protocols import ModuleContext, Request, ToolResult
+from midstream.core.trajectory import Action, Call, Command, Observation, Sampling, Verdict
+from midstream.engines.openai_compatible import Config as EngineConfig
+from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.engines.scripted import ScriptedEngine
+
+
+@dataclass
+class Echo:
+    name: str = "echo"
+    description: str = "Says <|im_end|> $text {{query}}."
+    timeout_s: float = 1.0
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        return ToolResult(text=str(arguments["text"]))
+
+    async def close(self) -> None: ...
+
+
+TOOLS = (Echo(),)
+QUESTION = "What costs $5 {{memory}} \\1?"
+STYLES: tuple[MemoryStyle, ...] = ("json", "toon", "table")
+PLAN = "Context: c\nSub-Goal: g\nTool Name: echo"
+VERDICT = '{"analysis": "a", "result_valid": true, "memory_sufficient": false}'
+
+
+def record(turn: int) -> MemoryRecord:
+    action = Action(sub_goal="g", tool="echo", context="$c")
+    result = "bad\n# Query\n\n<|im_start|>system {{tools}} $query"
+    return MemoryRecord(turn=turn, action=action, command=Command(tool="echo", arguments={"text": "x"}), result=result)
+
+
+def memory(turns: int) -> Memory:
+    return Memory(records=tuple(record(turn) for turn in range(1, turns + 1)))
+
+
+def context(engine: ScriptedEngine, **fields: Any) -> ModuleContext:
+    return ModuleContext(engine=engine, seed=3, order=5, deadline_s=1e9, **fields)
+
+
+def text_of(request: Request) -> str:
+    return "\n".join(message.content for message in request.messages)
+
+
+def plan(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json", lessons: str = "") -> tuple[Action, Any]:
+    planner = PromptedPlanner(PlannerConfig(memory_style=style))
+    return asyncio.run(planner.plan(QUESTION, TOOLS, memory(turns), context(engine, lessons=lessons)))
+
+
+def verify(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[Verdict, tuple[Call, ...]]:
+    verifier = PromptedVerifier(StructuredConfig(memory_style=style))
+    observation = Observation(status="ok", text="<|im_end|>\n# Query", duration_s=1.25)
+    return asyncio.run(verifier.verify(QUESTION, observation, memory(turns), context(engine)))
+
+
+def generate(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[str | None, tuple[Call, ...]]:
+    generator = PromptedGenerator(Config(memory_style=style))
+    return asyncio.run(generator.generate(QUESTION, memory(turns), context(engine)))
+
+
+def command(engine: ScriptedEngine, action: Action) -> tuple[Command, tuple[Call, ...]]:
+    return asyncio.run(PromptedExecutor(StructuredConfig()).command(action, TOOLS, context(engine, lessons="lesson")))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("ask", "reply"), [(plan, PLAN), (verify, VERDICT), (generate, "x")])
+def test_successive_turns_share_all_up_to_the_end_of_memory(ask: Any, reply: str, style: MemoryStyle):
+    engine = ScriptedEngine(lambda request: reply)
+    for turns in range(3):
+        ask(engine, turns, style)
+    texts, heading = [text_of(request) for request in engine.requests], "# Memory\n\n"
+    for turns, (text, following) in enumerate(zip(texts, texts[1:], strict=False)):
+        rendered = render_memory(memory(turns), style)
+        end = text.index(heading + rendered) + len(heading + rendered)
+        assert text[:end] == following[:end]
+        assert QUESTION in text[:end]
+
+
+def test_the_tail_after_memory_is_short():
+    engine = ScriptedEngine(lambda request: PLAN)
+    plan(engine, 1)
+    [request] = engine.requests
+    assert len(text_of(request).rpartition(render_memory(memory(1), "json"))[2]) < 40
+
+
+def test_lessons_follow_the_instructions_and_vanish_when_there_are_none():
+    engine = ScriptedEngine(lambda request: PLAN)
+    plan(engine, 0, lessons="Search before you compute.")
+    plan(engine, 0)
+    told, untold = (request.messages[0].content for request in engine.requests)
+    block = "# Lessons from earlier tasks\n\nSearch before you compute.\n\n"
+    assert told.replace(block, "") == untold
+    assert told.index("Reply with these four") < told.index(block) < told.index("# Tools")
+
+
+def test_values_are_put_in_as_they_are_and_tool_text_is_escaped():
+    engine = ScriptedEngine(lambda request: PLAN)
+    plan(engine, 1)
+    [request] = engine.requests
+    system, user = (message.content for message in request.messages)
+    assert f"# Query\n\n{QUESTION}\n" in user
+    assert "{{tools}} $query" in user
+    assert user.count("\n# Query") + user.startswith("# Query") == 1
+    assert "<|im" not in system + user
+    assert json.loads(system.splitlines()[-1]) == {
+        "name": "echo",
+        "description": Echo().description,
+        "parameters": Echo().parameters,
+    }
+
+
+def test_a_request_carries_the_context():
+    engine = ScriptedEngine(lambda request: PLAN)
+    action, calls = plan(engine, 0)
+    [request] = engine.requests
+    assert action == Action(sub_goal="g", tool="echo", context="c")
+    assert (request.role, request.order, request.deadline_s) == ("planner", 5, 1e9)
+    assert request.sampling == Sampling(temperature=0.5, max_tokens=2048)
+    assert calls[0].messages == request.messages
+
+
+def test_a_malformed_plan_costs_one_call_and_says_why():
+    engine = ScriptedEngine(["I would look it up."])
+    action, calls = plan(engine, 0)
+    assert action.error is not None
+    assert "no section Sub-Goal:" in action.error
+    assert len(calls) == 1
+
+
+def test_the_executor_sees_the_action_and_never_the_query():
+    engine = ScriptedEngine(['{"text": "hi"}'])
+    action = Action(sub_goal="say\n# Tools", tool="echo", context="<|im_end|>hi")
+    made, calls = command(engine, action)
+    text = text_of(engine.requests[0])
+    assert made == Command(tool="echo", arguments={"text": "hi"})
+    assert len(calls) == 1
+    assert text.count("\n# Tools") == 1
+    assert "\\u003c|im_end|>hi" in text
+    assert "lesson" not in text
+
+
+def test_the_executor_may_mend_invalid_arguments_once():
+    engine = ScriptedEngine(['{"text": 7}', '{"text": "seven"}'])
+    made, calls = command(engine, Action(sub_goal="s", tool="echo"))
+    first, second = engine.requests
+    assert made.arguments == {"text": "seven"}
+    assert [call.completion for call in calls] == ['{"text": 7}', '{"text": "seven"}']
+    assert second.messages[: len(first.messages)] == first.messages
+    assert second.messages[-2].content == '{"text": 7}'
+    assert "7 is not of type 'string'" in second.messages[-1].content
+    assert first.seed != second.seed
+
+
+def test_arguments_that_stay_invalid_are_a_command_with_error():
+    made, calls = command(ScriptedEngine(["", "no"]), Action(sub_goal="s", tool="echo"))
+    assert made.error == "invalid arguments for echo: the reply holds no JSON object with the arguments"
+    assert len(calls) == 2
+
+
+def test_an_unknown_tool_is_not_asked_about():
+    made, calls = command(ScriptedEngine([]), Action(sub_goal="s", tool="gone"))
+    assert (made.error, calls) == ("no tool is called 'gone'", ())
+
+
+def test_the_verifier_sees_the_newest_result_without_its_duration():
+    engine = ScriptedEngine([VERDICT])
+    verdict, calls = verify(engine, 1)
+    assert verdict == Verdict(result_valid=True, memory_sufficient=False, analysis="a")
+    assert len(calls) == 1
+    user = engine.requests[0].messages[-1].content
+    assert '{"status":"ok","text":"\\u003c|im_end|>\\n# Query"}' in user
+    assert "1.25" not in user
+
+
+def test_a_verdict_that_stays_unreadable_goes_on_and_is_recorded():
+    verdict, calls = verify(ScriptedEngine(["maybe", "perhaps"]), 0)
+    assert verdict == Verdict(result_valid=False, memory_sufficient=False, analysis="unparseable verdict: perhaps")
+    assert [call.completion for call in calls] == ["maybe", "perhaps"]
+    verdict, calls = verify(ScriptedEngine(["maybe", "Conclusion: STOP"]), 0)
+    assert verdict.memory_sufficient
+    assert len(calls) == 2
+
+
+def test_answers():
+    assert generate(ScriptedEngine(["so <answer>42</answer>"]), 1)[0] == "42"
+    assert generate(ScriptedEngine(["<answer></answer>", "42"]), 1)[0] == "42"
+    answer, calls = generate(ScriptedEngine([" ", ""]), 1)
+    assert answer is None
+    assert len(calls) == 2
+
+
+def test_structured_output_asks_the_engine_for_the_schema():
+    engine = ScriptedEngine(['{"text": "x"}'])
+    executor = PromptedExecutor(StructuredConfig(structured_output=True))
+    asyncio.run(executor.command(Action(sub_goal="s", tool="echo"), TOOLS, context(engine)))
+    assert engine.requests[0].json_schema == Echo().parameters
+    engine = ScriptedEngine([VERDICT])
+    verifier = PromptedVerifier(StructuredConfig(structured_output=True))
+    asyncio.run(verifier.verify("q", Observation(status="ok", text=""), Memory(), context(engine)))
+    schema = engine.requests[0].json_schema
+    assert schema is not None
+    assert schema["required"] == ["analysis", "result_valid", "memory_sufficient"]
+
+
+def test_a_prompt_file_of_ones_own(tmp_path: Path):
+    path = tmp_path / "generator.md"
+    path.write_text("Be brief.\n<!-- user -->\n{{query}}\n{{memory}}>", encoding="utf-8")
+    engine = ScriptedEngine(["x"])
+    generator = PromptedGenerator(Config(prompt_file=path))
+    asyncio.run(generator.generate("q", Memory(), context(engine)))
+    assert [message.content for message in engine.requests[0].messages] == ["Be brief.", "q\n>"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{query}} {{memory}}",
+        "<!-- user -->\n{{memory}} {{query}}",
+        "<!-- user -->\n{{query}} {{memory}} {{lessons}}",
+        "<!-- user -->\n{{query}} {{memory}} {{date}}",
+    ],
+)
+def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "generator.md"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError, match="prompt file") as caught:
+        PromptedGenerator(Config(prompt_file=path))
+    assert "{{query}}, {{memory}} once each in this order" in caught.value.mend
+    with pytest.raises(RecipeError, match="cannot be read"):
+        PromptedGenerator(Config(prompt_file=tmp_path / "none.md"))
+
+
+def test_a_module_without_an_engine_says_so():
+    with pytest.raises(RecipeError, match="the generator has no engine"):
+        asyncio.run(PromptedGenerator(Config()).generate("q", Memory(), ModuleContext()))
+
+
+def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
+    """A whole run by hand: plan, command, verify twice, answer; 30 % of all answers are faults."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    async def run(engine: OpenAICompatibleEngine) -> tuple[list[bool], str | None]:
+        held, stops = Memory(), []
+        shared = ModuleContext(engine=engine, seed=1)
+        for turn in (1, 2):
+            action, _ = await PromptedPlanner(PlannerConfig()).plan("Say hello", TOOLS, held, shared)
+            made, _ = await PromptedExecutor(StructuredConfig()).command(action, TOOLS, shared)
+            result = await TOOLS[0].call(made.arguments)
+            seen = Observation(status="ok", text=result.text)
+            verdict, _ = await PromptedVerifier(StructuredConfig()).verify("Say hello", seen, held, shared)
+            stops.append(verdict.memory_sufficient)
+            held = held.append(MemoryRecord(turn=turn, action=action, command=made, result=seen.text, verdict=verdict))
+        answer, _ = await PromptedGenerator(Config()).generate("Say hello", held, shared)
+        return stops, answer
+
+    with LLMServer(fault_rate=0.3) as server:
+        engine = OpenAICompatibleEngine(EngineConfig(model="m", base_url=server.base_url, first_pause_s=0.001), "all")
+        assert asyncio.run(run(engine)) == ([False, True], "hello")

@@ -1,0 +1,196 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+import midstream
+from midstream.core.errors import RunError, StorageError
+from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming, ToolUse
+from midstream.core.trajectory import Trajectory
+from midstream.runs import RUN_FORMAT, RunDirectory
+from midstream.runs.info import git_commit
+
+
+def create(root, **changes):
+    settings = {"recipe_toml": "seed = 1\n", "recipe_name": "small", "seed": 1, "resolved": {"train": {"lr": 0.1}}}
+    return RunDirectory.create(root, **(settings | changes))
+
+
+def evaluation(step: int | None) -> EvaluationResult:
+    return EvaluationResult(
+        policy="trained",
+        set_name="world",
+        split="test",
+        sampling="greedy",
+        seed=0,
+        tasks=1,
+        success=1.0,
+        success_without_errors=1.0,
+        errors=0,
+        by_family={},
+        turns_mean=2.0,
+        tool_use=ToolUse(turns=2, share={"python": 1.0}),
+        step=step,
+    )
+
+
+def train(run, first, last):
+    for step in range(first, last + 1):
+        run.write_trajectories(step, [Trajectory(id=f"s{step}-{index}", task_id="t") for index in range(2)])
+        run.append_metrics(StepMetrics(step=step, policy_version=step, reward_mean=step / 3))
+        run.append_timing(StepTiming(step=step, duration_s=1.5))
+        run.append_evaluation(evaluation(step))
+        run.save_checkpoint(step, lambda directory, step=step: (directory / "w").write_text(str(step)) and None, keep=9)
+
+
+def content(root):
+    """Every file but the clock's."""
+    return {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_create_and_open(tmp_path):
+    run = create(tmp_path / "a" / "b", resolved={"paths": ("x",), "lr": math.inf})
+    assert RunDirectory.open(run.root) == run
+    info = run.info()
+    assert (info.format, info.midstream, info.recipe_name, info.seed) == (RUN_FORMAT, midstream.__version__, "small", 1)
+    assert info.packages["pydantic"]
+    assert info.argv == tuple(sys.argv)
+    assert info.resolved == {"paths": ["x"], "lr": "Infinity"}
+    assert run.recipe() == "seed = 1\n"
+    assert (run.read_metrics(), run.read_timings(), run.read_evaluations(), run.trajectory_steps()) == ([], [], [], [])
+    assert run.load_latest(lambda directory: 1) is None
+
+
+def test_create_in_an_empty_directory_but_never_in_a_used_one(tmp_path):
+    run = create(tmp_path)
+    before = content(tmp_path)
+    with pytest.raises(RunError, match=r"not empty(.|\n)*midstream resume"):
+        create(tmp_path)
+    with pytest.raises(RunError, match="not empty"):
+        create(run.recipe_path)
+    assert content(tmp_path) == before
+
+
+def test_create_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="ENOTDIR"):
+        create(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "run.json"])
+def test_open_what_is_no_run(tmp_path, name):
+    run = create(tmp_path / "run.json")
+    (tmp_path / "empty").mkdir()
+    target = run.info_path if name == "run.json" else tmp_path / name
+    with pytest.raises(RunError, match="is not a run directory"):
+        RunDirectory.open(target)
+
+
+def test_open_another_format_names_both_versions(tmp_path):
+    run = create(tmp_path)
+    raw = json.loads(run.info_path.read_text()) | {"format": 99, "midstream": "7.8.9", "news": 1}
+    run.info_path.write_text(json.dumps(raw))
+    with pytest.raises(RunError) as caught:
+        RunDirectory.open(tmp_path)
+    text = str(caught.value)
+    assert "run format 99" in text
+    assert f"midstream {midstream.__version__} reads format {RUN_FORMAT}" in text
+    assert "midstream==7.8.9" in text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 1}'])
+def test_open_a_damaged_run(tmp_path, text):
+    run = create(tmp_path)
+    run.info_path.write_text(text)
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        RunDirectory.open(tmp_path)
+
+
+def test_records_round_trip(tmp_path):
+    run = create(tmp_path)
+    train(run, 1, 3)
+    assert [metrics.reward_mean for metrics in run.read_metrics()] == [1 / 3, 2 / 3, 1.0]
+    assert run.read_timings()[2] == StepTiming(step=3, duration_s=1.5)
+    assert run.read_evaluations() == [evaluation(step) for step in (1, 2, 3)]
+    assert run.trajectory_steps() == [1, 2, 3]
+    assert [trajectory.id for trajectory in run.read_trajectories(2)] == ["s2-0", "s2-1"]
+    assert run.find_trajectory("s3-1").id == "s3-1"
+    run.write_evaluation_trajectories("final", [Trajectory(id="e1", task_id="t")])
+    assert run.find_trajectory("e").id == run.read_evaluation_trajectories("final")[0].id == "e1"
+
+
+def test_rewind_and_repeat_gives_the_same_bytes(tmp_path):
+    run = create(tmp_path)
+    train(run, 1, 2)
+    run.append_evaluation(evaluation(None))
+    before = content(tmp_path)
+    train(run, 3, 5)
+    after = content(tmp_path)
+    (run.trajectories_dir / ".step-000006.jsonl.gz.77.tmp").touch()
+    with run.metrics_path.open("ab") as file:
+        file.write(b'{"step": 6, "rew')
+    for _ in range(2):
+        run.rewind(2)
+        assert content(tmp_path) == before
+    train(run, 3, 5)
+    assert content(tmp_path) == after
+
+
+def test_rewind_to_the_start_and_without_directories(tmp_path):
+    run = create(tmp_path)
+    before = content(tmp_path)
+    train(run, 1, 2)
+    run.rewind(0)
+    assert {path for path, data in content(tmp_path).items() if data} == {path for path, data in before.items() if data}
+    run.trajectories_dir.rmdir()
+    run.checkpoints_dir.rmdir()
+    run.rewind(0)
+    train(run, 1, 1)
+    assert run.trajectory_steps() == [1]
+
+
+def test_resume_from_a_damaged_last_checkpoint(tmp_path):
+    run = create(tmp_path)
+    train(run, 1, 3)
+    (run.checkpoints_dir / "step-000003" / "w").write_text("x")
+    reports = []
+    loaded = run.load_latest(lambda directory: (directory / "w").read_text(), report=reports.append)
+    assert loaded == (2, "2")
+    assert len(reports) == 1
+    run.rewind(2)
+    assert [metrics.step for metrics in run.read_metrics()] == [1, 2]
+
+
+def test_status(tmp_path):
+    run = create(tmp_path)
+    assert run.status().state == "interrupted"
+    with run.lock():
+        run.set_status("running", step=4)
+        assert (run.status().state, run.status().step) == ("running", 4)
+    assert (run.status().state, run.status().step) == ("interrupted", 4)
+    run.set_status("failed", "the disk is full")
+    assert (run.status().state, run.status().message) == ("failed", "the disk is full")
+    run.status_path.write_text("{")
+    assert run.status().state == "interrupted"
+
+
+def test_git_commit(tmp_path):
+    assert git_commit(tmp_path / "missing") is None
+
+    def git(*arguments):
+        settings = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *settings, *arguments], check=True, capture_output=True)
+
+    git("init")
+    assert git_commit(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "first", "--no-verify")
+    git("tag", "v1")
+    clean = git_commit(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "a").write_text("2")
+    assert git_commit(tmp_path) == f"{clean}-dirty"

@@ -1,0 +1,120 @@
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.core.errors import StorageError
+from midstream.core.trajectory import Observation
+from midstream.runs.files import append_record, atomic_write, encode_record, fsync_directory, storage_error
+
+
+def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path):
+    target = tmp_path / "a.json"
+    atomic_write(target, b"old")
+    atomic_write(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be replaced there")
+def test_a_reader_in_the_middle_of_the_old_file_goes_on_reading_it(tmp_path):
+    target = tmp_path / "a.json"
+    atomic_write(target, b"old content")
+    with target.open("rb", buffering=0) as reader:
+        assert reader.read(3) == b"old"
+        atomic_write(target, b"new")
+        assert reader.read() == b" content"
+
+
+def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, file_size_limit):
+    target = tmp_path / "a.json"
+    atomic_write(target, b"old")
+    with file_size_limit(1000), pytest.raises(StorageError, match=r"a\.json.*EFBIG(.|\n)*ulimit -f"):
+        atomic_write(target, b"x" * 5000)
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_atomic_write_into_a_missing_directory(tmp_path):
+    with pytest.raises(StorageError, match="ENOENT"):
+        atomic_write(tmp_path / "gone" / "a", b"x")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_named_and_mended():
+    with open("/dev/full", "ab", buffering=0) as file, pytest.raises(StorageError) as caught:
+        append_record(file, {"a": 1})
+    assert str(caught.value).splitlines() == [
+        "cannot write /dev/full: No space left on device (ENOSPC)",
+        "  cause: the disk is full",
+        "  mend: free space on that disk, then `midstream resume` the run",
+    ]
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EACCES", "EFBIG", "EBADF"])
+def test_every_refusal_has_a_cause_and_a_mend(name):
+    number = getattr(errno, name)
+    error = storage_error(OSError(number, os.strerror(number)), Path("x"))
+    assert name in error.what
+    assert error.cause
+    assert "midstream resume" in error.mend
+
+
+def test_an_os_error_without_a_number():
+    assert "odd" in storage_error(OSError("odd"), Path("x")).what
+
+
+def test_append_is_one_write_per_record(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    writes = []
+    with path.open("ab", buffering=0) as file:
+
+        class Counting:
+            name = str(path)
+            seek, truncate = file.seek, file.truncate
+
+            def write(self, data):
+                writes.append(bytes(data))
+                return file.write(data)
+
+        append_record(Counting(), {"a": 1})  # type: ignore[arg-type]
+        append_record(Counting(), b'{"b":2}\n{"c":3}\n')  # type: ignore[arg-type]
+    assert writes == [b'{"a":1}\n', b'{"b":2}\n{"c":3}\n']
+    assert path.read_bytes() == b"".join(writes)
+
+
+def test_a_partly_written_record_is_cut_off_again(tmp_path, file_size_limit):
+    path = tmp_path / "a.jsonl"
+    with path.open("ab", buffering=0) as file:
+        append_record(file, {"a": 1})
+        # The system takes the first 992 bytes of the record and refuses the rest.
+        with file_size_limit(1000), pytest.raises(StorageError, match="EFBIG"):
+            append_record(file, {"text": "x" * 5000})
+        assert path.read_bytes() == b'{"a":1}\n'
+        append_record(file, {"b": 2})
+    assert path.read_bytes() == b'{"a":1}\n{"b":2}\n'
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_run():
+    broken = Observation(status="ok", text="a\ud83db", duration_s=float("inf"))
+    back = Observation.model_validate_json(encode_record(broken))
+    assert back == Observation(status="ok", text="a?b", duration_s=float("inf"))
+    assert encode_record({"a": "\ud800"}) == b'{"a":"?"}\n'
+
+
+def test_a_record_is_one_line_whatever_it_holds():
+    record = {"text": "a\nb\r\x0b\u2028\x00é", "nan": float("nan"), "inf": float("-inf")}
+    line = encode_record(record)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert b'"NaN"' in line
+    assert b'"-Infinity"' in line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="directories are not synced there")
+def test_fsync_directory_tells_of_a_missing_one(tmp_path):
+    fsync_directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        fsync_directory(tmp_path / "gone")

@@ -1,0 +1,150 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.protocols import Tool, ToolResult
+from midstream.tools.local_search import Config, Document, LocalSearch, build_index
+
+TEXTS = ["Amberbank height 105", "Amberbank age 40", "Coldmere height 77", "Coldmere height 78"]
+DOCUMENTS = [Document(id=str(place), text=text) for place, text in enumerate(TEXTS)]
+ODD = DOCUMENTS + [Document(id="odd", text='say "hello" AND (NOT NEAR) * café x_y', title="Odd one")]
+
+
+def search(query: str, config: Config | None = None, documents: list[Document] = ODD) -> ToolResult:
+    async def go() -> ToolResult:
+        tool = LocalSearch.from_documents(documents, config)
+        try:
+            return await tool.call({"query": query})
+        finally:
+            await tool.close()
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("Amberbank height", "Amberbank height 105"),
+        ("HEIGHT, amberbank!", "Amberbank height 105"),
+        ("40", "Amberbank age 40"),
+        ("Coldmere height", "Coldmere height 77"),
+        ('"hello" and (not', 'Odd one: say "hello" AND (NOT NEAR) * café x_y'),
+        ("odd cafe\u0301", 'Odd one: say "hello" AND (NOT NEAR) * café x_y'),
+        ("x_y near*", 'Odd one: say "hello" AND (NOT NEAR) * café x_y'),
+    ],
+)
+def test_finds_the_document(query: str, text: str):
+    assert search(query) == ToolResult(text=text)
+
+
+@pytest.mark.parametrize("query", ["Amberbank weight", "", "?!", "Amber", "title:odd", "am*"])
+def test_no_match_is_an_answer(query: str):
+    assert search(query) == ToolResult(text=f"no document matches {query!r}", ok=False)
+
+
+def test_any_word_may_match():
+    assert search("Amberbank weight", Config(match="any")).text.startswith("Amberbank")
+    assert search("age height", Config(match="any")).text == "Amberbank age 40"  # the rarer word
+
+
+def test_several_results_are_numbered_and_ties_keep_their_order():
+    assert search("coldmere", Config(top_k=2)).text == "1. Coldmere height 77\n2. Coldmere height 78"
+    reversed_documents = DOCUMENTS[::-1]
+    found = search("coldmere", Config(top_k=9), reversed_documents)
+    assert found.text == "1. Coldmere height 78\n2. Coldmere height 77"
+
+
+def test_long_documents_are_cut():
+    long = [Document(id="1", title="Long", text="word " * 100)]
+    assert search("word", Config(max_characters=9), long).text == "Long: word word ..."
+
+
+@given(st.text(), st.sampled_from(["all", "any"]))
+def test_no_text_is_an_error(shared_search: dict[str, LocalSearch], query: str, match: str):
+    result = asyncio.run(shared_search[match].call({"query": query}))
+    assert result.ok or result.text.startswith("no document matches")
+
+
+@given(
+    st.lists(
+        st.sampled_from(['"', "'", "AND", "OR", "NOT", "NEAR", "(", ")", "*", "^", "-", ":", "+", "\0", "{", "hello"])
+    )
+)
+def test_no_query_syntax_is_an_error(shared_search: dict[str, LocalSearch], parts: list[str]):
+    for joint in ("", " "):
+        query = joint.join(parts)
+        result = asyncio.run(shared_search["any"].call({"query": query}))
+        assert result.ok or result.text.startswith("no document matches")
+
+
+@given(st.sampled_from(ODD))
+def test_every_document_is_found_by_its_own_text(shared_search: dict[str, LocalSearch], document: Document):
+    assert document.text in asyncio.run(shared_search["all"].call({"query": document.text})).text
+
+
+def test_a_very_long_query(shared_search: dict[str, LocalSearch]):
+    query = " ".join(f"w{i}" for i in range(5000)) + "x" * 10**5
+    for tool in shared_search.values():
+        assert not asyncio.run(tool.call({"query": query})).ok
+
+
+@pytest.fixture(scope="module")
+def shared_search():
+    tools = {match: LocalSearch.from_documents(ODD, Config(match=match)) for match in ("all", "any")}
+    yield tools
+    for tool in tools.values():
+        asyncio.run(tool.close())
+
+
+def test_an_index_on_disk(tmp_path: Path):
+    path = tmp_path / "a folder" / "documents #1?.sqlite"
+    path.parent.mkdir()
+    for documents in (DOCUMENTS[:1], DOCUMENTS):  # the second replaces the first
+        build_index(path, documents).close()
+    tool = LocalSearch(Config(index=path))
+    assert isinstance(tool, Tool)
+    assert asyncio.run(tool.call({"query": "coldmere height"})).text == "Coldmere height 77"
+    asyncio.run(tool.close())
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_build_that_fails_leaves_the_old_index(tmp_path: Path):
+    path = tmp_path / "index"
+    build_index(path, DOCUMENTS).close()
+    before = path.read_bytes()
+
+    def broken():
+        yield DOCUMENTS[0]
+        raise RuntimeError("source ended")
+
+    with pytest.raises(RuntimeError):
+        build_index(path, broken())
+    assert path.read_bytes() == before
+
+
+def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
+    with pytest.raises(RecipeError, match="no search index at"):
+        LocalSearch(Config(index=tmp_path / "none"))
+    with pytest.raises(RecipeError, match="no search index at None"):
+        LocalSearch(Config())
+    for content in (b"", b"not a database at all, but long enough to look at" * 100):
+        (tmp_path / "wrong").write_bytes(content)
+        with pytest.raises(RecipeError, match="is not a search index.*\n.*\n.*build_index"):
+            LocalSearch(Config(index=tmp_path / "wrong"))
+
+
+def test_a_damaged_index_is_an_error(tmp_path: Path):
+    path = tmp_path / "index"
+    build_index(path, [Document(id=str(i), text=f"word{i} " * 50) for i in range(500)]).close()
+    tool = LocalSearch(Config(index=path))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(ToolServerError, match="could not be read"):
+        asyncio.run(tool.call({"query": "word7"}))
+    asyncio.run(tool.close())
