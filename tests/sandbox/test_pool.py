@@ -184,13 +184,20 @@ def test_a_killed_zygote_is_replaced():
     asyncio.run(go())
 
 
+def test_ctrl_c_is_not_for_the_zygote():
+    pid, _, after = run(PARENT, "import os, signal\nos.kill(os.getppid(), signal.SIGINT)", PARENT)
+    assert pid == after
+
+
 def test_a_call_is_retried_once_then_an_error(tmp_path: Path):
     once = tmp_path / "once"
-    kill = "import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(5)"
-    retried = f"import os\nif not os.path.exists({str(once)!r}):\n    open({str(once)!r}, 'w')\n    {kill.splitlines()[1]}\n'again'"
+    kill = "os.kill(os.getppid(), 9); time.sleep(5)"
+    retried = (
+        f"import os, time\nif not os.path.exists({str(once)!r}):\n    open({str(once)!r}, 'w')\n    {kill}\n'again'"
+    )
     assert run(retried)[0].text == "'again'"
     with pytest.raises(SandboxError, match="broke down twice"):
-        run(kill)
+        run(f"import os, time\n{kill}")
 
 
 def test_serves_several_event_loops():
@@ -228,8 +235,9 @@ def test_close_ends_every_process_and_every_call(tmp_path: Path):
         pool = PythonPool(workers=2)
         zygote = int((await pool.run(PARENT)).text)
         note = tmp_path / "pid"
-        (os.mkfifo)(note)
-        code = f"import os, time\nfd = os.open({str(note)!r}, os.O_WRONLY)\nos.write(fd, str(os.getpid()).encode())\nos.close(fd)\ntime.sleep(60)"
+        os.mkfifo(note)
+        tell = f"fd = os.open({str(note)!r}, os.O_WRONLY)\nos.write(fd, str(os.getpid()).encode())\nos.close(fd)"
+        code = f"import os, time\n{tell}\ntime.sleep(60)"
         running = asyncio.create_task(pool.run(code))
         child = int(await asyncio.to_thread(note.read_text))
         await pool.close()

@@ -202,7 +202,11 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: _Server
+
+    @property
+    def _http(self) -> _Server:
+        assert isinstance(self.server, _Server)
+        return self.server
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
@@ -218,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200 if self.path == "/v1/models" else 404, json.dumps(models).encode())
 
     def do_POST(self) -> None:
-        owner = self.server.owner
+        owner = self._http.owner
         raw = self.rfile.read(int(self.headers["Content-Length"]))
         with owner._lock:
             owner.bodies.append(json.loads(raw))
@@ -234,11 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, owner: LLMServer, fault: Fault, body: Body) -> None:
         if fault == "reset":
-            self.server.reset.add(self.connection)
+            self._http.reset.add(self.connection)
             self.close_connection = True
         elif isinstance(fault, int):
             self._send(fault, json.dumps({"error": {"message": f"injected {fault}"}}).encode())
-        elif fault in BODY_FAULTS:
+        elif isinstance(fault, str) and fault in BODY_FAULTS:
             self._send(200, BODY_FAULTS[fault].encode())
         else:
             if fault == "slow":
@@ -251,8 +255,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
-        if status == 429 and self.server.owner.retry_after is not None:
-            self.send_header("Retry-After", self.server.owner.retry_after)
+        if status == 429 and self._http.owner.retry_after is not None:
+            self.send_header("Retry-After", self._http.owner.retry_after)
         self.end_headers()
         self.wfile.write(data[: len(data) - cut])
         if cut:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.protocols import Tool
-from midstream.tools.guess import Config, ConfidentGuess
+from midstream.tools.guess import ConfidentGuess, Config
 
 
 def guess(question: str, largest: int = 999) -> str:
@@ -14,7 +14,7 @@ def guess(question: str, largest: int = 999) -> str:
 
 
 def test_is_the_same_on_every_machine():
-    assert guess("How high is Amberbank plus 7 ?") == "This is well known: the answer is 346"
+    assert guess("How high is Amberbank plus 7 ?") == "Without a doubt it is 921"
 
 
 def test_depends_on_the_question_alone():

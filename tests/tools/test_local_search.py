@@ -11,7 +11,7 @@ from midstream.tools.local_search import Config, Document, LocalSearch, build_in
 
 TEXTS = ["Amberbank height 105", "Amberbank age 40", "Coldmere height 77", "Coldmere height 78"]
 DOCUMENTS = [Document(id=str(place), text=text) for place, text in enumerate(TEXTS)]
-ODD = DOCUMENTS + [Document(id="odd", text='say "hello" AND (NOT NEAR) * café x_y', title="Odd one")]
+ODD = [*DOCUMENTS, Document(id="odd", text='say "hello" AND (NOT NEAR) * café x_y', title="Odd one")]
 
 
 def search(query: str, config: Config | None = None, documents: list[Document] = ODD) -> ToolResult:
@@ -133,7 +133,7 @@ def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
         LocalSearch(Config())
     for content in (b"", b"not a database at all, but long enough to look at" * 100):
         (tmp_path / "wrong").write_bytes(content)
-        with pytest.raises(RecipeError, match="is not a search index.*\n.*\n.*build_index"):
+        with pytest.raises(RecipeError, match=r"is not a search index.*\n.*\n.*build_index"):
             LocalSearch(Config(index=tmp_path / "wrong"))
 
 

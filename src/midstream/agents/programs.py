@@ -29,7 +29,12 @@ ADJECTIVES = {
 }
 CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than", "larger", "smaller"}
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", "max": "compare", "min": "compare"}
-MALFORMED = (" goal {goal}\n arg {arg}", " goal {goal}\n tool browser\n arg {arg}", " goal {goal}\n tool {tool}", " tool {tool}\n goal {goal}")  # fmt: skip
+MALFORMED = (
+    " goal {goal}\n arg {arg}",
+    " goal {goal}\n tool browser\n arg {arg}",
+    " goal {goal}\n tool {tool}",
+    " tool {tool}\n goal {goal}",
+)
 
 
 class NoSettings(Frozen):

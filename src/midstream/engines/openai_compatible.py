@@ -18,7 +18,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx
 from pydantic import Field, JsonValue
@@ -84,7 +83,7 @@ class OpenAICompatibleEngine:
         self._model = config.model
         self._policy_version: int | None = None
         self._base_url = config.base_url.rstrip("/")
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = WeakKeyDictionary()
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
         self._reached = False
 
     async def sample(self, request: Request) -> Call:
@@ -272,6 +271,7 @@ class OpenAICompatibleEngine:
         """The running loop's connections, opened at first use."""
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
+            self._connections = {known: kept for known, kept in self._connections.items() if not known.is_closed()}
             client = httpx.AsyncClient(
                 timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.config.max_concurrency),

@@ -86,9 +86,10 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     usage = data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
+    text = _text(choice)  # before the token ids: a broken answer lacks them too, and is worth another try
     exact = _token_fields(data, choice) if token_ids else {}
     return Reply(
-        text=_text(choice),
+        text=text,
         finish_reason=finish_reason if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),

@@ -80,9 +80,11 @@ def evaluate(source: str, namespace: dict[str, object], output: Output) -> None:
     """Run statements; a last one that is an expression shows its value as a REPL does."""
     tree = compile(source, FILENAME, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, _ast.Module)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, _ast.Expr):
+        tree.body.pop()
     exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)
-    if last is not None:
+    if isinstance(last, _ast.Expr):
         value = eval(compile(_ast.Expression(last.value), FILENAME, "eval", dont_inherit=True), namespace)
         if value is not None:
             output.write(repr(value))

@@ -12,7 +12,7 @@ from midstream.training.losses import PolicyLoss
 
 
 class TinyConfig(Frozen):
-    """Sizes of a from-scratch decoder (`engines.*` with type "tiny"); the default has about half a million parameters."""
+    """Sizes of a from-scratch decoder (engine type "tiny"); the default has about half a million parameters."""
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)

@@ -197,7 +197,7 @@ def require_copy_rate(rate: float, config: WarmStartConfig) -> None:
     """The gate before reinforcement: a planner that cannot copy an unseen name cannot be rewarded for looking it up."""
     if rate < config.min_copy_rate:
         raise TrainingError(
-            f"after the warm start the planner copies unseen names at a rate of {rate:.2f}, below {config.min_copy_rate}",
+            f"the warm planner copies unseen names at a rate of {rate:.2f}, below {config.min_copy_rate}",
             cause="the warm start was too short or its learning rate too low",
             mend="raise warm_start.steps or warm_start.learning_rate, or lower warm_start.min_copy_rate",
         )

@@ -1,4 +1,4 @@
-"""A planner small enough for a laptop: a from-scratch Qwen2 decoder and a word-level tokenizer over a closed vocabulary.
+"""A planner small enough for a laptop: a from-scratch Qwen2 decoder with a word-level tokenizer, closed vocabulary.
 
 Copying a name that was never trained on is what a small model finds hard. Three things make it carry over:
 
