@@ -17,7 +17,7 @@ from midstream.agents import agentflow, compact, programs, prompted
 from midstream.config import AgentConfig, Recipe, Table, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.protocols import Engine, Tool
+from midstream.core.protocols import Engine, LockstepEngine, Tool
 from midstream.engines import openai_compatible
 from midstream.rewards import exact_match
 from midstream.tasks.worlds import gazetteer
@@ -43,11 +43,12 @@ class Component:
 TASKS = {"gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer)}
 REWARDS = {"exact_match": Component(exact_match.Config, lambda config: exact_match.ExactMatch())}
 TOOLS = {
-    "local_search": Component(local_search.Config, lambda build, config: build.local_search(config)),
-    "python": Component(python.Config, lambda build, config: python.PythonTool(config)),
-    "guess": Component(guess.Config, lambda build, config: guess.ConfidentGuess()),
+    "local_search": Component(local_search.Config, lambda build, config, table: build.local_search(config)),
+    "python": Component(python.Config, lambda build, config, table: python.PythonTool(config)),
+    "guess": Component(guess.Config, lambda build, config, table: guess.ConfidentGuess(config)),
     "base_generator": Component(
-        base_generator.Config, lambda build, config: base_generator.BaseGenerator(build.engine(config.engine), config)
+        base_generator.Config,
+        lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table.get("engine")), config),
     ),
 }
 ENGINES = {
@@ -157,7 +158,7 @@ class Build:
         made = []
         for name, table in self.recipe.tools.items():
             component, config = resolve(TOOLS, {"type": name, **table}, f"tools.{name}")
-            made.append(component.make(self, config))
+            made.append(component.make(self, config, table))
         return made
 
     def engine(self, name: str) -> Engine:
@@ -168,6 +169,17 @@ class Build:
             component, config = resolve(ENGINES, self.recipe.engines[name], f"engines.{name}")
             self._engines[name] = component.make(self, config, name)
         return self._engines[name]
+
+    def tool_engine(self, name: str | None) -> Engine:
+        """The engine inside a tool: a server, because an in-process engine waits for the very run that calls it."""
+        engine = self.engine(name or "")
+        if isinstance(engine, LockstepEngine):
+            raise RecipeError(
+                f"tool engine {name!r} samples in process",
+                cause="it answers only when every live trajectory waits for it, and the one that calls the tool does not",
+                mend="give the tool an engine of type openai_compatible",
+            )
+        return engine
 
     def environment(
         self, *, planner: Any = None, temperature: float | None = None, max_turns: int | None = None

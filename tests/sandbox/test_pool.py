@@ -125,6 +125,7 @@ def test_memory_bomb_is_data():
     at_once, slowly, after = run("[0] * 10**11", "x = []\nwhile True: x.append(bytes(10**6))", "1", memory_mb=128)
     assert (at_once.reason, slowly.reason, after.text) == ("memory", "memory", "1")
     assert at_once.text.startswith("MemoryError")
+    assert [run("len(bytes(200 * 10**6))", memory_mb=size)[0].reason for size in (128, 512)] == ["memory", "ok"]
 
 
 @pytest.mark.parametrize("code", ["while True: print('ab')", "'ab' * 10**6", "print('ab' * 10**6)\n1 / 0"])

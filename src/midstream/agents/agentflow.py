@@ -92,7 +92,7 @@ class AgentFlow:
                 run.answer, run.closing_calls = await self.generator.generate(
                     task.question, run.memory, contexts.of("generator", len(run.turns) + 1)
                 )
-        except TimeoutError:
+        except (TimeoutError, DeadlineError):
             run.stop_reason = "deadline"
             error = ErrorInfo(type=DeadlineError.__name__, message=f"no answer after {len(run.turns)} whole turns")
         except InfrastructureError as failure:

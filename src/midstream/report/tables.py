@@ -213,7 +213,7 @@ def run_summary(
         _add_metrics(rows, metrics)
     parts: list[RenderableType] = [rows]
     if evaluations:
-        parts += [Text(), _evaluation_table(evaluations)]
+        parts += [Text(), evaluation_table(evaluations)]
     return Group(*parts)
 
 
@@ -243,7 +243,8 @@ def total_left_out(metrics: Sequence[StepMetrics]) -> dict[str, int]:
     return total
 
 
-def _evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
+def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
+    """One line an evaluation."""
     sets = {f"{result.set_name}/{result.split}" for result in evaluations}
     one_set = len(sets) == 1
     table = _table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")))
