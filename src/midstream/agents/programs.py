@@ -27,8 +27,9 @@ ADJECTIVES = {
     "higher": "height",
     "long": "length",
 }
-CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than", "larger", "smaller"}
-GOALS = {"+": "add", "-": "subtract", "*": "multiply", "max": "compare", "min": "compare"}
+CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than"}
+GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
+SPOKEN = {"True": "yes", "False": "no"}
 MALFORMED = (
     " goal {goal}\n arg {arg}",
     " goal {goal}\n tool browser\n arg {arg}",
@@ -44,7 +45,7 @@ class NoSettings(Frozen):
 def action_words() -> set[str]:
     """The words that actions on the gazetteer are made of beside names, numbers and the gazetteer's own."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
-    return {*goals, *GOALS, "(", ")", ",", *(f"r{i}" for i in range(1, 10))}
+    return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, 10))}
 
 
 def asked(question: str) -> tuple[str | None, bool]:
@@ -96,7 +97,7 @@ class FormVerifier:
 
 
 class LastResultGenerator:
-    """Answers with the last word of the newest result that is not an error."""
+    """Answers with the last word of the newest result that is not an error; Python's True is yes, its False no."""
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
@@ -104,7 +105,7 @@ class LastResultGenerator:
         """The answer, or None if no turn gave a result."""
         results = [record.result.split() for record in memory.records if not record.error]
         words = next((words for words in reversed(results) if words), None)
-        return (words[-1] if words else None), ()
+        return (SPOKEN.get(words[-1], words[-1]) if words else None), ()
 
 
 class ClumsyConfig(Frozen):
@@ -177,14 +178,8 @@ class _Choice:
         operator = self._operator() if self.sensible() else self.rng.choice(tuple(GOALS))
         things = [*self.slots, *self.numbers] or ["r1"]
         x, y = (things[0], things[-1]) if self.sensible() else (self.rng.choice(things), self.rng.choice(things))
-        return GOALS[operator], "python", f"{operator} ( {x} , {y} )" if operator.isalpha() else f"{x} {operator} {y}"
+        return GOALS[operator], "python", f"{x} {operator} {y}"
 
     def _operator(self) -> str:
-        signs = {
-            "plus": "+",
-            "total": "+",
-            "together": "+",
-            "times": "*",
-            "or": "max" if "larger" in self.words else "min",
-        }
+        signs = {"plus": "+", "total": "+", "together": "+", "times": "*", "Is": ">", "Do": ">"}
         return next((signs[word] for word in self.words if word in signs), "-")

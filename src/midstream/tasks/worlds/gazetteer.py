@@ -13,7 +13,7 @@ Families and the turns a sound plan needs (look-ups and calculations):
     scale  2   What is the height of Amberbank times 3 ?
     sum    3   How many people live in Amberbank and Oakfell together ?
     diff   3   How much higher is Amberbank than Oakfell ?
-    compare 3  What is the larger area , of Amberbank or Oakfell ?
+    compare 3  Is Amberbank higher than Oakfell ?   (yes or no)
     long   4-8 What is the total height of Amberbank and Oakfell and ... ?   (evaluation only)
 
 The gold answer is computed from the facts. A question's text alone reaches the agent.
@@ -65,7 +65,11 @@ DIFF = {
     "area": ("How much larger is {} than {}",),
     "height": ("How much higher is {} than {}",),
 }
-COMPARE = "What is the {} {} , of {} or {}"
+COMPARE = {
+    "population": ("Do more people live in {} than in {}",),
+    "area": ("Is {} larger than {}",),
+    "height": ("Is {} higher than {}",),
+}
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
 
@@ -157,7 +161,7 @@ class Gazetteer:
         question, answer = self._question(split, family, rng)
         return Task(id=task_id, question=f"{question} ?", answer=str(answer), family=family)
 
-    def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int]:
+    def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str]:
         """One question of a family and its answer, computed from the facts."""
         if family == "arith":
             return _arithmetic(split, rng)
@@ -183,8 +187,7 @@ class Gazetteer:
         if family == "diff":
             larger, smaller = (first, second) if a >= b else (second, first)
             return rng.choice(DIFF[attribute]).format(larger, smaller), abs(a - b)
-        word = rng.choice(("larger", "smaller"))
-        return COMPARE.format(word, attribute, first, second), max(a, b) if word == "larger" else min(a, b)
+        return rng.choice(COMPARE[attribute]).format(first, second), "yes" if a > b else "no"
 
     def _long(self, split: str, rng: random.Random) -> tuple[str, int]:
         """The total over three to seven places: as many look-ups and one sum."""
@@ -226,6 +229,6 @@ def _apply(word: str, x: int, y: int) -> int:
 
 def question_words() -> set[str]:
     """Every word that questions and facts are made of, names and numbers aside."""
-    templates = [text for group in (ASK, SUM, DIFF) for texts in group.values() for text in texts]
-    text = " ".join([*templates, COMPARE, *OPERATORS, "? larger smaller total the capital river of is and"])
+    templates = [text for group in (ASK, SUM, DIFF, COMPARE) for texts in group.values() for text in texts]
+    text = " ".join([*templates, *OPERATORS, "? total the capital river of is and"])
     return {*text.replace("{}", "").split(), *ATTRIBUTES}
