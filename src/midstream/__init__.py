@@ -1,3 +1,176 @@
-"""midstream: agents made better in the flow from the outcome of their own runs."""
+"""midstream: agents made better in the flow from the outcome of their own runs.
+
+    from midstream import Build, load_recipe
+    from midstream.rollout import rollout
+
+    environment = Build(load_recipe("flow-grpo-tiny")).environment()
+    groups = asyncio.run(rollout(environment, tasks, group_size=8, seed=0))
+
+Every name in `__all__` can be imported from here and loads its module on first use, so `import midstream` is quick and
+none of them needs torch. `rollout` alone lives one step down: `midstream.rollout` is its module. Weight space is in
+`midstream.training`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from midstream.agents.agentflow import AgentFlow
+    from midstream.build import Build
+    from midstream.config import Recipe, load_recipe, parse_recipe
+    from midstream.core.errors import (
+        CheckpointError,
+        DeadlineError,
+        EngineError,
+        InfrastructureError,
+        MidstreamError,
+        RecipeError,
+        RewardError,
+        RunError,
+        SandboxError,
+        StorageError,
+        ToolServerError,
+        TrainingError,
+        UnsupportedError,
+        UsageError,
+    )
+    from midstream.core.memory import Memory, MemoryRecord
+    from midstream.core.metrics import EvaluationResult, StepMetrics
+    from midstream.core.protocols import (
+        Agent,
+        Engine,
+        Executor,
+        Generator,
+        Learner,
+        ModuleContext,
+        Planner,
+        Request,
+        Reward,
+        Tool,
+        ToolResult,
+        Verifier,
+    )
+    from midstream.core.seeds import derive_seed
+    from midstream.core.task import Task
+    from midstream.core.trajectory import (
+        Action,
+        Call,
+        Command,
+        Message,
+        Observation,
+        Sampling,
+        Score,
+        Trajectory,
+        Turn,
+        Usage,
+        Verdict,
+    )
+    from midstream.engines.openai_compatible import OpenAICompatibleEngine
+    from midstream.engines.scripted import ScriptedEngine
+    from midstream.evaluation import evaluate
+    from midstream.rewards.exact_match import ExactMatch
+    from midstream.rollout import Environment, Group
+    from midstream.runs import RunDirectory
+    from midstream.tasks.worlds.gazetteer import Gazetteer
+    from midstream.tools.local_search import LocalSearch
+    from midstream.tools.python import PythonTool
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "Agent",
+    "AgentFlow",
+    "Build",
+    "Call",
+    "CheckpointError",
+    "Command",
+    "DeadlineError",
+    "Engine",
+    "EngineError",
+    "Environment",
+    "EvaluationResult",
+    "ExactMatch",
+    "Executor",
+    "Gazetteer",
+    "Generator",
+    "Group",
+    "InfrastructureError",
+    "Learner",
+    "LocalSearch",
+    "Memory",
+    "MemoryRecord",
+    "Message",
+    "MidstreamError",
+    "ModuleContext",
+    "Observation",
+    "OpenAICompatibleEngine",
+    "Planner",
+    "PythonTool",
+    "Recipe",
+    "RecipeError",
+    "Request",
+    "Reward",
+    "RewardError",
+    "RunDirectory",
+    "RunError",
+    "Sampling",
+    "SandboxError",
+    "Score",
+    "ScriptedEngine",
+    "StepMetrics",
+    "StorageError",
+    "Task",
+    "Tool",
+    "ToolResult",
+    "ToolServerError",
+    "TrainingError",
+    "Trajectory",
+    "Turn",
+    "UnsupportedError",
+    "Usage",
+    "UsageError",
+    "Verdict",
+    "Verifier",
+    "derive_seed",
+    "evaluate",
+    "load_recipe",
+    "parse_recipe",
+]
+
+_NAMES = {
+    "agents.agentflow": "AgentFlow",
+    "build": "Build",
+    "config": "Recipe load_recipe parse_recipe",
+    "core.memory": "Memory MemoryRecord",
+    "core.metrics": "EvaluationResult StepMetrics",
+    "core.protocols": "Agent Engine Executor Generator Learner ModuleContext Planner Request Reward Tool ToolResult "
+    "Verifier",
+    "core.seeds": "derive_seed",
+    "core.task": "Task",
+    "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Usage Verdict",
+    "engines.openai_compatible": "OpenAICompatibleEngine",
+    "engines.scripted": "ScriptedEngine",
+    "evaluation": "evaluate",
+    "rewards.exact_match": "ExactMatch",
+    "rollout": "Environment Group",
+    "runs": "RunDirectory",
+    "tasks.worlds.gazetteer": "Gazetteer",
+    "tools.local_search": "LocalSearch",
+    "tools.python": "PythonTool",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -82,7 +82,7 @@ ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "gen
 
 def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Component, Any]:
     """The component that a table names, and its validated settings; `type` and `engine` are not the component's."""
-    named = table.get("type")
+    named = str(table.get("type"))
     if named not in room:
         raise RecipeError(
             f"{where}.type = {named!r} does not exist",
@@ -176,7 +176,7 @@ class Build:
         if isinstance(engine, LockstepEngine):
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
-                cause="it answers only when every live trajectory waits for it, and the one that calls the tool does not",
+                cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
                 mend="give the tool an engine of type openai_compatible",
             )
         return engine

@@ -80,7 +80,7 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         step = None
     with progress.make_progress(console, options.quiet) as display:
-        results = asyncio.run(_evaluate_sets(build, display, step))
+        results = asyncio.run(evaluate_sets(build, display, step))
     if options.json:
         print(json.dumps([result.model_dump() for result in results]))
     else:
@@ -320,7 +320,8 @@ def write_report(run: RunDirectory) -> None:
     )  # fmt: skip
 
 
-async def _evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
+async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
+    """Evaluate the recipe's agent on every set under every temperature."""
     config, seed = build.recipe.evaluation, build.recipe.seed
     if not config.sets:
         raise RecipeError(

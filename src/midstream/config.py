@@ -101,14 +101,18 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
         key, sign, text = override.partition("=")
         if not sign or not all(key.split(".")):
             raise RecipeError(f"--set {override!r} is not of the form a.b=value", mend="e.g. --set training.steps=50")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
+        change: Any = _toml_or_text(text)
         for part in reversed(key.split(".")):
-            value = {part: value}
-        table = merge(table, value)
+            change = {part: change}
+        table = merge(table, change)
     return table
+
+
+def _toml_or_text(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def merge(base: Table, changes: Table) -> Table:
@@ -116,8 +120,10 @@ def merge(base: Table, changes: Table) -> Table:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = merge(old, value) if both and value.get("type", old.get("type")) == old.get("type") else value
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("type", old.get("type")) == old.get("type"):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -109,7 +109,8 @@ async def _attempts(
     environment: Environment, task: Task, index: int, *, seed: int, order: int, lessons: str
 ) -> Trajectory:
     """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded."""
-    for attempt in range(1, environment.config.max_attempts + 1):
+    trajectory = Trajectory(id=task.id, task_id=task.id)
+    for _ in range(environment.config.max_attempts):
         deadline_s = environment.config.deadline_s
         trajectory = await _one_attempt(
             environment,
@@ -119,7 +120,7 @@ async def _attempts(
             lessons=lessons,
             deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
         )
-        if trajectory.status == "ok" or attempt == environment.config.max_attempts:
+        if trajectory.status == "ok":
             break
     named = {"id": f"{task.id}#{index}", "rollout_index": index, "family": task.family, "gold": task.answer}
     return trajectory.model_copy(update=named)

@@ -86,13 +86,16 @@ class AgentFlow:
         started, clock = time.time(), time.monotonic()
         error: ErrorInfo | None = None
         contexts = _Contexts(engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s)
+        limit = asyncio.timeout_at(_loop_time(deadline_s))
         try:
-            async with asyncio.timeout_at(_loop_time(deadline_s)):
+            async with limit:
                 await self._turns(run, task.question, tools, contexts)
                 run.answer, run.closing_calls = await self.generator.generate(
                     task.question, run.memory, contexts.of("generator", len(run.turns) + 1)
                 )
-        except (TimeoutError, DeadlineError):
+        except (TimeoutError, DeadlineError) as failure:
+            if isinstance(failure, TimeoutError) and not limit.expired():
+                raise  # by another clock than this run's
             run.stop_reason = "deadline"
             error = ErrorInfo(type=DeadlineError.__name__, message=f"no answer after {len(run.turns)} whole turns")
         except InfrastructureError as failure:
@@ -134,18 +137,19 @@ class AgentFlow:
     ) -> Turn:
         """One decision: plan, act, observe, verify. A malformed action costs the turn: nothing is executed."""
         action, calls = await self.planner.plan(question, tools, memory, contexts.of("planner", index))
-        events: tuple[EventKind, ...] = (*("call" for _ in calls), "action")
+        events: list[EventKind] = [*_call_events(calls), "action"]
         command: Command | None = None
         if action.error:
             observation = Observation(status="error", text=action.error)
         else:
             command, more = await self.executor.command(action, tools, contexts.of("executor", index))
-            calls, events = calls + more, (*events, *("call" for _ in more), "command")
+            calls += more
+            events += [*_call_events(more), "command"]
             observation = await _observe(command, tools)
         verdict, more = await self.verifier.verify(question, observation, memory, contexts.of("verifier", index))
         return Turn(
             index=index,
-            events=(*events, "observation", *("call" for _ in more), "verdict"),
+            events=(*events, "observation", *_call_events(more), "verdict"),
             action=action,
             command=command,
             observation=observation,
@@ -174,14 +178,19 @@ class _Contexts:
         )
 
 
+def _call_events(calls: Sequence[Call]) -> list[EventKind]:
+    return ["call" for _ in calls]
+
+
 async def _observe(command: Command, tools: Sequence[Tool]) -> Observation:
     """Run the command's tool within its time limit; an invalid command or a slow tool is an error observation."""
     if command.error:
         return Observation(status="error", text=command.error)
     tool = next(tool for tool in tools if tool.name == command.tool)
     clock = time.monotonic()
+    limit = asyncio.timeout(tool.timeout_s)
     try:
-        async with asyncio.timeout(tool.timeout_s) as limit:
+        async with limit:
             result = await tool.call(command.arguments)
     except TimeoutError as failure:
         if not limit.expired():

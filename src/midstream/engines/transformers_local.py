@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.errors import EngineError, RecipeError
+from midstream.core.errors import EngineError, RecipeError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
 
@@ -24,7 +25,7 @@ from midstream.core.trajectory import Call, Usage
 def load_model(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load weights and tokenizer from a directory or the hub; `RecipeError` names what is missing."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as failure:
         raise RecipeError(
@@ -55,7 +56,9 @@ class TransformersLocal:
         name: str = "local",
         max_batch: int = 256,
     ) -> None:
-        self.model, self.tokenizer, self.name, self.max_batch = model, tokenizer, name, max_batch
+        self.model, self.name, self.max_batch = model, name, max_batch
+        self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere
+        self.end_ids = _end_ids(model, tokenizer)
         self.policy_version = 0
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
@@ -71,6 +74,11 @@ class TransformersLocal:
 
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
+        if request.sampling.stop:
+            raise UnsupportedError(
+                f"stop strings {request.sampling.stop!r} are not supported by the in-process engine",
+                mend="remove `stop` from the module's sampling",
+            )
         prompt_ids = tuple(self._encode(request))
         limit = self.model.config.get_text_config().max_position_embeddings
         if len(prompt_ids) + request.sampling.max_tokens > limit:
@@ -112,11 +120,15 @@ class TransformersLocal:
             self._answer(waiting[start : start + self.max_batch])
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
-        sampled = generate(self.model, [(one.prompt_ids, one.request) for one in batch], eos_id=self._eos())
+        try:
+            sampled = generate(self.model, [(one.prompt_ids, one.request) for one in batch], end_ids=self.end_ids)
+        except (RuntimeError, ValueError, IndexError) as failure:
+            self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
+            return
         for one, (ids, logprobs) in zip(batch, sampled, strict=True):
             if one.future.done():  # its trajectory was cancelled by a deadline
                 continue
-            ended = bool(ids) and ids[-1] == self._eos()
+            ended = ids[-1] in self.end_ids
             one.future.set_result(
                 Call(
                     role=one.request.role,
@@ -134,8 +146,23 @@ class TransformersLocal:
                 )
             )
 
-    def _eos(self) -> int:
-        return int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
+    def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
+        for one in batch:
+            if not one.future.done():
+                error = EngineError(
+                    f"{self.name} could not sample {len(batch)} completions: {failure}",
+                    cause="the device is out of memory, or the model and its tokenizer do not fit",
+                    mend="lower max_batch or max_tokens",
+                )
+                error.__cause__ = failure
+                one.future.set_exception(error)
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that end a completion: the tokenizer's and those of the model's generation settings."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(int(one) for one in (tokenizer.eos_token_id, *listed) if one is not None))  # type: ignore[arg-type]
 
 
 Sampled = tuple[tuple[int, ...], tuple[float, ...]]
@@ -143,7 +170,7 @@ Sampled = tuple[tuple[int, ...], tuple[float, ...]]
 
 @torch.inference_mode()
 def generate(
-    model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, eos_id: int
+    model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, end_ids: Sequence[int]
 ) -> list[Sampled]:
     """Sample one completion a request with a key-value cache.
 
@@ -156,8 +183,9 @@ def generate(
     """
     unique = list(dict.fromkeys(ids for ids, _ in prompts))
     place = {ids: i for i, ids in enumerate(unique)}
-    expand = torch.tensor([place[ids] for ids, _ in prompts])
-    ids, mask = _left_pad(unique)
+    device = model.device
+    expand = torch.tensor([place[ids] for ids, _ in prompts], device=device)
+    ids, mask = (tensor.to(device) for tensor in _left_pad(unique))
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     logits = model(
@@ -169,15 +197,21 @@ def generate(
         logits_to_keep=1,
     ).logits[:, -1]
     cache.batch_select_indices(expand)
-    draws = _Draws([request for _, request in prompts])
-    rows, mask, position, logits = torch.arange(len(prompts)), mask[expand], mask.sum(1)[expand], logits[expand]
+    draws = _Draws([request for _, request in prompts], device)
+    rows, mask, position, logits = (
+        torch.arange(len(prompts), device=device),
+        mask[expand],
+        mask.sum(1)[expand],
+        logits[expand],
+    )
+    ends = torch.tensor(end_ids, device=device)
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for step in range(draws.longest):
         token, logprob = draws.draw(logits, rows, step)
         for row, one, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
             out[row][0].append(one)
             out[row][1].append(value)
-        keep = (token != eos_id) & (draws.limits[rows] > step + 1)
+        keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
         if not keep.any():
             break
         if not keep.all():
@@ -199,13 +233,14 @@ def generate(
 class _Draws:
     """The random numbers and temperatures of a batch of requests."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.limits = torch.tensor([request.sampling.max_tokens for request in requests])
+    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
+        self.limits = torch.tensor([request.sampling.max_tokens for request in requests], device=device)
         self.longest = int(self.limits.max())
-        self.temperatures = torch.tensor([request.sampling.temperature for request in requests])
-        self.top_p = torch.tensor([request.sampling.top_p for request in requests])
+        self.temperatures = torch.tensor([request.sampling.temperature for request in requests], device=device)
+        self.top_p = torch.tensor([request.sampling.top_p for request in requests], device=device)
         generators = (np.random.Generator(np.random.Philox(key=request.seed)) for request in requests)
-        self.uniforms = torch.from_numpy(np.stack([generator.random(self.longest) for generator in generators]))
+        uniforms = np.stack([generator.random(self.longest) for generator in generators])
+        self.uniforms = torch.from_numpy(uniforms).to(device)
 
     def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(token [rows], its log-probability [rows]) from logits [rows, _V]."""

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from midstream.core.errors import CheckpointError, TrainingError
+from midstream.core.errors import CheckpointError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
@@ -31,11 +32,15 @@ class LocalLearner:
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
     switched off.
+
+    Raises:
+        UnsupportedError: the model's logits are not its head on its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
         self.config = config
         torch.set_num_threads(config.threads)
+        _require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)
         share_gradient(self.model)
@@ -213,12 +218,16 @@ def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    return _causal_lm(model).get_output_embeddings()(hidden)
+    return _output_layer(model)(hidden)
 
 
-def _causal_lm(model: PreTrainedModel) -> PreTrainedModel:
+def _output_layer(model: PreTrainedModel) -> torch.nn.Module:
+    return _causal_lm(model).get_output_embeddings()  # type: ignore[return-value]
+
+
+def _causal_lm(model: Any) -> Any:
     """The causal language model under a peft wrapper; its adapter layers are inside it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[return-value]
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _pad(sequences: Sequence[Sequence_], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,6 +261,36 @@ def _chunks(sequences: Sequence[Sequence_], limit: int) -> Iterator[list[int]]:
         chunk.append(i)
     if chunk:
         yield chunk
+
+
+@torch.no_grad()
+def _require_plain_head(model: PreTrainedModel) -> None:
+    """Refuse a model that changes hidden states before its head, or logits after it.
+
+    In one forward pass the head answers with a ramp: what comes out otherwise was scaled or capped, also where the
+    model's own logits are too small to show it.
+    """
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def answer(head: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-100, 100, output.numel(), device=output.device, dtype=output.dtype).view_as(output)
+        seen.append((inputs[0], ramp))
+        return ramp
+
+    hook = _output_layer(model).register_forward_hook(answer)
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    hidden, ramp = seen[0]
+    if torch.allclose(hidden, _hidden(model, ids), atol=1e-3, rtol=1e-2) and torch.allclose(logits.to(ramp), ramp):
+        return
+    raise UnsupportedError(
+        f"{type(model).__name__} scales or caps its logits",
+        cause="the learner computes log-probabilities from the head on the last hidden states alone",
+        mend="train a model that does neither (Llama, Qwen, Mistral, GPT-2 and their kin)",
+    )
 
 
 def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:

@@ -16,6 +16,7 @@ an ordinary Hugging Face directory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -61,22 +62,22 @@ def make_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast, names: in
             max_position_embeddings=config.max_positions,
             tie_word_embeddings=True,
             initializer_range=config.embedding_std,
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=tokenizer.convert_tokens_to_ids(EOS),
         )
     )
     numbers = size - names - LARGEST_NUMBER - 1
     model.config.midstream_redrawn = [[numbers, size - names], [size - names, size]]
     with torch.no_grad():
-        for layer in model.model.layers:
-            attention = layer.self_attn
+        layers: Any = model.model.layers
+        for attention in (layer.self_attn for layer in layers):
             torch.nn.init.orthogonal_(attention.v_proj.weight)
             attention.o_proj.weight.copy_(attention.v_proj.weight.T)
         for start, stop in model.config.midstream_redrawn:
             model.model.embed_tokens.weight[start:stop] = torch.randn(config.hidden_size) * config.embedding_std
     redraw(model, seed)
-    return model
+    return model.eval()
 
 
 def redrawn_ranges(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -86,7 +87,7 @@ def redrawn_ranges(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 def redraw(model: PreTrainedModel, seed: int) -> None:
     """Draw the random parts of names and numbers afresh; their shared part stays."""
-    weight = model.get_input_embeddings().weight
+    weight: Any = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(seed)
     std = model.config.get_text_config().initializer_range
     with torch.no_grad():
@@ -107,4 +108,5 @@ def share_gradient(model: PreTrainedModel) -> None:
             gradient[start:stop] = gradient[start:stop].sum(0)
         return gradient
 
-    model.get_input_embeddings().weight.register_hook(hook)
+    weight: Any = model.get_input_embeddings().weight
+    weight.register_hook(hook)

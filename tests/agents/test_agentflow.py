@@ -1,0 +1,367 @@
+"""The AgentFlow loop: order, limits, memory, who sees what, and what happens when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from midstream.agents.agentflow import AgentFlow, Config
+from midstream.core.errors import EngineError, SandboxError, ToolServerError
+from midstream.core.memory import Memory
+from midstream.core.protocols import ModuleContext, ToolResult
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn, Usage, Verdict
+from midstream.engines.scripted import ScriptedEngine
+
+QUESTION = "What is the question nobody else may see ?"
+MODULES = ("planner", "executor", "verifier", "generator")
+EVENTS = ("call", "action", "call", "command", "observation", "call", "verdict")
+
+
+@dataclass
+class Modules:
+    """All four modules; notes what each is shown. Turn t plans "step t", and the verifier stops at `stop_at`."""
+
+    stop_at: int = 99
+    malformed: tuple[int, ...] = ()
+    invalid: tuple[int, ...] = ()
+    seen: list[tuple[str, tuple[Any, ...], ModuleContext]] = field(default_factory=list)
+
+    def note(self, role: str, context: ModuleContext, *shown: Any) -> tuple[Call, ...]:
+        self.seen.append((role, shown, context))
+        return (Call(role=role, usage=Usage(cost_usd=0.25)),)
+
+    async def plan(self, question, tools, memory, context):
+        calls, turn = self.note("planner", context, question, tools, memory), len(memory) + 1
+        error = "unreadable" if turn in self.malformed else None
+        return Action(sub_goal=f"step {turn}", tool="echo", context=f"step {turn}", error=error), calls
+
+    async def command(self, action, tools, context):
+        calls = self.note("executor", context, action, tools)
+        error = "invalid" if int(action.context[5:]) in self.invalid else None
+        return Command(tool=action.tool, arguments={"text": action.context}, error=error), calls
+
+    async def verify(self, question, observation, memory, context):
+        calls = self.note("verifier", context, question, observation, memory)
+        return Verdict(result_valid=True, memory_sufficient=len(memory) + 1 == self.stop_at), calls
+
+    async def generate(self, question, memory, context):
+        calls = self.note("generator", context, question, memory)
+        return " / ".join(record.result or "-" for record in memory.records), calls
+
+    def shown_to(self, role: str) -> list[tuple[Any, ...]]:
+        return [shown for name, shown, _ in self.seen if name == role]
+
+
+@dataclass
+class Echo:
+    """Repeats its text; breaks at call number `breaks_at` with `failure`, and takes `delay_s` at `slow_at`."""
+
+    breaks_at: int = 0
+    failure: BaseException | None = None
+    slow_at: int = 0
+    delay_s: float = 60.0
+    timeout_s: float = 30.0
+    calls: int = 0
+    name: str = "echo"
+    description: str = "repeats"
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    )
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        self.calls += 1
+        if self.failure and self.calls == self.breaks_at:
+            raise self.failure
+        if self.calls == self.slow_at:
+            await asyncio.sleep(self.delay_s)
+        return ToolResult(text=str(arguments["text"]), ok=arguments["text"] != "step 13")
+
+    async def close(self) -> None: ...
+
+
+def agent(modules: Any, **config: Any) -> AgentFlow:
+    return AgentFlow(planner=modules, executor=modules, verifier=modules, generator=modules, config=Config(**config))
+
+
+def run(modules: Modules, tool: Echo | None = None, *, deadline_s: float | None = None, **config: Any) -> Trajectory:
+    limit = None if deadline_s is None else time.monotonic() + deadline_s
+    task = Task(id="t", question=QUESTION, answer="")
+    return asyncio.run(agent(modules, **config).run(task, [tool or Echo()], {}, seed=5, order=2, deadline_s=limit))
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_plan_command_observation_verdict():
+    modules = Modules()
+    trajectory = run(modules, max_turns=2)
+    assert [turn.events for turn in trajectory.turns] == [EVENTS, EVENTS]
+    assert [role for role, _, _ in modules.seen] == [*MODULES[:3], *MODULES[:3], "generator"]
+    assert [call.role for call in trajectory.calls] == [*MODULES[:3], *MODULES[:3], "generator"]
+    turn = trajectory.turns[1]
+    assert (turn.index, turn.action and turn.action.sub_goal) == (2, "step 2")
+    assert turn.command == Command(tool="echo", arguments={"text": "step 2"})
+    assert turn.observation is not None
+    assert (turn.observation.status, turn.observation.text) == ("ok", "step 2")
+    assert trajectory.cost_usd == 0.25 * 7
+
+
+def test_ends_at_the_turn_limit():
+    trajectory = run(Modules(), max_turns=3)
+    assert (len(trajectory.turns), trajectory.stop_reason, trajectory.status) == (3, "turn_limit", "ok")
+    assert trajectory.answer == "step 1 / step 2 / step 3"
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3])
+def test_ends_at_a_stop_verdict(stop_at):
+    trajectory = run(Modules(stop_at=stop_at), max_turns=3)
+    assert (len(trajectory.turns), trajectory.stop_reason) == (stop_at, "verified")
+
+
+@pytest.mark.parametrize(("memory_update", "answer"), [("every_turn", "step 1 / step 2"), ("on_continue", "step 1")])
+def test_memory_holds_the_last_turn_under_algorithm_1_only(memory_update, answer):
+    trajectory = run(Modules(stop_at=2), memory_update=memory_update)
+    assert (len(trajectory.turns), trajectory.answer) == (2, answer)
+
+
+@pytest.mark.parametrize("memory_update", ["every_turn", "on_continue"])
+def test_memory_holds_every_turn_of_a_run_without_stop(memory_update):
+    assert run(Modules(), memory_update=memory_update, max_turns=2).answer == "step 1 / step 2"
+
+
+def test_planner_and_verifier_see_the_turns_before_this_one():
+    modules = Modules()
+    run(modules, max_turns=3)
+    for memories in ([memory for _, _, memory in modules.shown_to(role)] for role in ("planner", "verifier")):
+        assert [[record.turn for record in memory.records] for memory in memories] == [[], [1], [1, 2]]
+    ((_, memory),) = modules.shown_to("generator")
+    assert [record.turn for record in memory.records] == [1, 2, 3]
+
+
+def test_memory_records_what_happened_and_the_time_only_if_told_to():
+    modules = Modules(malformed=(1,), invalid=(2,))
+    run(modules, max_turns=3)
+    ((_, memory),) = modules.shown_to("generator")
+    assert [(one.result, one.error) for one in memory.records] == [
+        ("", "unreadable"),
+        ("", "invalid"),
+        ("step 3", None),
+    ]
+    assert [one.command is None for one in memory.records] == [True, False, False]
+    assert [one.verdict is not None and one.elapsed_s is None for one in memory.records] == [True] * 3
+    timed = Modules()
+    run(timed, max_turns=1, record_time=True)
+    ((_, memory),) = timed.shown_to("generator")
+    assert 0 <= memory.records[0].elapsed_s < 5
+
+
+# --- what a model gets wrong --------------------------------------------------------------------------------------
+
+
+def test_a_malformed_action_costs_the_turn_and_runs_nothing():
+    modules, tool = Modules(malformed=(1, 2)), Echo()
+    trajectory = run(modules, tool, max_turns=2)
+    assert (trajectory.status, len(trajectory.turns)) == ("ok", 2)
+    assert modules.shown_to("executor") == []
+    assert tool.calls == 0
+    for turn, (_, observation, _) in zip(trajectory.turns, modules.shown_to("verifier"), strict=True):
+        assert turn.events == ("call", "action", "observation", "call", "verdict")
+        assert turn.command is None
+        assert turn.observation == observation == Observation(status="error", text="unreadable")
+
+
+def test_an_invalid_command_is_an_error_observation():
+    modules, tool = Modules(invalid=(1,)), Echo()
+    (turn,) = run(modules, tool, max_turns=1).turns
+    assert tool.calls == 0
+    assert turn.events == EVENTS
+    assert turn.observation == Observation(status="error", text="invalid")
+
+
+def test_a_tool_that_answers_no_is_an_error_observation():
+    turns = run(Modules(), max_turns=14).turns
+    errors = [turn.index for turn in turns if turn.observation and turn.observation.status == "error"]
+    assert errors == [13]
+
+
+def test_a_slow_tool_is_an_error_observation_and_the_run_goes_on():
+    trajectory = run(Modules(), Echo(slow_at=1, timeout_s=0.05), max_turns=2)
+    first, second = (turn.observation for turn in trajectory.turns)
+    assert first
+    assert second
+    assert (first.status, first.text) == ("error", "echo gave no result within 0.05 s")
+    assert 0.05 <= first.duration_s < 10
+    assert (second.status, trajectory.status) == ("ok", "ok")
+
+
+# --- what breaks around the model ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [ToolServerError("index gone"), SandboxError("no fork"), EngineError("judge down")])
+def test_a_broken_tool_ends_the_run_and_keeps_its_turns(failure):
+    trajectory = run(Modules(), Echo(breaks_at=2, failure=failure), max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
+    assert trajectory.error
+    assert (trajectory.error.type, trajectory.error.message) == (type(failure).__name__, str(failure))
+    assert [turn.index for turn in trajectory.turns] == [1]
+
+
+def test_a_tool_whose_own_back_end_times_out_is_broken_not_slow():
+    trajectory = run(Modules(), Echo(breaks_at=1, failure=TimeoutError("socket")))
+    assert trajectory.error
+    assert (trajectory.status, trajectory.error.type) == ("error", "ToolServerError")
+
+
+class FailsAt(Modules):
+    """Raises in one module at one turn."""
+
+    def __init__(self, role: str, turn: int, failure: Exception) -> None:
+        super().__init__()
+        self.role, self.turn, self.failure = role, turn, failure
+
+    def note(self, role: str, context: ModuleContext, *shown: Any) -> tuple[Call, ...]:
+        if role == self.role and len(self.shown_to(role)) + 1 == self.turn:
+            raise self.failure
+        return super().note(role, context, *shown)
+
+
+@pytest.mark.parametrize(
+    ("role", "turn", "kept"), [("planner", 2, 1), ("executor", 1, 0), ("verifier", 3, 2), ("generator", 1, 3)]
+)
+def test_a_broken_engine_ends_the_run_and_keeps_its_turns(role, turn, kept):
+    trajectory = run(FailsAt(role, turn, EngineError("503", cause="overload", mend="wait")), max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
+    assert trajectory.error
+    assert (trajectory.error.type, trajectory.error.message) == ("EngineError", "503\n  cause: overload\n  mend: wait")
+    assert len(trajectory.turns) == kept
+    assert (trajectory.question, trajectory.agent, trajectory.seed) == (QUESTION, "agentflow", 5)
+
+
+def test_a_bug_is_not_taken_for_a_broken_engine_or_a_deadline():
+    for failure in (KeyError("typo"), TimeoutError("not of the loop's own clock")):
+        with pytest.raises(type(failure)):
+            run(FailsAt("planner", 1, failure), deadline_s=60)
+
+
+@pytest.mark.parametrize(("slow_at", "kept"), [(1, 0), (3, 2)])
+def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
+    trajectory = run(Modules(), Echo(slow_at=slow_at), deadline_s=0.1, max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
+    assert trajectory.error
+    assert (trajectory.error.type, trajectory.error.message) == ("DeadlineError", f"no answer after {kept} whole turns")
+    assert len(trajectory.turns) == kept
+    assert 0.1 <= trajectory.duration_s < 10
+
+
+def test_a_deadline_already_passed():
+    trajectory = run(Modules(), Echo(slow_at=1), deadline_s=-1)
+    assert (trajectory.stop_reason, trajectory.turns) == ("deadline", ())
+
+
+# --- who sees what ------------------------------------------------------------------------------------------------
+
+
+def test_the_executor_never_sees_the_question():
+    modules = Modules()
+    run(modules, max_turns=3)
+    seen = [shown for role, shown, context in modules.seen if role == "executor" for shown in (*shown, context)]
+    assert len(seen) == 3 * 3
+    assert QUESTION not in repr(seen)
+    assert all(QUESTION in repr(modules.shown_to(role)) for role in MODULES if role != "executor")
+
+
+def test_each_module_gets_its_engine_and_a_seed_of_its_own():
+    modules, engines = Modules(), {name: ScriptedEngine([], name=name) for name in ("planner", "verifier")}
+    task = Task(id="t", question=QUESTION, answer="")
+    flow = agent(modules, max_turns=2)
+    asyncio.run(flow.run(task, [Echo()], engines, seed=5, order=2, lessons="look up first", deadline_s=1e12))
+    for role, _, context in modules.seen:
+        assert context.engine is engines.get(role)
+        assert (context.order, context.lessons, context.deadline_s) == (2, "look up first", 1e12)
+    turns = [(1, MODULES[:3]), (2, MODULES[:3]), (3, MODULES[3:])]
+    expected = [derive_seed(5, turn, role) for turn, roles in turns for role in roles]
+    assert [context.seed for _, _, context in modules.seen] == expected
+    assert len(set(expected)) == 7
+
+
+# --- many at once -------------------------------------------------------------------------------------------------
+
+
+class Wanderer:
+    """Modules that act on the question, the seed and memory alone; turns, failures and stops differ by seed."""
+
+    async def plan(self, question, tools, memory: Memory, context: ModuleContext):
+        await asyncio.sleep(0)
+        rng = random.Random(context.seed)
+        error = "unreadable" if rng.random() < 0.2 else None
+        text = f"{question} turn {len(memory) + 1} draw {rng.randrange(10**6)}"
+        return Action(sub_goal=question, tool="jitter", context=text, error=error), (Call(role="planner", prompt=text),)
+
+    async def command(self, action, tools, context):
+        return Command(tool="jitter", arguments={"text": action.context}), ()
+
+    async def verify(self, question, observation, memory, context):
+        return Verdict(result_valid=True, memory_sufficient=random.Random(context.seed).random() < 0.25), ()
+
+    async def generate(self, question, memory, context):
+        if context.seed % 7 == 0:
+            raise EngineError(f"{question} has no answer")
+        return " | ".join(f"{record.turn}: {record.result or record.error}" for record in memory.records), ()
+
+
+class Jitter(Echo):
+    """Answers after a random time, a different one each time the test runs."""
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        await asyncio.sleep(random.SystemRandom().random() * 0.01)
+        return ToolResult(text=f"seen {arguments['text']}")
+
+
+def without_times(trajectory: Trajectory) -> Trajectory:
+    def still(turn: Turn) -> Turn:
+        assert turn.observation
+        return turn.model_copy(update={"observation": turn.observation.model_copy(update={"duration_s": 0.0})})
+
+    turns = tuple(still(turn) for turn in trajectory.turns)
+    return trajectory.model_copy(update={"turns": turns, "started_at": 0.0, "duration_s": 0.0})
+
+
+def test_64_runs_at_once_on_one_agent_do_not_meet():
+    flow, tool = agent(Wanderer(), max_turns=6), Jitter(name="jitter")
+    tasks = [Task(id=f"t{i}", question=f"question-{i}-", answer="") for i in range(64)]
+
+    async def one(i: int) -> Trajectory:
+        return without_times(await flow.run(tasks[i], [tool], {}, seed=i, order=i))
+
+    async def together() -> list[Trajectory]:
+        return await asyncio.gather(*(one(i) for i in range(64)))
+
+    async def alone() -> list[Trajectory]:
+        return [await one(i) for i in range(64)]
+
+    at_once = asyncio.run(together())
+    for i, trajectory in enumerate(at_once):
+        questions = {f"question-{j}-" for j in range(64) if f"question-{j}-" in repr(trajectory)}
+        assert questions == {f"question-{i}-"}
+    assert {len(trajectory.turns) for trajectory in at_once} == {1, 2, 3, 4, 5, 6}
+    assert {trajectory.status for trajectory in at_once} == {"ok", "error"}
+    assert at_once == asyncio.run(alone())
+
+
+def test_the_agent_keeps_nothing_of_a_run():
+    flow = agent(Wanderer(), max_turns=3)
+    before = dict(vars(flow))
+    task = Task(id="t", question="q", answer="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AgentFlow, "__setattr__", lambda self, name, value: pytest.fail(f"{name} set on the agent"))
+        asyncio.run(flow.run(task, [Jitter(name="jitter")], {}, seed=1))
+    assert vars(flow) == before

@@ -1,0 +1,104 @@
+"""What several rooms' tests share: a ten-step recipe that trains in two seconds, and one finished run of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: results are compared bit for bit
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Small, and yet some questions are answered and some are not: a run without any gradient would compare equal to all.
+TEN_STEPS = """
+extends = "flow-grpo-tiny"
+name = "ten-steps"
+seed = 3
+
+[tasks]
+type = "gazetteer"
+families = ["arith", "lookup"]
+countries = 40
+
+[engines.policy]
+type = "tiny"
+hidden_size = 32
+layers = 1
+max_positions = 128
+
+[warm_start]
+transcripts = 200
+steps = 120
+batch_size = 32
+learning_rate = 2e-2
+min_copy_rate = 0.0
+policy = { sense = 1.0, malformed = 0.0 }
+
+[training]
+steps = 10
+tasks_per_step = 4
+group_size = 4
+checkpoint_every = 2
+validate_every = 5
+uniform_kl_fraction = 0.5
+
+[evaluation]
+temperatures = [1.0, 0.0]
+validation = { name = "validation", split = "validation", per_family = 3, seed = 7 }
+
+[[evaluation.sets]]
+name = "test"
+split = "test"
+per_family = 3
+seed = 99
+"""
+
+
+@pytest.fixture(scope="session")
+def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ten-step recipe's file."""
+    path = tmp_path_factory.mktemp("recipes") / "ten-steps.toml"
+    path.write_text(TEN_STEPS, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished_run(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of the ten-step recipe, trained without an interruption. Read it; don't change it."""
+    from midstream.cli import main
+
+    root = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", str(ten_steps), "--out", str(root), "--quiet"]) == 0
+    return root
+
+
+@pytest.fixture
+def make_build(ten_steps: Path) -> Callable[..., Any]:
+    """`make_build("a.b=c", ...)` wires the ten-step recipe with overrides, without a warm start."""
+    from midstream.build import Build
+    from midstream.config import load_recipe
+
+    def make(*overrides: str) -> Build:
+        return Build(load_recipe(str(ten_steps), overrides))
+
+    return make
+
+
+@pytest.fixture
+def tiny_model() -> Callable[..., tuple[Any, Any]]:
+    """`tiny_model()` gives (model, tokenizer) of a small random planner; equal arguments give equal weights."""
+
+    def make(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
+        from midstream.training.settings import TinyConfig
+        from midstream.training.tiny import make_model, make_tokenizer
+
+        names = ["Amberbank", "Oakfell", "Mistdale"]
+        tokenizer = make_tokenizer(["How", "high", "is", "?", "goal", "find", "height", "plus", "+"], names)
+        settings = {"hidden_size": 32, "layers": 2, "heads": 4, "max_positions": 64, **sizes}
+        return make_model(TinyConfig(**settings), tokenizer, len(names), seed), tokenizer
+
+    return make

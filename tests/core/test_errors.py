@@ -1,0 +1,39 @@
+"""Three lines: what, cause, mend."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from midstream.core import errors
+from midstream.core.errors import EngineError, InfrastructureError, MidstreamError, RecipeError, UsageError
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MidstreamError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_what_cause_mend(kind):
+    error = kind("steps = -1 is too few", cause="it was mistyped", mend="set steps to 1 or more")
+    assert str(error).splitlines() == [
+        "steps = -1 is too few",
+        "  cause: it was mistyped",
+        "  mend: set steps to 1 or more",
+    ]
+    assert str(kind("alone")) == "alone"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crosses_processes(kind):
+    error = kind("a", cause="b", mend="c")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert (str(copy), copy.what, copy.cause, copy.mend) == (str(error), "a", "b", "c")
+
+
+def test_the_tree_tells_whose_fault_it_is():
+    assert issubclass(RecipeError, UsageError)
+    assert issubclass(EngineError, InfrastructureError)
+    assert not issubclass(UsageError, InfrastructureError)
+    assert not issubclass(InfrastructureError, UsageError)
+    assert all(kind.__name__ in (errors.__doc__ or "") for kind in KINDS)

@@ -1,0 +1,105 @@
+"""Trajectories survive the disk unchanged, whatever is in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import JsonValue, ValidationError
+
+from midstream.core.data import Frozen
+from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.task import Task
+from midstream.core.trajectory import (
+    Action,
+    Call,
+    Command,
+    ErrorInfo,
+    Message,
+    Observation,
+    Sampling,
+    Score,
+    Trajectory,
+    Turn,
+    Usage,
+    Verdict,
+)
+
+TEXT = st.text(max_size=20)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)  # JSON arguments: a model cannot write other numbers
+JSON: SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def any_of(kind: type[Frozen]) -> SearchStrategy[Any]:
+    """Any valid object of a class, drawn from its fields' annotations."""
+    fields = {name: field.annotation for name, field in kind.model_fields.items()}
+    holds_json = {name: st.dictionaries(TEXT, JSON, max_size=3) for name in fields if name in ("arguments", "metadata")}
+    return st.builds(kind, **{**{name: st.from_type(of) for name, of in fields.items()}, **holds_json})  # type: ignore[arg-type]
+
+
+for part in (
+    Sampling,
+    Usage,
+    Message,
+    ErrorInfo,
+    Call,
+    Action,
+    Command,
+    Observation,
+    Verdict,
+    Turn,
+    Score,
+    MemoryRecord,
+):
+    st.register_type_strategy(part, any_of(part))
+
+
+@pytest.mark.parametrize("kind", [Trajectory, Memory, Task])
+def test_json_round_trip(kind):
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(any_of(kind))
+    def check(thing: Frozen):
+        # Compared by repr: equal to the last bit of every float, and not-a-number is itself.
+        assert repr(kind.model_validate_json(thing.model_dump_json())) == repr(thing)
+
+    check()
+
+
+def test_calls_are_in_order():
+    turns = tuple(Turn(index=i, calls=(Call(role=f"planner {i}"), Call(role=f"verifier {i}"))) for i in (1, 2))
+    trajectory = Trajectory(id="a", task_id="a", turns=turns, closing_calls=(Call(role="generator"),))
+    roles = ["planner 1", "verifier 1", "planner 2", "verifier 2", "generator"]
+    assert [call.role for call in trajectory.calls] == roles
+
+
+def test_signal_is_the_papers():
+    assert Verdict(result_valid=False, memory_sufficient=True).signal == "STOP"
+    assert Verdict(result_valid=True, memory_sufficient=False).signal == "CONTINUE"
+
+
+def test_data_is_frozen_and_strict():
+    action = Action(tool="python")
+    with pytest.raises(ValidationError, match="frozen"):
+        action.tool = "guess"
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Action(tol="python")  # type: ignore[call-arg]
+
+
+def test_memory_append_leaves_the_old_memory_alone():
+    empty = Memory()
+    one = empty.append(MemoryRecord(turn=1, action=Action()))
+    two = one.append(MemoryRecord(turn=2, action=Action()))
+    assert (len(empty), len(one), len(two)) == (0, 1, 2)
+    assert [record.turn for record in two.records] == [1, 2]
+
+
+def test_a_task_without_its_answer_is_its_id_and_question():
+    task = Task(id="1", question="Who ?", answer="gold", family="hop", metadata={"hint": "gold"})
+    assert task.without_answer() == Task(id="1", question="Who ?", answer="")

@@ -1,0 +1,375 @@
+"""The in-process engine: what it samples, with which log-probabilities, in which batches."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from midstream.core.errors import EngineError, RecipeError, UnsupportedError
+from midstream.core.protocols import Engine, LockstepEngine, Request
+from midstream.core.trajectory import Message, Sampling
+from midstream.engines import transformers_local
+from midstream.engines.transformers_local import TransformersLocal, generate, load_model
+
+EOS = 1
+PROMPTS = ((5, 6, 7, 8), (9,), (5, 6, 7, 8), tuple(range(10, 30)), (30, 31))
+
+
+def request(seed=0, order=0, prompt="", **sampling):
+    return Request(role="planner", prompt=prompt, seed=seed, order=order, sampling=Sampling(**sampling))
+
+
+def mixed_requests(temperature=1.0, top_p=1.0):
+    return [
+        (ids, request(seed=i, order=i, temperature=temperature, top_p=top_p, max_tokens=3 + 4 * i))
+        for i, ids in enumerate(PROMPTS)
+    ]
+
+
+@torch.no_grad()
+def forward_logprobs(model, prompt, completion, temperature=1.0):
+    """Of a completion's tokens, by one plain forward pass over its own sequence alone."""
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    logprobs = (logits / temperature).log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
+
+
+# -- generate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+def test_logprobs_are_those_of_a_plain_forward_at_the_sampling_temperature(tiny_model, temperature):
+    model, _ = tiny_model(embedding_std=0.3)
+    requests = mixed_requests(temperature)
+    sampled = generate(model, requests, end_ids=(EOS,))
+    for (prompt, _), (ids, logprobs) in zip(requests, sampled, strict=True):
+        assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids, temperature), abs=1e-5)
+    if temperature != 1.0:  # the check above can tell temperatures apart
+        ids, logprobs = sampled[3]
+        assert logprobs != pytest.approx(forward_logprobs(model, PROMPTS[3], ids, 1.0), abs=1e-2)
+
+
+def test_a_row_ends_at_the_end_token_or_its_own_limit(tiny_model):
+    model, _ = tiny_model()
+    whole, _ = generate(model, mixed_requests(), end_ids=())[3]
+    for end in whole[2:8]:
+        ids, logprobs = generate(model, mixed_requests(), end_ids=(EOS, end))[3]
+        assert ids == whole[: whole.index(end) + 1]
+        assert logprobs == pytest.approx(forward_logprobs(model, PROMPTS[3], ids), abs=1e-5)
+    assert [len(ids) for ids, _ in generate(model, mixed_requests(), end_ids=())] == [3, 7, 11, 15, 19]
+
+
+def test_greedy_takes_the_likeliest_token_and_records_temperature_one(tiny_model):
+    model, _ = tiny_model(embedding_std=0.3)
+    for (prompt, _), (ids, logprobs) in zip(
+        mixed_requests(), generate(model, mixed_requests(0.0), end_ids=(EOS,)), strict=True
+    ):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == list(ids)
+        assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids), abs=1e-5)
+
+
+def test_a_sample_does_not_depend_on_its_neighbours(tiny_model):
+    model, _ = tiny_model(embedding_std=0.3)
+    together = generate(model, mixed_requests(), end_ids=(EOS,))
+    for one, (ids, logprobs) in zip(mixed_requests(), together, strict=True):
+        [(alone, alone_logprobs)] = generate(model, [one], end_ids=(EOS,))
+        assert alone == ids
+        assert alone_logprobs == pytest.approx(logprobs, abs=1e-5)
+    backwards = generate(model, mixed_requests()[::-1], end_ids=(EOS,))[::-1]
+    assert [ids for ids, _ in backwards] == [ids for ids, _ in together]
+
+
+def test_equal_prompts_with_different_seeds_differ_and_with_equal_seeds_agree(tiny_model):
+    model, _ = tiny_model()
+    draws = [((5, 6, 7), request(seed=seed, max_tokens=12)) for seed in (1, 2, 1)]
+    first, second, third = generate(model, draws, end_ids=(EOS,))
+    assert first == third
+    assert first[0] != second[0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_samples_follow_the_softmax(tiny_model, temperature):
+    """A chi-square test at a fixed seed: with 60 tokens or so its statistic stays below 2.2 per degree of freedom."""
+    model, _ = tiny_model(embedding_std=0.3)
+    count, prompt = 4000, (5, 6, 7)
+    draws = [(prompt, request(seed=seed, temperature=temperature, max_tokens=1)) for seed in range(count)]
+    drawn = torch.tensor([ids[0] for ids, _ in generate(model, draws, end_ids=(EOS,))])
+    with torch.no_grad():
+        expected = (model(torch.tensor([prompt])).logits[0, -1] / temperature).softmax(-1) * count
+    seen = drawn.bincount(minlength=len(expected)).float()
+    common = expected >= 5
+    statistic = ((seen - expected)[common] ** 2 / expected[common]).sum().item()
+    degrees = int(common.sum()) - 1
+    assert degrees > 5
+    assert statistic < 2.2 * degrees
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it(tiny_model):
+    model, _ = tiny_model(embedding_std=0.3)
+    draws = [((5, 6, 7), request(seed=seed, top_p=0.5, max_tokens=1)) for seed in range(500)]
+    sampled = generate(model, draws, end_ids=(EOS,))
+    with torch.no_grad():
+        ordered, index = model(torch.tensor([(5, 6, 7)])).logits[0, -1].softmax(-1).sort(descending=True)
+    size = int((ordered.cumsum(0) < 0.5).sum()) + 1
+    assert {ids[0] for ids, _ in sampled} == set(index[:size].tolist())
+
+
+def test_nothing_is_drawn_twice_from_one_number(tiny_model):
+    """Successive tokens use successive numbers of the seed: else a run of equal distributions repeats one token."""
+    model, _ = tiny_model(embedding_std=0.01)  # nearly uniform at every position
+    [(ids, _)] = generate(model, [((5,), request(seed=3, max_tokens=30))], end_ids=())
+    assert len(set(ids)) > 10
+
+
+# -- the engine ------------------------------------------------------------------------------------------------------
+
+
+def engine_of(tiny_model, **settings):
+    model, tokenizer = tiny_model(embedding_std=0.3)
+    return TransformersLocal(model, tokenizer, name="policy", **settings)
+
+
+def test_it_is_an_engine_with_exact_tokens(tiny_model):
+    engine = engine_of(tiny_model)
+    assert isinstance(engine, Engine)
+    assert isinstance(engine, LockstepEngine)
+    assert engine.token_exact
+
+
+def test_a_call_records_what_was_sampled(tiny_model):
+    engine = engine_of(tiny_model)
+    engine.policy_version = 7
+    call = asyncio.run(engine.sample(request(seed=4, prompt=" How high is Amberbank ?", max_tokens=20)))
+    assert engine.tokenizer.decode(call.prompt_ids) == call.prompt == " How high is Amberbank ?"
+    assert (call.role, call.engine, call.policy_version) == ("planner", "policy", 7)
+    assert len(call.completion_ids) == len(call.logprobs) == call.usage.completion_tokens
+    assert call.usage.prompt_tokens == len(call.prompt_ids) == 5
+    ended = call.completion_ids[-1] == engine.tokenizer.eos_token_id
+    assert call.finish_reason == ("stop" if ended else "length")
+    assert call.completion == engine.tokenizer.decode(call.completion_ids[:-1] if ended else call.completion_ids)
+    assert call.logprobs == pytest.approx(
+        forward_logprobs(engine.model, call.prompt_ids, call.completion_ids), abs=1e-5
+    )
+
+
+def test_the_end_token_is_trained_on_but_not_part_of_the_text(tiny_model):
+    engine = engine_of(tiny_model)
+    asked = request(seed=4, prompt=" How", max_tokens=20)
+    whole = asyncio.run(engine.sample(asked))
+    engine.end_ids = (whole.completion_ids[3], EOS)
+    call = asyncio.run(engine.sample(asked))
+    end = whole.completion_ids.index(engine.end_ids[0])
+    assert (call.finish_reason, whole.finish_reason) == ("stop", "length")
+    assert call.completion_ids == whole.completion_ids[: end + 1]
+    assert call.completion == engine.tokenizer.decode(whole.completion_ids[:end])
+
+
+def test_stop_strings_are_refused(tiny_model):
+    with pytest.raises(UnsupportedError, match="stop"):
+        asyncio.run(engine_of(tiny_model).sample(request(prompt=" How", stop=("\n",))))
+
+
+def test_what_does_not_fit_is_an_engine_error(tiny_model):
+    engine = engine_of(tiny_model)
+    prompt = " How" * 60
+    with pytest.raises(EngineError, match=r"prompt of 60 tokens and 5 new ones[\s\S]*64 positions[\s\S]*mend"):
+        asyncio.run(engine.sample(request(prompt=prompt, max_tokens=5)))
+    assert asyncio.run(engine.sample(request(prompt=prompt, max_tokens=4))).completion_ids
+
+
+def test_messages_without_a_chat_template_are_refused(tiny_model):
+    chat = Request(role="planner", messages=(Message(role="user", content="hi"),))
+    with pytest.raises(RecipeError, match=r"no chat template[\s\S]*compact"):
+        asyncio.run(engine_of(tiny_model).sample(chat))
+
+
+async def rounds(engine, orders, delays, turns=3):
+    """Every trajectory samples `turns` times, and is late as `delays` says."""
+    calls = {}
+
+    async def one(order):
+        for turn in range(turns + order % 2):
+            await asyncio.sleep(next(delays))
+            made = request(seed=100 * order + turn, order=order, prompt=" How" * (1 + order), max_tokens=6)
+            calls[order, turn] = await engine.sample(made)
+        engine.leave(order)
+
+    for order in orders:
+        engine.join(order)
+    await asyncio.gather(*(one(order) for order in orders))
+    return calls
+
+
+def test_batches_do_not_depend_on_the_order_of_arrival(tiny_model, monkeypatch):
+    batches: list[list[int]] = []
+
+    def recorded(model, prompts, *, end_ids):
+        batches.append([asked.order for _, asked in prompts])
+        return generate(model, prompts, end_ids=end_ids)
+
+    monkeypatch.setattr(transformers_local, "generate", recorded)
+    seen = []
+    for seed in range(3):
+        batches.clear()
+        late = random.Random(seed)
+        delays = (late.uniform(0, 0.004) for _ in iter(int, 1))
+        orders = list(range(6))
+        late.shuffle(orders)
+        seen.append((asyncio.run(rounds(engine_of(tiny_model), orders, delays)), list(batches)))
+    assert seen[0][1] == [[0, 1, 2, 3, 4, 5]] * 3 + [[1, 3, 5]]
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_large_batch_is_cut_in_a_fixed_order(tiny_model, monkeypatch):
+    sizes: list[list[int]] = []
+
+    def recorded(model, prompts, *, end_ids):
+        sizes.append([asked.order for _, asked in prompts])
+        return generate(model, prompts, end_ids=end_ids)
+
+    monkeypatch.setattr(transformers_local, "generate", recorded)
+    asyncio.run(rounds(engine_of(tiny_model, max_batch=2), [4, 2, 0], iter([0.0] * 20), turns=1))
+    assert sizes == [[0, 2], [4]]
+
+
+def test_one_that_is_cancelled_while_waiting_does_not_hold_up_the_others(tiny_model):
+    engine = engine_of(tiny_model)
+
+    async def impatient():
+        try:
+            async with asyncio.timeout(0.01):
+                await engine.sample(request(order=0, prompt=" How", max_tokens=4))
+        finally:
+            engine.leave(0)
+
+    async def patient(order, wait_s):
+        await asyncio.sleep(wait_s)
+        call = await engine.sample(request(order=order, seed=order, prompt=" is", max_tokens=4))
+        engine.leave(order)
+        return call
+
+    async def play():
+        for order in range(3):
+            engine.join(order)
+        work = asyncio.gather(impatient(), patient(1, 0.0), patient(2, 0.05), return_exceptions=True)
+        return await asyncio.wait_for(work, 10)
+
+    cancelled, first, second = asyncio.run(play())
+    assert isinstance(cancelled, TimeoutError)
+    assert first.completion_ids
+    assert second.completion_ids
+
+
+def test_one_that_leaves_lets_the_waiting_go_on(tiny_model):
+    engine = engine_of(tiny_model)
+
+    async def play():
+        engine.join(0)
+        engine.join(1)
+        waiting = asyncio.create_task(engine.sample(request(order=1, prompt=" is", max_tokens=4)))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        engine.leave(0)
+        return await asyncio.wait_for(waiting, 10)
+
+    assert asyncio.run(play()).completion_ids
+
+
+def test_a_model_that_fails_fails_every_waiting_trajectory_and_holds_up_none(tiny_model, monkeypatch):
+    def broken(model, prompts, *, end_ids):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(transformers_local, "generate", broken)
+    engine = engine_of(tiny_model)
+
+    async def one(order):
+        try:
+            return await engine.sample(request(order=order, prompt=" is", max_tokens=4))
+        finally:
+            engine.leave(order)
+
+    async def play():
+        for order in range(3):
+            engine.join(order)
+        return await asyncio.wait_for(asyncio.gather(*map(one, range(3)), return_exceptions=True), 10)
+
+    outcomes = asyncio.run(play())
+    assert [type(outcome) for outcome in outcomes] == [EngineError] * 3
+    assert "out of memory" in str(outcomes[0])
+
+
+# -- any Hugging Face model ------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def saved_model(tmp_path):
+    """`saved_model(family)` writes a random model, a word tokenizer and a chat template; gives their directory."""
+
+    def save(family):
+        words = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", *(f"w{i}" for i in range(40))]
+        inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        )
+        tokenizer.chat_template = TEMPLATE
+        torch.manual_seed(0)
+        if family == "gpt2":
+            config = GPT2Config(vocab_size=46, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1)
+            model = GPT2LMHeadModel(config)
+        else:
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=46, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    intermediate_size=32, max_position_embeddings=64, initializer_range=0.5,
+                )
+            )  # fmt: skip
+        model.save_pretrained(tmp_path / family)
+        tokenizer.save_pretrained(tmp_path / family)
+        return str(tmp_path / family)
+
+    return save
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_any_causal_model_samples_with_its_own_logprobs(saved_model, family):
+    model, tokenizer = load_model(saved_model(family), "float32", "cpu")
+    requests = mixed_requests(0.8)
+    for (prompt, _), (ids, logprobs) in zip(requests, generate(model, requests, end_ids=(EOS,)), strict=True):
+        assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids, 0.8), abs=1e-5)
+    engine = TransformersLocal(model, tokenizer)
+    messages = (Message(role="system", content="w1 w2"), Message(role="user", content="w3"))
+    call = asyncio.run(engine.sample(Request(role="planner", messages=messages, sampling=Sampling(max_tokens=8))))
+    spoken = ["<|system|>", "w1", "w2", "<eos>", "<|user|>", "w3", "<eos>", "<|assistant|>"]
+    assert list(call.prompt_ids) == tokenizer.convert_tokens_to_ids(spoken)
+    assert call.messages == messages
+    assert call.logprobs == pytest.approx(forward_logprobs(model, call.prompt_ids, call.completion_ids), abs=1e-5)
+
+
+def test_a_dtype_is_honoured(saved_model):
+    model, _ = load_model(saved_model("llama"), "bfloat16", "cpu")
+    assert model.dtype == torch.bfloat16
+    [(ids, logprobs)] = generate(model, [((5, 6), request(max_tokens=5))], end_ids=(EOS,))
+    assert ids
+    assert all(math.isfinite(value) and value <= 0 for value in logprobs)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(RecipeError, match=r"nowhere[\s\S]*cause[\s\S]*mend"):
+        load_model(str(tmp_path / "nowhere"), "float32", "cpu")
+    assert time.monotonic() - started < 20
