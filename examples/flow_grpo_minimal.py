@@ -2,19 +2,17 @@
 
     python examples/flow_grpo_minimal.py --steps 20
 
-A planner (a small transformer) works on questions about a made-up world. Every turn it writes one action; a tool runs
-it; a verifier, a fixed program, says whether to go on; the result goes into memory, which the planner reads next turn.
-At the end a generator, a fixed program, reads the answer off the memory, and the answer is right or wrong.
-Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the planner inside that running loop:
+A planner (a small transformer) works on questions about a made-up world. Every turn it writes an action, a tool runs
+it, a verifier says whether to go on, and the result goes into memory for the next turn; at the end a generator reads
+the answer off the memory. Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the planner inside that running loop:
 
     1. play every question G times; reward: is the final answer right?     play, equation 4
     2. advantage: how much better than the others of its group?            advantages, equation 7
     3. every turn of a trajectory gets its advantage                       make_rows, the credit broadcast
     4. clipped policy gradient with a KL term, AdamW                       loss_of, equations 5, 6 and 10
 
-Taken from midstream: the world, its tools, the fixed modules, the compact action language, an untrained model. The
-real thing (`src/midstream/training/`) adds what a long run needs: an engine that samples behind a barrier, failures
-that are not rewards, checkpoints, held-out evaluation. `docs/flow-grpo.md` numbers its details.
+Taken from midstream: the world, its tools, the fixed verifier and generator, the action language, an untrained model.
+`src/midstream/training/` is the real thing; `docs/flow-grpo.md` numbers what it takes care of.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from statistics import fmean
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -98,10 +96,8 @@ async def take_turn(one: Trajectory, decision: Decision, tools: Sequence[Tool]) 
         seen = Observation(status="ok" if result.ok else "error", text=result.text)
     verdict, _ = await VERIFIER.verify(one.task.question, seen, one.memory, ModuleContext())
     error = seen.text if seen.status == "error" else None
-    one.memory = one.memory.append(
-        MemoryRecord(turn=len(one.decisions), action=action, result="" if error else seen.text, error=error)
-    )
-    one.done = verdict.memory_sufficient
+    record = MemoryRecord(turn=len(one.decisions), action=action, result="" if error else seen.text, error=error)
+    one.memory, one.done = one.memory.append(record), verdict.memory_sufficient
 
 
 @dataclass
@@ -114,9 +110,9 @@ class Policy:
     async def plan(self, live: list[Trajectory]) -> list[Decision]:
         """Sample one action for every live trajectory, all in one batch."""
         prompts = [self.tokenizer.encode(render_prompt(one.task.question, one.memory)) for one in live]
-        drawn = zip(prompts, sample(self.model, prompts), strict=True)
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        return [Decision(str(decode(tokens)), ids, tokens, logprobs) for ids, (tokens, logprobs) in drawn]
+        drawn = sample(self.model, prompts)
+        texts = [str(self.tokenizer.decode(tokens, skip_special_tokens=True)) for tokens, _ in drawn]
+        return [Decision(text, ids, *one) for text, ids, one in zip(texts, prompts, drawn, strict=True)]
 
 
 @torch.inference_mode()
@@ -166,9 +162,9 @@ class Row:
 
 def advantages(rewards: list[float]) -> list[float]:
     """(R - mean) / std over the G trajectories of one question; all equal: 0, there is nothing to prefer."""
-    values = torch.tensor(rewards)
-    if bool((values == values[0]).all()):
+    if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
+    values = torch.tensor(rewards)
     return ((values - values.mean()) / (values.std() + 1e-6)).tolist()
 
 
@@ -204,8 +200,8 @@ async def train(steps: int, warm_steps: int, seed: int) -> None:
     documents = (Document(id=name, text=text) for name, text in world.documents())
     tools: list[Tool] = [LocalSearch.from_documents(documents), PythonTool(), ConfidentGuess()]
     words = {*question_words(), *WORDS, *action_words(), *(tool.name for tool in tools)}
-    tokenizer = make_tokenizer(words, world.names())
-    policy = Policy(make_model(TinyConfig(hidden_size=64), tokenizer, len(world.names()), seed), tokenizer)
+    tokenizer = make_tokenizer(words, names := world.names())
+    policy = Policy(make_model(TinyConfig(hidden_size=64), tokenizer, len(names), seed), tokenizer)
     await warm_start(policy, world, tools, warm_steps)
     reference = deepcopy(policy.model).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
@@ -218,7 +214,7 @@ async def train(steps: int, warm_steps: int, seed: int) -> None:
             torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        reward = sum(one.reward for one in played) / len(played)
+        reward = fmean(one.reward for one in played)
         print(f"step {step:3d}  reward {reward:.2f}  {'#' * round(40 * reward)}", flush=True)
     for tool in tools:
         await tool.close()
@@ -243,7 +239,7 @@ async def warm_start(policy: Policy, world: Gazetteer, tools: Sequence[Tool], st
         (-completion_logprobs(policy.model, rng.sample(rows, 64)).mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(f"{steps} steps on a clumsy program's actions; it answers {sum(one.reward for one in played) / 6:.0f} %\n")
+    print(f"{steps} steps on a clumsy program's actions; it answers {fmean(one.reward for one in played):.0%}\n")
 
 
 if __name__ == "__main__":
@@ -252,6 +248,6 @@ if __name__ == "__main__":
     parser.add_argument("--warm-steps", type=int, default=150, help="supervised steps before it")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    torch.manual_seed(options.seed)
     torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
     asyncio.run(train(options.steps, options.warm_steps, options.seed))

@@ -13,7 +13,7 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, Config
-from midstream.core.errors import EngineError, SandboxError, ToolServerError
+from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, ToolResult
 from midstream.core.seeds import derive_seed
@@ -260,6 +260,11 @@ def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
     assert (trajectory.error.type, trajectory.error.message) == ("DeadlineError", f"no answer after {kept} whole turns")
     assert len(trajectory.turns) == kept
     assert 0.1 <= trajectory.duration_s < 10
+
+
+def test_an_engine_that_runs_out_of_time_first_says_the_same():
+    trajectory = run(FailsAt("verifier", 2, DeadlineError("no reply in time")), deadline_s=60)
+    assert (trajectory.status, trajectory.stop_reason, len(trajectory.turns)) == ("error", "deadline", 1)
 
 
 def test_a_deadline_already_passed():

@@ -1,0 +1,402 @@
+"""The learner: its gradient, what it changes and what it must not, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig
+
+from midstream.core.errors import CheckpointError, TrainingError, UnsupportedError
+from midstream.core.protocols import Row
+from midstream.training.learner import LocalLearner, completion_logprobs
+from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
+from midstream.training.settings import LearnerConfig, LoraConfig
+
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+@pytest.fixture
+def llama():
+    """`llama(seed)` is a random Llama of 64 tokens, large enough in its logits to tell wrong ones apart."""
+
+    def make(seed=0, layers=2):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=48, max_position_embeddings=64, initializer_range=0.2, eos_token_id=1, bos_token_id=None,
+        )  # fmt: skip
+        return AutoModelForCausalLM.from_config(config).eval()
+
+    return make
+
+
+def make_rows(count=6, seed=0):
+    """Rows of mixed lengths, temperatures, advantages and weights; the last two hold the same sequence."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(size):
+        return tuple(torch.randint(2, 64, (size,), generator=draw).tolist())
+
+    rows = []
+    for i in range(count):
+        completion = ids(1 + 3 * i % 7)
+        rows.append(
+            Row(
+                prompt_ids=ids(2 + 5 * i % 11),
+                completion_ids=completion,
+                old_logprobs=tuple((-3 - torch.rand(len(completion), generator=draw)).tolist()),
+                advantage=(-1.0) ** i * (0.5 + i),
+                weight=0.1 * (1 + i),
+                kl_weight=0.2 * (1 + i),
+                temperature=(1.0, 0.7)[i % 2],
+                trajectory_id=str(i),
+            )
+        )
+    twin = rows[-1]
+    return [
+        *rows,
+        Row(
+            prompt_ids=twin.prompt_ids, completion_ids=twin.completion_ids, temperature=twin.temperature,
+            old_logprobs=tuple(value + 0.3 for value in twin.old_logprobs), advantage=-2.0, weight=0.4, kl_weight=0.0,
+        ),
+    ]  # fmt: skip
+
+
+def plain_logprobs(model, row):
+    """By one forward pass over the row's own sequence alone, with the gradient."""
+    logits = model(torch.tensor([row.prompt_ids + row.completion_ids])).logits[0, len(row.prompt_ids) - 1 : -1]
+    logprobs = (logits / row.temperature).log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def changed(before, after):
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def gradients(learner):
+    return [parameter.grad.clone() for parameter in learner.parameters if parameter.grad is not None]
+
+
+def on_policy(learner, rows):
+    """The rows as if the learner's present policy had sampled them."""
+    return [
+        Row(
+            prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, old_logprobs=logprobs,
+            advantage=row.advantage, weight=row.weight, kl_weight=row.kl_weight, temperature=row.temperature,
+        )
+        for row, logprobs in zip(rows, learner.logprobs(rows), strict=True)
+    ]  # fmt: skip
+
+
+# -- log-probabilities and gradient ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 40, 6000])
+def test_logprobs_equal_each_rows_own_forward_at_its_temperature(llama, chunk_tokens):
+    model, rows = llama(), make_rows()
+    learner = LocalLearner(model, LearnerConfig(chunk_tokens=chunk_tokens))
+    for row, logprobs in zip(rows, learner.logprobs(rows), strict=True):
+        assert logprobs == pytest.approx(plain_logprobs(model, row).tolist(), abs=1e-5)
+
+
+def test_temperature_counts(llama):
+    model = llama()
+    [hot] = completion_logprobs(model, [((5, 6), (7,), 2.0)]).tolist()
+    [warm] = completion_logprobs(model, [((5, 6), (7,), 1.0)]).tolist()
+    assert hot != pytest.approx(warm, abs=1e-2)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 30, 6000])
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.3])
+def test_gradient_equals_the_loss_written_out_row_by_row(llama, chunk_tokens, kl_coefficient):
+    loss = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=kl_coefficient)
+    model, reference, rows = llama(0), llama(1), make_rows()
+    learner = LocalLearner(copy.deepcopy(model), LearnerConfig(chunk_tokens=chunk_tokens))
+    learner.reference = copy.deepcopy(reference).requires_grad_(False)
+    total = torch.zeros(())
+    kl_sum = 0.0
+    for row in rows:
+        logprobs, old = plain_logprobs(model, row), torch.tensor(row.old_logprobs)
+        policy = clipped_policy_loss(logprobs, old, torch.tensor(row.advantage), clip_low=0.2, clip_high=0.3)
+        kl = kl_estimate(logprobs, plain_logprobs(reference, row).detach())
+        total = total + (row.weight * policy + kl_coefficient * row.kl_weight * kl).sum()
+        kl_sum += kl.sum().item()
+    total.backward()
+
+    stats = learner.forward_backward(rows, loss)
+    assert stats.loss == pytest.approx(total.item(), rel=1e-5)
+    assert stats.tokens == sum(len(row.completion_ids) for row in rows)
+    assert stats.kl_sum == pytest.approx(kl_sum if kl_coefficient else 0.0, rel=1e-5)
+    for mine, plain in zip(learner.parameters, model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, plain.grad, rtol=1e-4, atol=2e-5)
+    assert max(grad.abs().max().item() for grad in gradients(learner)) > 0.1
+
+
+def test_gradients_of_successive_calls_add_up_until_the_step(llama):
+    rows = make_rows()
+    whole, parts = (LocalLearner(llama(), LearnerConfig()) for _ in range(2))
+    whole.forward_backward(rows, PolicyLoss())
+    parts.forward_backward(rows[:2], PolicyLoss())
+    parts.forward_backward(rows[2:], PolicyLoss())
+    for one, other in zip(gradients(whole), gradients(parts), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    whole.optimizer_step(1e-3)
+    assert all(not parameter.grad.any() for parameter in whole.parameters if parameter.grad is not None)
+
+
+def test_the_head_sees_predicted_positions_only_and_equal_sequences_once(llama):
+    """Prompt tokens and padding have no logits at all, so nothing of theirs can have a gradient."""
+    model, rows = llama(), make_rows()
+    learner = LocalLearner(model, LearnerConfig())
+    seen = []
+    model.lm_head.register_forward_hook(lambda head, inputs, output: seen.append(len(inputs[0])))
+    learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.0))
+    assert seen == [sum(len(row.completion_ids) for row in rows[:-1])]
+
+
+def test_rows_without_advantage_and_kl_have_no_gradient(llama):
+    learner = LocalLearner(llama(), LearnerConfig())
+    row = make_rows()[3]
+    silent = Row(
+        prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, old_logprobs=row.old_logprobs,
+        advantage=0.0, weight=1.0, kl_weight=0.0,
+    )  # fmt: skip
+    learner.forward_backward([silent], PolicyLoss(kl_coefficient=0.5))
+    assert not any(grad.any() for grad in gradients(learner))
+
+
+def test_clipped_tokens_are_counted_and_have_no_gradient(llama):
+    learner = LocalLearner(llama(), LearnerConfig())
+    row = make_rows()[3]
+    [now] = learner.logprobs([row])
+    far = Row(
+        prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, temperature=row.temperature,
+        old_logprobs=tuple(value - 2 for value in now), advantage=1.0, weight=1.0, kl_weight=1.0,
+    )  # fmt: skip
+    stats = learner.forward_backward([far], PolicyLoss(kl_coefficient=0.0))
+    assert stats.clipped == stats.tokens == len(row.completion_ids)
+    assert not any(grad.any() for grad in gradients(learner))
+
+
+def test_a_step_raises_what_was_good_and_lowers_what_was_bad(llama):
+    learner = LocalLearner(llama(), LearnerConfig())
+    good, bad = make_rows()[2], make_rows()[3]
+    rows = [
+        Row(
+            prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, old_logprobs=logprobs, advantage=advantage,
+            weight=1.0, kl_weight=0.0, temperature=row.temperature,
+        )
+        for row, logprobs, advantage in zip((good, bad), learner.logprobs([good, bad]), (1.0, -1.0), strict=True)
+    ]  # fmt: skip
+    before = [sum(values) for values in learner.logprobs(rows)]
+    learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.0))
+    norm = learner.optimizer_step(1e-3)
+    after = [sum(values) for values in learner.logprobs(rows)]
+    assert norm > 0
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+# -- what changes ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_planner_changes(llama):
+    planner, verifier = llama(0), llama(0)
+    learner = LocalLearner(planner, LearnerConfig())
+    assert learner.reference is not None
+    before, verifier_before, reference_before = weights(planner), weights(verifier), weights(learner.reference)
+    rows = make_rows()
+    reference_logprobs = learner.logprobs(rows, reference=True)
+    learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.1))
+    learner.optimizer_step(1e-2)
+    assert changed(before, weights(planner)) == set(before)
+    assert not changed(verifier_before, weights(verifier))
+    assert not changed(reference_before, weights(learner.reference))
+    assert learner.logprobs(rows, reference=True) == reference_logprobs != learner.logprobs(rows)
+
+
+def test_lora_changes_its_adapter_alone(llama):
+    model, rows = llama(), make_rows()
+    original = copy.deepcopy(model)
+    learner = LocalLearner(model, LearnerConfig(lora=LORA))
+    before = weights(learner.model)
+    for _ in range(2):  # the second factor starts at zero, so the first moves from the second step on
+        learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.1))
+        learner.optimizer_step(1e-2)
+    moved = changed(before, weights(learner.model))
+    assert moved == {name for name in before if "lora_" in name}
+    assert {name.split(".")[-4] for name in moved} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    reference = LocalLearner(original, LearnerConfig()).logprobs(rows)
+    assert learner.logprobs(rows, reference=True) == reference != learner.logprobs(rows)
+
+
+def test_an_in_process_engine_samples_from_the_adapted_model(llama):
+    """peft puts its layers into the model object that the engine holds."""
+    model, rows = llama(), make_rows()
+    learner = LocalLearner(model, LearnerConfig(lora=LORA))
+    for _ in range(2):
+        learner.forward_backward(rows, PolicyLoss(kl_coefficient=0.0))
+        learner.optimizer_step(1e-2)
+    with torch.no_grad():
+        assert plain_logprobs(model, rows[2]).tolist() == pytest.approx(learner.logprobs(rows)[2], abs=1e-5)
+
+
+def test_the_exported_adapter_is_the_policy(llama, tmp_path):
+    base, rows = llama(), make_rows()
+    learner = LocalLearner(copy.deepcopy(base), LearnerConfig(lora=LORA))
+    for _ in range(2):
+        learner.forward_backward(rows, PolicyLoss())
+        learner.optimizer_step(1e-2)
+    learner.export_weights(tmp_path / "adapter")
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= names
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    with torch.no_grad():
+        for row, logprobs in zip(rows, learner.logprobs(rows), strict=True):
+            assert plain_logprobs(loaded, row).tolist() == pytest.approx(logprobs, abs=1e-5)
+
+
+def test_exported_weights_are_the_policy(llama, tmp_path):
+    learner, rows = LocalLearner(llama(), LearnerConfig()), make_rows()
+    learner.forward_backward(rows, PolicyLoss())
+    learner.optimizer_step(1e-2)
+    learner.export_weights(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not changed(weights(learner.model), weights(loaded))
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_loaded_learner_goes_on_bit_for_bit(llama, tmp_path, lora):
+    rows, loss = make_rows(), PolicyLoss(kl_coefficient=0.1)
+    config = LearnerConfig(lora=lora, weight_decay=0.01)
+    whole = LocalLearner(llama(), config)
+
+    def step(learner):
+        return learner.forward_backward(rows, loss), learner.optimizer_step(1e-2)
+
+    step(whole)
+    whole.save(tmp_path)
+    expected = [step(whole), step(whole)]
+    resumed = LocalLearner(llama(), config)
+    step(resumed)  # whatever it did before does not count
+    resumed.load(tmp_path)
+    assert [step(resumed), step(resumed)] == expected
+    assert not changed(weights(whole.model), weights(resumed.model))
+    assert whole.logprobs(rows, reference=True) == resumed.logprobs(rows, reference=True)
+
+
+def test_the_reference_policy_survives_saving(llama, tmp_path):
+    rows = make_rows()
+    learner = LocalLearner(llama(), LearnerConfig())
+    learner.forward_backward(rows, PolicyLoss())
+    learner.optimizer_step(1e-2)
+    learner.rebase()
+    learner.save(tmp_path)
+    fresh = LocalLearner(llama(), LearnerConfig())
+    fresh.load(tmp_path)
+    assert fresh.logprobs(rows, reference=True) == learner.logprobs(rows)
+
+
+def test_rebase_makes_the_present_policy_the_reference_and_forgets_the_optimizer(llama):
+    rows = make_rows()
+    learner = LocalLearner(llama(), LearnerConfig())
+    learner.forward_backward(rows, PolicyLoss())
+    learner.optimizer_step(1e-2)
+    assert learner.logprobs(rows, reference=True) != learner.logprobs(rows)
+    learner.rebase()
+    assert learner.logprobs(rows, reference=True) == learner.logprobs(rows)
+    assert not learner.optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("other", "lora"), [({"layers": 1}, None), ({"layers": 3}, None), ({"layers": 2}, LORA)], ids=str
+)
+def test_a_checkpoint_of_another_model_is_refused(llama, tmp_path, other, lora):
+    LocalLearner(llama(**other), LearnerConfig(lora=lora)).save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*cause[\s\S]*mend"):
+        LocalLearner(llama(), LearnerConfig()).load(tmp_path)
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_is_stepped(llama):
+    learner = LocalLearner(llama(), LearnerConfig())
+    before = weights(learner.model)
+    row = make_rows()[3]
+    broken = Row(
+        prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, advantage=1.0, weight=float("nan"), kl_weight=0.0,
+        old_logprobs=row.old_logprobs,
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match=r"loss is nan[\s\S]*cause[\s\S]*mend"):
+        learner.forward_backward([broken], PolicyLoss())
+    assert not gradients(learner)
+    assert not changed(before, weights(learner.model))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step(llama):
+    learner = LocalLearner(llama(), LearnerConfig())
+    before = weights(learner.model)
+    learner.forward_backward(make_rows(), PolicyLoss())
+    learner.parameters[0].grad = torch.full_like(learner.parameters[0], float("inf"))
+    with pytest.raises(TrainingError, match="gradient norm is (inf|nan)"):
+        learner.optimizer_step(1e-2)
+    assert not changed(before, weights(learner.model))
+    assert not learner.optimizer.state
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(head_dim=8, final_logit_softcapping=30.0),
+        CohereConfig(),
+        GraniteConfig(logits_scaling=2.0),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_change_their_logits_are_refused(config):
+    for name, value in {
+        "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
+    }.items():  # fmt: skip
+        setattr(config, name, value)
+    config.layer_types = config.layer_types[:1] if getattr(config, "layer_types", None) else None
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UnsupportedError, match=r"scales or caps its logits[\s\S]*cause[\s\S]*mend"):
+        LocalLearner(model, LearnerConfig())
+
+
+def test_a_tiny_planner_with_lora_is_refused(tiny_model):
+    model, _ = tiny_model()
+    with pytest.raises(UnsupportedError, match=r"LoRA[\s\S]*mend"):
+        LocalLearner(model, LearnerConfig(lora=LORA))
+
+
+def test_supervised_step_weighs_prompts_and_completions(llama):
+    """Against the cross-entropy written out, through the gradient of one step."""
+    model, rows = llama(), make_rows()
+    learner = LocalLearner(copy.deepcopy(model), LearnerConfig(max_grad_norm=1e9))
+    total, count = torch.zeros(()), 0.0
+    for row in rows:
+        ids = torch.tensor(row.prompt_ids + row.completion_ids)
+        losses = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        weight = torch.tensor([0.25] * (len(row.prompt_ids) - 1) + [1.0] * len(row.completion_ids))
+        total, count = total + (losses * weight).sum(), count + weight.sum().item()
+    (total / count).backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    seen = []
+    stepped = learner.optimizer_step
+    learner.optimizer_step = lambda rate: seen.append(stepped(rate)) or seen[-1]  # type: ignore[method-assign]
+    assert learner.supervised_step(rows, 1e-3, 0.25) == pytest.approx((total / count).item(), rel=1e-5)
+    assert seen == [pytest.approx(norm.item(), rel=1e-4)]
