@@ -12,7 +12,8 @@ the answer off the memory. Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the pl
     4. clipped policy gradient with a KL term, AdamW                       loss_of, equations 5, 6 and 10
 
 Taken from midstream: the world, its tools, the fixed verifier and generator, the action language, an untrained model.
-`src/midstream/training/` is the real thing; `docs/flow-grpo.md` numbers what it takes care of.
+The reward printed is that of fresh training questions about a small world. Held-out places, controls and everything
+that goes wrong in long runs are left to `src/midstream/training/` and told in `docs/flow-grpo.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, stdev
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -161,11 +162,9 @@ class Row:
 
 
 def advantages(rewards: list[float]) -> list[float]:
-    """(R - mean) / std over the G trajectories of one question; all equal: 0, there is nothing to prefer."""
-    if len(set(rewards)) == 1:
-        return [0.0] * len(rewards)
-    values = torch.tensor(rewards)
-    return ((values - values.mean()) / (values.std() + 1e-6)).tolist()
+    """(R - mean) / std over the G trajectories of one question; where all are equal, 0: there is nothing to prefer."""
+    mean, std = fmean(rewards), stdev(rewards)
+    return [(reward - mean) / (std + 1e-6) for reward in rewards]
 
 
 def make_rows(groups: list[list[Trajectory]]) -> list[Row]:
@@ -182,8 +181,7 @@ def make_rows(groups: list[list[Trajectory]]) -> list[Row]:
 def loss_of(model: PreTrainedModel, reference: PreTrainedModel, rows: list[Row]) -> torch.Tensor:
     """Clipped surrogate and k3 estimate of KL(policy || reference), per token, weighted and summed."""
     lengths = torch.tensor([len(row.decision.completion_ids) for row in rows])
-    advantage = torch.tensor([row.advantage for row in rows]).repeat_interleave(lengths)
-    weight = torch.tensor([row.weight for row in rows]).repeat_interleave(lengths)
+    advantage, weight = torch.tensor([[row.advantage, row.weight] for row in rows]).repeat_interleave(lengths, 0).T
     old = torch.tensor([value for row in rows for value in row.decision.logprobs])
     new = completion_logprobs(model, rows)
     with torch.no_grad():
@@ -223,7 +221,6 @@ async def train(steps: int, warm_steps: int, seed: int) -> None:
 async def warm_start(policy: Policy, world: Gazetteer, tools: Sequence[Tool], steps: int) -> None:
     """Imitate a clumsy program that is mostly wrong: without any action that parses there is nothing to reinforce."""
     planner, rng = ClumsyPlanner(ClumsyConfig(sense=0.5)), random.Random(0)
-
     encode, end = policy.tokenizer.encode, policy.model.config.eos_token_id
 
     async def clumsy(live: list[Trajectory]) -> list[Decision]:

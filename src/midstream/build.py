@@ -74,7 +74,7 @@ VERIFIERS = {
     "prompted": Component(prompted.StructuredConfig, prompted.PromptedVerifier),
 }
 GENERATORS = {
-    "last_result": Component(programs.NoSettings, lambda config: programs.LastResultGenerator()),
+    "verified_result": Component(programs.NoSettings, lambda config: programs.VerifiedResultGenerator()),
     "prompted": Component(prompted.Config, prompted.PromptedGenerator),
 }
 ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "generator": GENERATORS}

@@ -89,12 +89,17 @@ class SoundPlanner:
 
     def calculation(self, words: list[str], results: list[str]) -> str | None:
         terms = [*results, *(word for word in words if word.isdigit())]
-        for word, sign in {"plus": "+", "minus": "-", "times": "*", "total": "+", "together": "+", "than": "-"}.items():
-            if word in words:
-                return f" {sign} ".join(terms)
-        if "or" in words:
-            return f"{'max' if 'larger' in words else 'min'} ( {' , '.join(terms)} )"
-        return None
+        signs = {
+            "Is": ">",
+            "Do": ">",
+            "plus": "+",
+            "minus": "-",
+            "times": "*",
+            "total": "+",
+            "together": "+",
+            "than": "-",
+        }
+        return next((f" {sign} ".join(terms) for word, sign in signs.items() if word in words), None)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -159,7 +164,8 @@ RIVER = "How long is the river of Amberbank ?"
         (ONE, "Nobody can say", False),
         (ONE, "", False),
         ("What is 45 plus 17 ?", "62", True),
-        ("What is the smaller area , of Amberbank or Oakfell ?", "Amberbank area 50", False),
+        ("Is Amberbank larger than Oakfell ?", "Amberbank area 50", False),
+        ("Is Amberbank larger than Oakfell ?", "False", True),
         ("How much larger is Amberbank than Oakfell ?", "7", True),
     ],
 )
@@ -185,6 +191,8 @@ def test_verifier_goes_on_after_an_error():
         (["Amberbank height 105", "112"], "112"),
         (["Amberbank height 105", "!ZeroDivisionError"], "105"),
         (["Amberbank height 105", " "], "105"),
+        (["Amberbank height 105", "True"], "yes"),
+        (["Amberbank height 105", "False"], "no"),
     ],
 )
 def test_generator_answers_with_the_newest_result(outcomes, answer):

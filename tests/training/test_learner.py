@@ -16,6 +16,8 @@ from midstream.training.learner import LocalLearner, completion_logprobs
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
 from midstream.training.settings import LearnerConfig, LoraConfig
 
+# peft asks transformers by a name that is being retired.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 LORA = LoraConfig(rank=4, alpha=8)
 
 

@@ -38,6 +38,11 @@ MALFORMED = (
 )
 
 
+def places(question: str) -> list[str]:
+    """The places that a question names: its capitalised words but the first."""
+    return [word for word in question.split()[1:] if word[0].isupper()]
+
+
 class NoSettings(Frozen):
     """A program without settings."""
 
@@ -73,39 +78,47 @@ class SingleArgumentExecutor:
 
 
 class FormVerifier:
-    """Stops on the first result that has the form the question asks for; cannot tell whether it is right.
+    """Stops when every place that the question names was looked up and the newest result has the form asked for.
 
-    A bare number suffices where a calculation is asked for (whatever was calculated), a fact about the attribute asked
-    for where none is, and anything else that ends in a number (a sure-sounding guess) always.
+    The form is a single word (a number, True, False) where a calculation is asked for, whatever was calculated, and a
+    fact about the attribute asked for where none is. Anything else that ends in a number, a sure-sounding guess,
+    convinces it at once. It cannot tell whether a result is right.
     """
 
     async def verify(
         self, question: str, observation: Observation, memory: Memory, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
-        """Judge by the question's words and the newest result."""
+        """Judge by the question's words and the results so far."""
         if observation.status == "error":
             return Verdict(result_valid=False, memory_sufficient=False), ()
         attribute, calculation = asked(question)
         words = observation.text.split()
+        seen = {*words, *(word for record in memory.records for word in record.result.split())}
+        complete = seen.issuperset(places(question))
         if len(words) == 1:
-            sufficient = calculation
+            sufficient = calculation and complete
         elif len(words) == 3 and words[1] in ATTRIBUTES:
-            sufficient = not calculation and words[1] == attribute
+            sufficient = not calculation and words[1] == attribute and complete
         else:
             sufficient = bool(words) and words[-1].isdigit()
         return Verdict(result_valid=True, memory_sufficient=sufficient), ()
 
 
-class LastResultGenerator:
-    """Answers with the last word of the newest result that is not an error; Python's True is yes, its False no."""
+class VerifiedResultGenerator:
+    """Answers with the last word of the result that satisfied the verifier; Python's True is yes, its False no.
+
+    Without one, after a turn limit say, it has no answer.
+    """
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
-        """The answer, or None if no turn gave a result."""
-        results = [record.result.split() for record in memory.records if not record.error]
-        words = next((words for words in reversed(results) if words), None)
-        return (SPOKEN.get(words[-1], words[-1]) if words else None), ()
+        """The answer, or None."""
+        for record in reversed(memory.records):
+            if record.verdict is not None and record.verdict.memory_sufficient:
+                word = record.result.split()[-1]
+                return SPOKEN.get(word, word), ()
+        return None, ()
 
 
 class ClumsyConfig(Frozen):
@@ -145,7 +158,7 @@ class _Choice:
         self.rng, self.sense = rng, sense
         self.words = question.split()
         self.attribute, _ = asked(question)
-        self.names = [word for word in self.words[1:] if word[0].isupper()]
+        self.names = places(question)
         self.numbers = [word for word in self.words if word.isdigit()]
         self.slots = [f"r{record.turn}" for record in memory.records]
         self.found = sum(record.action.tool == "local_search" for record in memory.records)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from midstream.core.errors import CheckpointError, TrainingError, UnsupportedErr
 from midstream.core.protocols import LossStats, Row
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.training.tiny import redraw, share_gradient
+from midstream.training.tiny import redraw, redrawn_ranges, share_gradient
 
 Sequence_ = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
 
@@ -130,7 +131,8 @@ class LocalLearner:
             "reference": self.reference.state_dict() if self.reference else None,
             "optimizer": self.optimizer.state_dict(),
         }
-        torch.save(state, directory / "learner.pt")
+        with (directory / "learner.pt").open("wb") as file:  # opened here, so that a full disk shows as an OSError
+            torch.save(state, file)
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
@@ -297,8 +299,16 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
     from peft import LoraConfig as PeftConfig  # imported where used: it takes a second
     from peft import get_peft_model
 
+    if redrawn_ranges(model):
+        raise UnsupportedError(
+            "a small planner (engine type tiny) cannot be trained with LoRA",
+            cause="the trained part of its names lies in the embeddings, which adapters leave alone",
+            mend="remove [learner.lora]",
+        )
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
-    return get_peft_model(model, settings)  # type: ignore[return-value]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
+        return get_peft_model(model, settings)  # type: ignore[return-value]
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
