@@ -144,7 +144,7 @@ class AgentFlow:
         else:
             command, more = await self.executor.command(action, tools, contexts.of("executor", index))
             calls += more
-            events += [*_call_events(more), "command"]
+            events = [*events, *_call_events(more), "command"]
             observation = await _observe(command, tools)
         verdict, more = await self.verifier.verify(question, observation, memory, contexts.of("verifier", index))
         return Turn(

@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.cache_utils import DynamicCache
 
 from midstream.core.errors import EngineError, RecipeError, UnsupportedError
@@ -26,7 +32,9 @@ def load_model(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pre
     """Load weights and tokenizer from a directory or the hub; `RecipeError` names what is missing."""
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        # A small planner is a Qwen2 with a tokenizer of its own; AutoTokenizer would give it Qwen's pieces.
+        kind = PreTrainedTokenizerFast if hasattr(model.config, "midstream_redrawn") else AutoTokenizer
+        tokenizer = kind.from_pretrained(name)
     except (OSError, ValueError) as failure:
         raise RecipeError(
             f"model {name!r} could not be loaded: {failure}",

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from midstream.core.errors import CheckpointError, TrainingError, UnsupportedError
+from midstream.core.errors import CheckpointError, StorageError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream.training.tiny import redraw, redrawn_ranges, share_gradient
 
-Sequence_ = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
+TokenSequence = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
 
 
 class LocalLearner:
@@ -122,7 +123,14 @@ class LocalLearner:
 
     def export_weights(self, directory: Path) -> None:
         """Write the model (with LoRA: the adapter alone) in Hugging Face's format."""
-        self.model.save_pretrained(directory)
+        try:
+            self.model.save_pretrained(directory)
+        except SafetensorError as failure:
+            raise StorageError(
+                f"the weights could not be written to {directory}: {failure}",
+                cause="the disk is full, or the directory cannot be written",
+                mend="make room, then resume the run",
+            ) from failure
 
     def save(self, directory: Path) -> None:
         """Write trainable and reference weights and the optimizer's state."""
@@ -161,7 +169,7 @@ class LocalLearner:
         config = self.config
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
 
-    def _reference(self, sequences: Sequence[Sequence_]) -> torch.Tensor:
+    def _reference(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         with torch.no_grad():
             if self.reference is not None:
                 return completion_logprobs(self.reference, sequences)
@@ -203,7 +211,7 @@ class _Tokens:
         )
 
 
-def completion_logprobs(model: PreTrainedModel, sequences: Sequence[Sequence_]) -> torch.Tensor:
+def completion_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> torch.Tensor:
     """Log-probabilities of all completion tokens, flat [_N], at each sequence's sampling temperature."""
     ids, completion = _pad(sequences, model.device)
     mask = completion[:, 1:]
@@ -232,7 +240,7 @@ def _causal_lm(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _pad(sequences: Sequence[Sequence_], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64, is-completion bool), both [rows, longest], padded on the right with id 0."""
     longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
     ids = torch.zeros(len(sequences), longest, dtype=torch.long)
@@ -244,15 +252,15 @@ def _pad(sequences: Sequence[Sequence_], device: torch.device) -> tuple[torch.Te
     return ids.to(device), mask.to(device)
 
 
-def _unique(rows: Sequence[Row]) -> tuple[list[Sequence_], list[list[int]]]:
+def _unique(rows: Sequence[Row]) -> tuple[list[TokenSequence], list[list[int]]]:
     """Distinct sequences in order of first appearance, and the rows that hold each."""
-    members: dict[Sequence_, list[int]] = {}
+    members: dict[TokenSequence, list[int]] = {}
     for j, row in enumerate(rows):
         members.setdefault((row.prompt_ids, row.completion_ids, row.temperature), []).append(j)
     return list(members), list(members.values())
 
 
-def _chunks(sequences: Sequence[Sequence_], limit: int) -> Iterator[list[int]]:
+def _chunks(sequences: Sequence[TokenSequence], limit: int) -> Iterator[list[int]]:
     """Indices of sequences of similar length, at most `limit` padded tokens together (a longer one goes alone)."""
     lengths = [len(prompt) + len(completion) for prompt, completion, _ in sequences]
     chunk: list[int] = []

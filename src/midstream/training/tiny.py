@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, 
 from midstream.training.settings import TinyConfig
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD_ID, EOS_ID = 0, 1
 PIECES = Regex(r"\n| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]")
 LARGEST_NUMBER = 199
 
@@ -62,9 +63,9 @@ def make_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast, names: in
             max_position_embeddings=config.max_positions,
             tie_word_embeddings=True,
             initializer_range=config.embedding_std,
-            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+            pad_token_id=PAD_ID,
             bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids(EOS),
+            eos_token_id=EOS_ID,
         )
     )
     numbers = size - names - LARGEST_NUMBER - 1

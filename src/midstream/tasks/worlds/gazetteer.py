@@ -86,14 +86,7 @@ class Gazetteer:
     """Facts, documents and questions. Immutable after construction; a `core.protocols.TaskSource`."""
 
     def __init__(self, config: Config) -> None:
-        self.families = config.families or DIFFICULTIES[config.difficulty]
-        unknown = sorted(set(self.families) - {*DIFFICULTIES["standard"], LONG})
-        if unknown:
-            raise RecipeError(
-                f"task family {unknown[0]!r} does not exist",
-                cause=f"the gazetteer has {', '.join((*DIFFICULTIES['standard'], LONG))}",
-                mend="correct `families` in [tasks]",
-            )
+        self.families = _known(config.families or DIFFICULTIES[config.difficulty])
         n = config.countries
         names = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
         if not 20 <= n <= len(names) // 3:
@@ -131,7 +124,7 @@ class Gazetteer:
         rng = random.Random(derive_seed("fixed", split, seed))
         tasks: list[Task] = []
         seen: set[str] = set()
-        for family in families or self.families:
+        for family in _known(families or self.families):
             made = attempts = 0
             while made < per_family:
                 attempts += 1
@@ -192,11 +185,25 @@ class Gazetteer:
     def _long(self, split: str, rng: random.Random) -> tuple[str, int]:
         """The total over three to seven places: as many look-ups and one sum."""
         attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
-        places = [pool[i] for i in rng.sample(self._indices(split), rng.randint(3, 7))]
+        indices = self._indices(split)
+        places = [pool[i] for i in rng.sample(indices, rng.randint(3, min(7, len(indices))))]
         return (
             f"What is the total {attribute} of {' and '.join(places)}",
             sum(int(self.facts[place, attribute]) for place in places),
         )
+
+
+def _known(families: Sequence[str]) -> Sequence[str]:
+    """The families themselves, or a `RecipeError` that names one that does not exist."""
+    every = (*DIFFICULTIES["standard"], LONG)
+    for family in families:
+        if family not in every:
+            raise RecipeError(
+                f"task family {family!r} does not exist",
+                cause=f"the gazetteer has {', '.join(every)}",
+                mend="correct `families` in [tasks] or in the evaluation set",
+            )
+    return families
 
 
 def _make_facts(
