@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
 from midstream.agents.compact import WORDS, parse_action, render_prompt
-from midstream.agents.programs import ClumsyConfig, ClumsyPlanner, FormVerifier, LastResultGenerator, action_words
+from midstream.agents.programs import ClumsyConfig, ClumsyPlanner, FormVerifier, VerifiedResultGenerator, action_words
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.task import Task
@@ -45,7 +45,7 @@ from midstream.training.tiny import make_model, make_tokenizer
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3
-VERIFIER, GENERATOR = FormVerifier(), LastResultGenerator()
+VERIFIER, GENERATOR = FormVerifier(), VerifiedResultGenerator()
 
 
 @dataclass
@@ -96,8 +96,8 @@ async def take_turn(one: Trajectory, decision: Decision, tools: Sequence[Tool]) 
         result = await tool.call({tool.parameters["required"][0]: action.context})
         seen = Observation(status="ok" if result.ok else "error", text=result.text)
     verdict, _ = await VERIFIER.verify(one.task.question, seen, one.memory, ModuleContext())
-    error = seen.text if seen.status == "error" else None
-    record = MemoryRecord(turn=len(one.decisions), action=action, result="" if error else seen.text, error=error)
+    kept = {"result": seen.text} if seen.status == "ok" else {"error": seen.text}
+    record = MemoryRecord.model_validate({"turn": len(one.decisions), "action": action, "verdict": verdict, **kept})
     one.memory, one.done = one.memory.append(record), verdict.memory_sufficient
 
 
@@ -184,8 +184,7 @@ def loss_of(model: PreTrainedModel, reference: PreTrainedModel, rows: list[Row])
     advantage, weight = torch.tensor([[row.advantage, row.weight] for row in rows]).repeat_interleave(lengths, 0).T
     old = torch.tensor([value for row in rows for value in row.decision.logprobs])
     new = completion_logprobs(model, rows)
-    with torch.no_grad():
-        anchor = completion_logprobs(reference, rows)
+    anchor = completion_logprobs(reference, rows)
     ratio = (new - old).exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
     kl = (anchor - new).exp() - (anchor - new) - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -98,11 +98,21 @@ async def rollout(
         for barrier in barriers:
             for order, _, _ in wave:
                 barrier.join(order)
-        done += await asyncio.gather(*(one(*job) for job in wave))
+        done += await _together([one(*job) for job in wave])
     return [
         Group(task=task, trajectories=tuple(done[i * group_size : (i + 1) * group_size]))
         for i, task in enumerate(tasks)
     ]
+
+
+async def _together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """All results in order. The first error, which can only be the user's, ends the other runs before it is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _attempts(

@@ -116,8 +116,8 @@ class VerifiedResultGenerator:
         """The answer, or None."""
         for record in reversed(memory.records):
             if record.verdict is not None and record.verdict.memory_sufficient:
-                word = record.result.split()[-1]
-                return SPOKEN.get(word, word), ()
+                words = record.result.split()
+                return (SPOKEN.get(words[-1], words[-1]) if words else None), ()
         return None, ()
 
 

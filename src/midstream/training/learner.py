@@ -314,7 +314,8 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
             mend="remove [learner.lora]",
         )
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        torch.manual_seed(0)  # half of an adapter starts random: equal runs must start equal
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
         return get_peft_model(model, settings)  # type: ignore[return-value]
 

@@ -1,0 +1,48 @@
+# make demo    train the tiny planner and watch it become better     make test     all tests
+# make check   linters, types, import directions                      make figures  the recipe beside its controls
+#
+# On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test check figures clean-venv
+
+demo: $(VENV)/.installed-train
+	$(VENV)/bin/midstream demo
+
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/lint-imports
+
+figures: $(VENV)/.installed-train
+	$(VENV)/bin/midstream study controls --seeds 3
+
+clean-venv:
+	rm -rf $(VENV)
+
+# The stamps are touched last, so that whatever was interrupted is done again.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: midstream needs Python 3.11 or newer, and '$(PYTHON)' is not that (or is not there)"; \
+	  echo "  mend: make PYTHON=python3.12, or whatever newer one is installed"; exit 2; } >&2
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-train: $(VENV)/.created pyproject.toml
+	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
+	$(pip_install) -e '.[train]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
+	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
+	$(pip_install) -e '.[train,dev]'
+	@touch $@ $(VENV)/.installed-train

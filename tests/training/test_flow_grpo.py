@@ -1,0 +1,302 @@
+"""One step of Flow-GRPO on the real loop, the real tools and a small random planner, under scripted rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from midstream.core.errors import RewardError
+from midstream.core.trajectory import Score
+from midstream.training.flow_grpo import SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
+from midstream.training.supervised import SupervisedTraining
+
+
+class Scripted:
+    """A reward that is a function of the trajectory."""
+
+    def __init__(self, value):
+        self.value = value
+
+    async def score(self, task, trajectory):
+        return Score(value=self.value(trajectory))
+
+
+def first_ids(trajectory):
+    return trajectory.calls[0].completion_ids
+
+
+def parity(trajectory):
+    return float(first_ids(trajectory)[0] % 2)
+
+
+def share_of_words(make_build):
+    """Of what was sampled, the share that is no number and no name: what a random planner can learn in few steps."""
+    first_number = make_build().engine("policy").model.config.midstream_redrawn[0][0]
+
+    def share(trajectory):
+        ids = [token for call in trajectory.calls for token in call.completion_ids]
+        return sum(token < first_number for token in ids) / len(ids)
+
+    return Scripted(share)
+
+
+@pytest.fixture
+def make(make_build):
+    """`make(reward, *overrides)` gives the algorithm and what it was wired from."""
+
+    def build(reward, *overrides):
+        parts = make_build(*overrides).parts()
+        algorithm = FlowGRPO(
+            config=parts.training,
+            learner=parts.learner,
+            environment=replace(parts.make_environment(), reward=reward),
+            source=parts.source,
+            families=parts.families,
+            publish=parts.publish,
+            seed=parts.seed,
+        )
+        return algorithm, parts
+
+    return build
+
+
+def run(algorithm, steps=1):
+    """The outcomes of the first steps; closes what the environment holds."""
+
+    async def play():
+        try:
+            return [await algorithm.step(step) for step in range(1, steps + 1)]
+        finally:
+            await algorithm.environment.close()
+
+    return asyncio.run(play())
+
+
+def groups_of(trajectories):
+    groups = defaultdict(list)
+    for one in trajectories:
+        groups[one.task_id].append(one)
+    return list(groups.values())
+
+
+def test_a_steps_numbers_are_those_of_its_trajectories(make):
+    algorithm, parts = make(Scripted(parity), "training.uniform_kl_fraction=1.0", "training.minibatches=1")
+    [outcome] = run(algorithm)
+    metrics, trajectories = outcome.metrics, outcome.trajectories
+    groups = groups_of(trajectories)
+    rewards = [one.reward.value for one in trajectories]
+    calls = [call for one in trajectories for call in one.calls]
+    assert 0 < sum(rewards) < 16, "the test needs rewards that differ"
+    assert (metrics.step, metrics.policy_version) == (1, 0)
+    assert (metrics.trajectories, metrics.groups, [len(group) for group in groups]) == (16, 4, [4] * 4)
+    assert metrics.reward_mean == pytest.approx(sum(rewards) / 16)
+    by_family = Counter(one.family for one in trajectories)
+    assert sum(metrics.reward_by_family[name] * count for name, count in by_family.items()) == pytest.approx(
+        sum(rewards)
+    )
+    assert metrics.groups_uniform == sum(len({one.reward.value for one in group}) == 1 for group in groups)
+    assert (metrics.groups_broken, metrics.trajectories_error, metrics.samples_left_out) == (0, 0, {})
+    assert metrics.rows == len(calls) == sum(len(one.turns) for one in trajectories)
+    assert metrics.turns_mean == pytest.approx(metrics.rows / 16)
+    assert metrics.prompt_tokens == sum(len(call.prompt_ids) for call in calls)
+    assert metrics.completion_tokens == sum(len(call.completion_ids) for call in calls)
+    assert sum(metrics.tool_use.share.values()) == pytest.approx(1.0)
+    assert metrics.learning_rate == pytest.approx(parts.training.learning_rate / parts.training.warmup_steps)
+    # The rows are on-policy: every ratio is 1, nothing is clipped, and policy and reference are still one.
+    assert metrics.kl == pytest.approx(0.0, abs=1e-6)
+    assert metrics.clip_fraction == 0.0
+    assert metrics.loss == pytest.approx(0.0, abs=1e-4)
+    assert metrics.grad_norm > 0.01
+    assert outcome.timing.duration_s >= outcome.timing.rollout_s > 0
+
+
+def test_what_was_sampled_is_what_is_trained(make):
+    """Recorded log-probabilities are the learner's own, so rho is 1 at the first update."""
+    algorithm, parts = make(Scripted(parity), "training.minibatches=1", "training.uniform_kl_fraction=1.0")
+    seen = []
+    inner = parts.learner.forward_backward
+
+    def spy(rows, loss):
+        seen.append((rows, parts.learner.logprobs(rows)))
+        return inner(rows, loss)
+
+    parts.learner.forward_backward = spy
+    [outcome] = run(algorithm)
+    [(rows, logprobs)] = seen
+    calls = Counter(
+        (call.prompt_ids, call.completion_ids, call.logprobs) for o in outcome.trajectories for call in o.calls
+    )
+    assert Counter((row.prompt_ids, row.completion_ids, row.old_logprobs) for row in rows) == calls
+    for row, own in zip(rows, logprobs, strict=True):
+        assert row.old_logprobs == pytest.approx(own, abs=1e-4)
+
+
+def test_uniform_rewards_teach_nothing(make):
+    algorithm, parts = make(Scripted(lambda one: 1.0), "training.uniform_kl_fraction=1.0")
+    weights = [parameter.detach().clone() for parameter in parts.learner.parameters]
+    [outcome] = run(algorithm)
+    assert outcome.metrics.groups_uniform == outcome.metrics.groups == 4
+    assert outcome.metrics.rows > 0
+    assert outcome.metrics.grad_norm == pytest.approx(0.0, abs=1e-6)
+    parts.learner.redraw(0)
+    moved = max(
+        (now - before).abs().max().item() for now, before in zip(parts.learner.parameters[1:], weights[1:], strict=True)
+    )
+    assert moved < 1e-3
+
+
+def test_rewards_raise_what_they_reward_and_shuffled_ones_do_not(make, make_build):
+    settings = ("training.learning_rate=1e-2", "training.tasks_per_step=8", "training.loss.kl_coefficient=0.0")
+    told, _ = make(share_of_words(make_build), *settings)
+    shuffled, _ = make(share_of_words(make_build), *settings, "training.shuffle_rewards=true")
+    rewards = [[outcome.metrics.reward_mean for outcome in run(one, 10)] for one in (told, shuffled)]
+    assert rewards[0][-1] > rewards[0][0] + 0.15
+    assert rewards[1][-1] < rewards[1][0] + 0.1
+
+
+def test_shuffled_rewards_are_the_same_rewards_of_others(make):
+    algorithm, _ = make(Scripted(parity))
+    [outcome] = run(algorithm)
+    groups = groups_of(outcome.trajectories)
+    shuffled = _shuffled_rewards(groups, 1)
+    flat = [one for group in shuffled for one in group]
+    assert sorted(one.reward.value for one in flat) == sorted(parity(one) for one in flat)
+    assert [one.reward.value for one in flat] != [parity(one) for one in flat]
+    assert [one.id for one in flat] == [one.id for group in groups for one in group]
+    assert _shuffled_rewards(groups, 1) == shuffled
+    # The numbers that are shown stay those of the true rewards.
+    control, _ = make(Scripted(parity), "training.shuffle_rewards=true")
+    assert run(control)[0].metrics.reward_mean == outcome.metrics.reward_mean
+
+
+def test_failed_rewards_break_their_group_and_are_counted(make):
+    class Failing:
+        """Scores one rollout of the first task and none but two of the second."""
+
+        async def score(self, task, trajectory):
+            number = int(task.id.rsplit("-", 1)[1])
+            if (number == 0 and parity(trajectory)) or number == 1:
+                raise RewardError("the judge is down")
+            return Score(value=parity(trajectory))
+
+    algorithm, _ = make(Failing(), "rollout.max_attempts=1", "training.uniform_kl_fraction=1.0")
+    [outcome] = run(algorithm)
+    metrics = outcome.metrics
+    failed = [one for one in outcome.trajectories if one.status == "error"]
+    finished = [sum(one.status == "ok" for one in group) for group in groups_of(outcome.trajectories)]
+    assert {one.error.type for one in failed} == {"RewardError"}
+    assert metrics.trajectories_error == len(failed) >= 4
+    assert metrics.groups_broken == sum(count < 2 for count in finished) >= 1
+    assert metrics.samples_left_out["trajectory error: RewardError"] == len(failed)
+    assert metrics.trajectories == 16
+    assert metrics.rows == sum(
+        len(one.turns)
+        for group in groups_of(outcome.trajectories)
+        for one in group
+        if one.status == "ok" and sum(other.status == "ok" for other in group) > 1
+    )
+
+
+def test_the_same_seed_gives_the_same_metrics_byte_for_byte(make):
+    def texts(*overrides):
+        algorithm, parts = make(Scripted(parity), *overrides)
+        lines = [outcome.metrics.model_dump_json() for outcome in run(algorithm, 3)]
+        return lines, [parameter.detach() for parameter in parts.learner.parameters]
+
+    (lines, weights), (again, same), (other, _) = texts(), texts(), texts("seed=4")
+    assert lines == again
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert lines != other
+
+
+def test_every_minibatch_makes_one_optimizer_step(make):
+    algorithm, parts = make(Scripted(parity), "training.minibatches=4", "training.uniform_kl_fraction=1.0")
+    rates = []
+    inner = parts.learner.optimizer_step
+    parts.learner.optimizer_step = lambda rate: rates.append(rate) or inner(rate)
+    run(algorithm, 2)
+    rate, warmup = parts.training.learning_rate, parts.training.warmup_steps
+    assert rates == pytest.approx([rate / warmup] * 4 + [2 * rate / warmup] * 4)
+
+
+def test_families_are_drawn_by_their_failures(make):
+    settings = ("training.family_sampling=failure", "training.learning_rate=1e-9")
+    algorithm, parts = make(Scripted(lambda one: float(one.question.startswith("What is"))), *settings)
+    drawn = []
+    inner = parts.source.sample
+
+    def spy(split, count, seed, weights=None):
+        drawn.append(weights)
+        return inner(split, count, seed, weights)
+
+    parts.source.sample = spy
+    [first, second] = run(algorithm, 2)
+    assert drawn[0] == {"arith": 1.1, "lookup": 1.1}
+    expected = dict.fromkeys(("arith", "lookup"), 0.0)
+    for one in first.trajectories:
+        expected[one.family] += SUCCESS_MEMORY * (one.reward.value - expected[one.family])
+    assert drawn[1] == pytest.approx({family: 1.1 - rate for family, rate in expected.items()})
+    fresh, _ = make(Scripted(parity), *settings)
+    fresh.restore(algorithm.state())
+    assert fresh.state() == algorithm.state() != drawn[1]
+    assert second.trajectories
+
+
+def test_every_step_samples_other_tasks_and_names_its_policy(make):
+    algorithm, parts = make(Scripted(parity))
+    first, second = run(algorithm, 2)
+    assert {one.question for one in first.trajectories} != {one.question for one in second.trajectories}
+    assert {call.policy_version for one in second.trajectories for call in one.calls} == {1}
+    assert second.metrics.policy_version == 1
+    places = {name for split in ("validation", "test") for name in parts.source.names(split)}
+    assert not any(places & set(one.question.split()) for one in [*first.trajectories, *second.trajectories])
+
+
+# -- the supervised control --------------------------------------------------------------------------------------------
+
+
+def supervised(make_build, *overrides):
+    parts = make_build("training.algorithm=supervised", "training.supervised.transcripts=30", *overrides).parts()
+    return SupervisedTraining(
+        config=parts.training,
+        learner=parts.learner,
+        environment=parts.make_environment(planner=parts.clumsy_planner),
+        source=parts.source,
+        tokenizer=parts.tokenizer,
+        seed=parts.seed,
+        report=lambda text: None,
+    )
+
+
+def test_the_supervised_control_makes_as_many_updates_and_learns(make_build):
+    algorithm = supervised(make_build)
+    steps = []
+    inner = algorithm.learner.optimizer_step
+    algorithm.learner.optimizer_step = lambda rate: steps.append(rate) or inner(rate)
+    outcomes = run(algorithm, 12)
+    assert steps == [algorithm.config.supervised.learning_rate] * 24
+    losses = [outcome.metrics.loss for outcome in outcomes]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(outcome.trajectories == [] for outcome in outcomes)
+
+
+def test_the_supervised_control_goes_on_where_it_stopped(make_build, tmp_path):
+    whole = supervised(make_build)
+    expected = [outcome.metrics for outcome in run(whole, 4)]
+    first, second = supervised(make_build), supervised(make_build)
+    run(first, 2)
+    first.learner.save(tmp_path)
+    second.learner.load(tmp_path)
+    second.restore(first.state())
+
+    async def go_on():
+        try:
+            return [(await second.step(step)).metrics for step in (3, 4)]
+        finally:
+            await second.environment.close()
+
+    assert asyncio.run(go_on()) == expected[2:]

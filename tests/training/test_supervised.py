@@ -1,0 +1,195 @@
+"""Transcripts, the warm start on them, and the gate before reinforcement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.errors import TrainingError
+from midstream.core.protocols import Row
+from midstream.core.task import Task
+from midstream.core.trajectory import Action, Trajectory, Turn
+from midstream.rollout import Environment
+from midstream.training.settings import SupervisedConfig, WarmStartConfig
+from midstream.training.supervised import Transcripts, collect, copy_rate, learning_rate, require_copy_rate, warm_start
+
+
+def row(number, length=1):
+    return Row(
+        prompt_ids=(7,) * length, completion_ids=(number,), old_logprobs=(), advantage=0.0, weight=1.0, kl_weight=0.0
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    size=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_holds_every_row_once(lengths, size, seed, epoch):
+    rows = [row(i, length) for i, length in enumerate(lengths)]
+    transcripts = Transcripts(rows, size, seed)
+    count = transcripts.batches_per_epoch
+    batches = [transcripts.batch(epoch * count + i) for i in range(count)]
+    assert Counter(one.completion_ids for batch in batches for one in batch) == Counter(
+        one.completion_ids for one in rows
+    )
+    assert all(1 <= len(batch) <= size for batch in batches)
+
+
+def test_a_batch_depends_on_its_place_alone():
+    rows = [row(i, i % 7 + 1) for i in range(50)]
+    forward, backward = Transcripts(rows, 8, 1), Transcripts(rows, 8, 1)
+    count = 3 * forward.batches_per_epoch
+    expected = [forward.batch(i) for i in range(count)]
+    assert [backward.batch(i) for i in reversed(range(count))] == expected[::-1]
+    assert Transcripts(rows, 8, 1).batch(11) == expected[11]
+    per_epoch = forward.batches_per_epoch
+    assert expected[:per_epoch] != expected[per_epoch : 2 * per_epoch]
+    assert [Transcripts(rows, 8, 2).batch(i) for i in range(per_epoch)] != expected[:per_epoch]
+
+
+def test_batches_hold_rows_of_similar_length():
+    rows = [row(i, i % 40 + 1) for i in range(640)]
+    transcripts = Transcripts(rows, 8, 1)
+    spreads = []
+    for i in range(transcripts.batches_per_epoch):
+        lengths = [len(one.prompt_ids) for one in transcripts.batch(i)]
+        spreads.append(max(lengths) - min(lengths))
+    assert sum(spreads) / len(spreads) < 10  # at random it would be about 31
+
+
+def test_no_transcript_is_an_error_that_says_what_to_do():
+    with pytest.raises(TrainingError, match=r"no transcript[\s\S]*successes_only = false"):
+        Transcripts([], 4, 1)
+
+
+def test_the_learning_rate_rises_and_falls():
+    config = SupervisedConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_share=0.1)
+    rates = [learning_rate(config, step) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(rates[9]) == pytest.approx(1 - 9 / 100)
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+
+
+# -- the warm start ---------------------------------------------------------------------------------------------------
+
+
+def warm(build, **changes):
+    """Warm-start the build's planner; returns the phases that were reported."""
+    parts = build.parts()
+    config = parts.warm_start.model_copy(update=changes)
+    phases = []
+
+    async def play():
+        clumsy = parts.make_environment(planner=parts.clumsy_planner)
+        try:
+            await warm_start(parts.learner, clumsy, parts.source, parts.tokenizer, config, 1, phases.append)
+        finally:
+            await clumsy.close()
+
+    asyncio.run(play())
+    return phases
+
+
+def test_the_warm_start_lowers_the_loss_and_becomes_the_reference(make_build):
+    build = make_build()
+    phases = warm(build, transcripts=60, steps=60)
+    losses = [float(text.rsplit(" ", 1)[1]) for text in phases if "loss" in text]
+    assert losses[-1] < 0.6 * losses[0]
+    learner = build.learner
+    assert not learner.optimizer.state
+    for name, tensor in learner.model.state_dict().items():
+        assert torch.equal(tensor, learner.reference.state_dict()[name])
+
+
+def test_the_warm_start_follows_its_seed(make_build):
+    builds = [make_build() for _ in range(2)]
+    for build in builds:
+        warm(build, transcripts=20, steps=5)
+    one, other = (build.learner.model.state_dict() for build in builds)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def collected(make_build, **changes):
+    build = make_build("warm_start.policy={sense=0.7,malformed=0.2}")
+    parts = build.parts()
+    config = SupervisedConfig(transcripts=40, **changes)
+
+    async def play():
+        clumsy = parts.make_environment(planner=parts.clumsy_planner)
+        try:
+            return await collect(clumsy, parts.source, parts.tokenizer, config, 1, lambda text: None)
+        finally:
+            await clumsy.close()
+
+    return asyncio.run(play()), parts.tokenizer
+
+
+def test_transcripts_hold_prompt_action_and_end_token(make_build):
+    rows, tokenizer = collected(make_build)
+    assert len({one.trajectory_id for one in rows}) == 40
+    for one in rows:
+        assert one.completion_ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(one.prompt_ids).startswith("Question ")
+        assert tokenizer.decode(one.prompt_ids).endswith(" plan")
+        assert tokenizer.unk_token_id not in one.prompt_ids + one.completion_ids
+
+
+def test_successes_alone_can_be_asked_for(make_build):
+    everything, _ = collected(make_build)
+    successes, _ = collected(make_build, successes_only=True)
+    assert 0 < len(successes) < len(everything)
+    assert set(successes) < set(everything)
+
+
+# -- the gate -----------------------------------------------------------------------------------------------------------
+
+
+class Planned:
+    """An agent whose only turn looks something up."""
+
+    name = "planned"
+
+    def __init__(self, contexts):
+        self.contexts = contexts
+
+    async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None):
+        tool, context = self.contexts[task.id]
+        action = Action(sub_goal="find", tool=tool, context=context)
+        return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
+
+
+class NoReward:
+    async def score(self, task, trajectory):
+        return None
+
+
+def test_the_copy_rate_counts_first_look_ups_that_name_a_place_of_the_question():
+    contexts = {
+        "right": ("local_search", "Amberbank height"),
+        "wrong": ("local_search", "Oakfell height"),
+        "nothing": ("local_search", "height"),
+        "other tool": ("python", "1 + 1"),
+        "no place": ("local_search", "Amberbank height"),
+    }
+    tasks = [Task(id=name, question="How high is Amberbank ?", answer="1") for name in list(contexts)[:4]]
+    tasks.append(Task(id="no place", question="What is 1 plus 1 ?", answer="2"))
+    environment = Environment(agent=Planned(contexts), tools=[], engines={}, reward=NoReward())
+    rate = asyncio.run(copy_rate(environment, tasks, {"Amberbank", "Oakfell"}, 1))
+    assert rate == pytest.approx(1 / 3)
+
+
+def test_the_gate_refuses_a_planner_that_does_not_copy():
+    config = WarmStartConfig(min_copy_rate=0.7)
+    require_copy_rate(0.7, config)
+    with pytest.raises(TrainingError, match=r"rate of 0\.69[\s\S]*below 0\.7[\s\S]*cause[\s\S]*warm_start\.steps"):
+        require_copy_rate(0.69, config)
