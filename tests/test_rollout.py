@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from midstream.agents.agentflow import Config as LoopConfig
 from midstream.agents.compact import CompactPlanner
 from midstream.agents.compact import Config as PlannerConfig
 from midstream.agents.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
-from midstream.core.errors import EngineError, RecipeError, RewardError, ToolServerError, UsageError
+from midstream.core.errors import EngineError, RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -466,3 +466,9 @@ def test_a_users_mistake_leaves_no_trajectory_in_the_barrier():
         run(agentflow(engine, Archive({"Place2": RecipeError("no such place")})), group_size=4)
     assert engine.live == set()
     assert engine.waiting == {}
+
+
+def test_two_lockstep_engines_are_refused_not_waited_for():
+    env = replace(agentflow(Lockstep(), Archive()), engines={"planner": Lockstep(), "verifier": Lockstep()})
+    with pytest.raises(UnsupportedError, match="2 in-process engines"):
+        run(env)

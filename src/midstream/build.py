@@ -280,7 +280,7 @@ class Build:
             clumsy_planner=programs.ClumsyPlanner(
                 recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
             ),
-            publish=self._publish,
+            publish=self.publish,
             warm_start=recipe.warm_start,
             training=recipe.training,
             evaluation=recipe.evaluation,
@@ -308,7 +308,7 @@ class Build:
             )
         return engine
 
-    async def _publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         """Let the planner's engine sample from the newest weights: share them, or send them as a LoRA adapter."""
         engine = self._planner_engine()
         if engine is self._weights():
@@ -340,6 +340,13 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
             f"engine {engine.name!r} cannot be trained on",
             cause="it does not record sampled token ids and log-probabilities",
             mend="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
+        )
+    named, lora = recipe.training and recipe.training.weights, recipe.learner.lora
+    if named not in (None, engine.name) and not (lora and hasattr(engine, "use_adapter")):
+        raise RecipeError(
+            f"training.weights = {named!r} cannot reach the planner's engine {engine.name!r}",
+            cause="weights trained apart from the planner are handed to its server as a LoRA adapter before every step",
+            mend="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
     _, config = resolve(PLANNERS, recipe.agent.planner, "agent.planner")
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:

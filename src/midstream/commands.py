@@ -72,14 +72,8 @@ def evaluate(options: argparse.Namespace) -> int:
     build, run = _target(options)
     if options.dry_run:
         return _dry_run(build.recipe)
-    console = Console(stderr=True)
-    if run is not None:
-        from midstream.training.session import load_policy
-
-        step: int | None = load_policy(build.learner, run, console.print)
-    else:
-        step = None
-    with progress.make_progress(console, options.quiet) as display:
+    step = None if run is None else _use_policy(build, run)
+    with progress.make_progress(Console(stderr=True), options.quiet) as display:
         results = asyncio.run(evaluate_sets(build, display, step))
     if options.json:
         print(json.dumps([result.model_dump() for result in results]))
@@ -95,9 +89,7 @@ def solve(options: argparse.Namespace) -> int:
         return _dry_run(build.recipe)
     temperature = options.temperature
     if run is not None:
-        from midstream.training.session import load_policy
-
-        load_policy(build.learner, run, Console(stderr=True).print)
+        _use_policy(build, run)
         temperature = 0.0 if temperature is None else temperature
     trajectory = asyncio.run(_solve(build.environment(temperature=temperature), options.question, build.recipe.seed))
     if options.json:
@@ -170,7 +162,8 @@ def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunD
         table = tomllib.loads(run.recipe())
         if options.seed is not None:
             table["seed"] = options.seed
-        return Build(parse_recipe(with_overrides(table, options.overrides))), run
+        recipe = parse_recipe(with_overrides(table, options.overrides))
+        return Build(recipe, adapters=run.root / "adapters"), run
     table = with_overrides(read_table(target), options.overrides)
     for key, value in (("base_url", getattr(options, "base_url", None)), ("model", getattr(options, "model", None))):
         if value:
@@ -178,6 +171,15 @@ def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunD
     if options.seed is not None:
         table["seed"] = options.seed
     return Build(parse_recipe(table)), None
+
+
+def _use_policy(build: Build, run: RunDirectory) -> int:
+    """Let the planner sample from the run's newest good checkpoint; returns its step."""
+    from midstream.training.session import load_policy
+
+    step = load_policy(build.learner, run, Console(stderr=True).print)
+    asyncio.run(build.publish(step))
+    return step
 
 
 def _dry_run(recipe: Recipe) -> int:

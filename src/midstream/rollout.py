@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.errors import MidstreamError, UnsupportedError, UsageError
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -79,7 +79,7 @@ async def rollout(
     """
     copies = [(task, index) for task in tasks for index in range(group_size)]
     jobs = [(order, task, index) for order, (task, index) in enumerate(copies)]
-    barriers = [engine for engine in _distinct(environment.engines.values()) if isinstance(engine, LockstepEngine)]
+    barriers = _barriers(environment)
     size = environment.config.concurrency
     waves = [jobs[i : i + size] for i in range(0, len(jobs), size)] if barriers else [jobs]
     slots = asyncio.Semaphore(size)
@@ -103,6 +103,19 @@ async def rollout(
         Group(task=task, trajectories=tuple(done[i * group_size : (i + 1) * group_size]))
         for i, task in enumerate(tasks)
     ]
+
+
+def _barriers(environment: Environment) -> list[LockstepEngine]:
+    """The lockstep engine, if there is one. Two would wait for each other's trajectories for ever."""
+    engines = _distinct(environment.engines.values())
+    barriers: list[LockstepEngine] = [engine for engine in engines if isinstance(engine, LockstepEngine)]
+    if len(barriers) > 1:
+        raise UnsupportedError(
+            f"the agent's modules have {len(barriers)} in-process engines",
+            cause="each samples only when every live trajectory waits for it, so they would wait for each other",
+            mend="give all modules one in-process engine, or serve the others (engine type openai_compatible)",
+        )
+    return barriers
 
 
 async def _together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.errors import DeadlineError, EngineError
+from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
@@ -111,7 +111,7 @@ def test_a_server_without_token_ids_cannot_train(lost: str):
         del made["choices"][0][lost]
         return made
 
-    with LLMServer(reply) as server, pytest.raises(EngineError, match="training is impossible") as caught:
+    with LLMServer(reply) as server, pytest.raises(UnsupportedError, match="training is impossible") as caught:
         ask(engine_for(server, token_ids=True), HELLO)
     assert "vllm serve" in caught.value.mend
     assert len(server.bodies) == 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from midstream.core.errors import RewardError
+from midstream.core.errors import RewardError, TrainingError
 from midstream.core.trajectory import Score
 from midstream.training.flow_grpo import SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
 from midstream.training.supervised import SupervisedTraining
@@ -199,6 +199,18 @@ def test_failed_rewards_break_their_group_and_are_counted(make):
         for one in group
         if one.status == "ok" and sum(other.status == "ok" for other in group) > 1
     )
+
+
+def test_a_step_without_any_usable_group_stops_the_run(make):
+    class Down:
+        async def score(self, task, trajectory):
+            raise RewardError("the judge is down")
+
+    algorithm, parts = make(Down(), "rollout.max_attempts=1")
+    before = [parameter.detach().clone() for parameter in parts.learner.parameters[1:]]
+    with pytest.raises(TrainingError, match=r"16 of 16 trajectories failed[\s\S]*judge is down[\s\S]*resume"):
+        run(algorithm)
+    assert all(torch.equal(a, b) for a, b in zip(before, parts.learner.parameters[1:], strict=True))
 
 
 def test_the_same_seed_gives_the_same_metrics_byte_for_byte(make):

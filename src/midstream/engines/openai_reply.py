@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import httpx
 
-from midstream.core.errors import EngineError
+from midstream.core.errors import UnsupportedError
 
 
 class TransientError(Exception):
@@ -77,7 +77,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
 
     Raises:
         TransientError: it is not a completion.
-        EngineError: it is one, without the token ids that were asked for.
+        UnsupportedError: it is one, without the token ids that were asked for.
     """
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -120,7 +120,7 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
     logprobs = _logprobs(choice.get("logprobs"))
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         seen = [f"{name}: {_size(value)}" for name, value in (("prompt", prompt_ids), ("completion", completion_ids))]
-        raise EngineError(
+        raise UnsupportedError(
             f"training is impossible with this server: token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}",
             cause="only an exact record of what was sampled can be trained on, and this server does not give one",
             mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer); "

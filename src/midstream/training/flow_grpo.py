@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean
 
+from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
@@ -106,6 +107,8 @@ class FlowGRPO:
             )
             for part in split_minibatches(trained, config.minibatches, seed)
         ]
+        if all(batch.groups_broken == batch.groups for batch in batches):
+            raise _no_usable_group(groups)
         stats, norms = [], []
         for batch in batches:
             if batch.rows:
@@ -124,6 +127,16 @@ def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list
     random.Random(seed).shuffle(rewards)
     new = {id(one): reward for one, reward in zip(finished, rewards, strict=True)}
     return [tuple(one.model_copy(update={"reward": new.get(id(one))}) for one in group) for group in groups]
+
+
+def _no_usable_group(groups: Sequence[Group]) -> TrainingError:
+    errors = [one.error for group in groups for one in group.trajectories if one.error]
+    return TrainingError(
+        f"{len(errors)} of {sum(len(group.trajectories) for group in groups)} trajectories failed, and no group has two "
+        f"that finished; one of the errors:\n{errors[0].message if errors else 'none'}",
+        cause="what all trajectories need (the model's server, a tool, the reward) is down",
+        mend="mend it, then resume the run",
+    )
 
 
 def _metrics(

@@ -20,6 +20,7 @@ from midstream.training.outcome import StepOutcome
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 
 COLLECTED_AT_ONCE = 500
+COPY_SAMPLES = 4  # rollouts a question, for a rate that is steady to a few points
 
 
 class Transcripts:
@@ -182,11 +183,12 @@ class SupervisedTraining:
 async def copy_rate(environment: Environment, tasks: Sequence[Task], names: set[str], seed: int) -> float:
     """Of the first actions that look something up, the share that names a place of the question asked."""
     asked = [task for task in tasks if names & set(task.question.split())]
-    groups = await rollout(environment, asked, seed=seed)
+    groups = await rollout(environment, asked, group_size=COPY_SAMPLES, seed=seed)
     actions = [
         (group.task, turn.action)
         for group in groups
-        for turn in group.trajectories[0].turns[:1]
+        for trajectory in group.trajectories
+        for turn in trajectory.turns[:1]
         if turn.action and turn.action.tool == "local_search"
     ]
     copied = sum(bool(names & set(task.question.split()) & set(action.context.split())) for task, action in actions)

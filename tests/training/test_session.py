@@ -1,0 +1,180 @@
+"""A training run as a whole: what it leaves behind, and that it ends the same however often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from midstream import evaluation
+from midstream.cli import main
+from midstream.core.errors import CheckpointError
+from midstream.runs import RunDirectory
+from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.learner import LocalLearner
+from midstream.training.session import load_policy
+from support.killed_training import differences
+
+
+def train(recipe, root, *options):
+    return main(["train", str(recipe), "--out", str(root), "--quiet", *options])
+
+
+def interrupt(monkeypatch, owner, name, call):
+    """The `call`-th call of a method is a Ctrl-C; later ones work again."""
+    inner, calls = getattr(owner, name), []
+
+    def once(*arguments, **named):
+        calls.append(name)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return inner(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, once)
+
+
+def test_a_run_leaves_everything_behind(finished_run):
+    run = RunDirectory.open(finished_run)
+    assert run.status().state == "finished"
+    assert [one.step for one in run.read_metrics()] == list(range(1, 11))
+    assert [one.step for one in run.read_timings()] == list(range(1, 11))
+    assert run.trajectory_steps() == list(range(1, 11))
+    assert [(one.policy, one.set_name, one.sampling, one.step) for one in run.read_evaluations()] == [
+        ("warm start", "test", "T=1", 0),
+        ("warm start", "test", "greedy", 0),
+        ("warm start", "validation", "greedy", 0),
+        ("trained", "validation", "greedy", 5),
+        ("trained", "validation", "greedy", 10),
+        ("trained", "test", "T=1", 10),
+        ("trained", "test", "greedy", 10),
+    ]
+    assert "<html" in run.report_path.read_text(encoding="utf-8")
+    assert (run.policy_dir / "model.safetensors").is_file()
+    assert (run.policy_dir / "tokenizer.json").is_file()
+    assert sorted(path.name for path in run.checkpoints_dir.iterdir()) == ["step-000008", "step-000010"]
+    for step in (1, 10):
+        [metrics] = [one for one in run.read_metrics() if one.step == step]
+        assert metrics.trajectories == len(run.read_trajectories(step)) == 16
+
+
+def test_the_run_did_learn_something(finished_run):
+    """Else all comparisons of runs would be comparisons of nothing."""
+    metrics = RunDirectory.open(finished_run).read_metrics()
+    assert sum(one.grad_norm > 0.1 for one in metrics) >= 5
+    assert any(one.reward_mean > 0 for one in metrics)
+    assert metrics[-1].kl > 1e-4
+
+
+def test_the_same_seed_gives_the_same_run(ten_steps, finished_run, tmp_path):
+    assert train(ten_steps, tmp_path / "again") == 0
+    assert differences(finished_run, tmp_path / "again") == []
+
+
+def test_another_seed_gives_another_run(ten_steps, finished_run, tmp_path):
+    assert train(ten_steps, tmp_path / "other", "--seed", "4", "--set", "training.steps=2") == 0
+    other = RunDirectory.open(tmp_path / "other").read_metrics()
+    assert other[0] != RunDirectory.open(finished_run).read_metrics()[0]
+
+
+INTERRUPTIONS = {
+    "warm start": (LocalLearner, "supervised_step", 50),
+    "first evaluation": (evaluation, "evaluate", 2),
+    "first checkpoint": (LocalLearner, "save", 1),
+    "step": (FlowGRPO, "step", 6),
+    "update": (LocalLearner, "optimizer_step", 130),
+    "trajectories": (RunDirectory, "write_trajectories", 6),
+    "metrics": (RunDirectory, "append_metrics", 6),
+    "after the metrics": (RunDirectory, "append_timing", 7),
+    "checkpoint": (LocalLearner, "save", 4),
+    "export": (LocalLearner, "export_weights", 1),
+    "last evaluation": (evaluation, "evaluate", 7),
+}
+
+
+@pytest.mark.parametrize("where", INTERRUPTIONS)
+def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
+    ten_steps, finished_run, tmp_path, monkeypatch, capsys, where
+):
+    root = tmp_path / "interrupted"
+    interrupt(monkeypatch, *INTERRUPTIONS[where])
+    assert train(ten_steps, root) == 130
+    assert f"midstream resume {root}" in capsys.readouterr().err.replace("\n", "")
+    assert RunDirectory.open(root).status().state == "interrupted"
+    assert main(["resume", str(root), "--quiet"]) == 0
+    assert differences(finished_run, root) == []
+    assert RunDirectory.open(root).status().state == "finished"
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    ten_steps, finished_run, tmp_path, monkeypatch, capsys
+):
+    root = tmp_path / "damaged"
+    interrupt(monkeypatch, FlowGRPO, "step", 8)
+    assert train(ten_steps, root) == 130
+    newest = root / "checkpoints" / "step-000006" / "learner.pt"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    capsys.readouterr()
+    assert main(["resume", str(root), "--quiet"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step-000006 is damaged" in said
+    assert "learner.pt has SHA-256" in said
+    assert differences(finished_run, root) == []
+    assert (root / "checkpoints" / "step-000006.corrupt").is_dir()
+
+
+def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(ten_steps, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "damaged"
+    interrupt(monkeypatch, FlowGRPO, "step", 2)
+    assert train(ten_steps, root) == 130
+    (root / "checkpoints" / "step-000000" / "learner.pt").write_bytes(b"nothing")
+    metrics = (root / "metrics.jsonl").read_bytes()
+    assert main(["resume", str(root), "--quiet"]) == 1
+    assert "no usable checkpoint" in capsys.readouterr().err
+    assert RunDirectory.open(root).status().state == "failed"
+    assert (root / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_finished_run_is_not_trained_again(finished_run):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
+    assert main(["resume", str(finished_run), "--quiet"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
+
+
+def test_the_gate_stops_a_run_whose_planner_cannot_copy(ten_steps, tmp_path, capsys):
+    options = ("--set", "warm_start.min_copy_rate=1.0", "--set", "warm_start.steps=1")
+    assert train(ten_steps, tmp_path / "run", *options) == 1
+    assert "copies unseen names" in capsys.readouterr().err
+    run = RunDirectory.open(tmp_path / "run")
+    assert (run.status().state, run.read_metrics()) == ("failed", [])
+
+
+def test_zero_steps_evaluate_only(ten_steps, tmp_path):
+    options = ("--set", "training.steps=0", "--set", "warm_start.steps=1")
+    assert train(ten_steps, tmp_path / "run", *options) == 0
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.read_metrics() == []
+    assert {one.step for one in run.read_evaluations()} == {0}
+
+
+def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
+    build = make_build()
+    assert load_policy(build.learner, RunDirectory.open(finished_run), pytest.fail) == 10
+    exported = load_file(finished_run / "policy" / "model.safetensors")
+    state = build.learner.model.state_dict()
+    assert exported
+    assert all(torch.equal(tensor, state[name]) for name, tensor in exported.items())
+
+
+def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
+    run = RunDirectory.create(tmp_path / "new", recipe_toml="", recipe_name="r", seed=0, resolved={})
+    with pytest.raises(CheckpointError, match=r"has no checkpoint[\s\S]*midstream resume"):
+        load_policy(make_build().learner, run, pytest.fail)
+
+
+def test_metrics_hold_no_clock(finished_run):
+    keys = {key for line in (finished_run / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)}
+    assert not {key for key in keys if key.endswith("_s") or "time" in key}
