@@ -17,7 +17,7 @@ from midstream.agents import agentflow, compact, programs, prompted
 from midstream.config import AgentConfig, Recipe, Table, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.protocols import Engine, LockstepEngine, Tool
+from midstream.core.protocols import Engine, Tool
 from midstream.engines import openai_compatible
 from midstream.rewards import exact_match
 from midstream.tasks.worlds import gazetteer
@@ -172,14 +172,14 @@ class Build:
 
     def tool_engine(self, name: str | None) -> Engine:
         """The engine inside a tool: a server, because an in-process engine waits for the very run that calls it."""
-        engine = self.engine(name or "")
-        if isinstance(engine, LockstepEngine):
+        # Told by its type, before it is made: a tiny engine's vocabulary needs the tools.
+        if self.recipe.engines.get(name or "", {}).get("type") in ("tiny", "transformers_local"):
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
                 mend="give the tool an engine of type openai_compatible",
             )
-        return engine
+        return self.engine(name or "")
 
     def environment(
         self, *, planner: Any = None, temperature: float | None = None, max_turns: int | None = None

@@ -19,6 +19,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.progress import NoProgress
 from midstream.report import tables
+from midstream.report.study import study_svg
 from midstream.runs.files import atomic_write
 
 MAIN = "flow-grpo-tiny"
@@ -56,6 +57,7 @@ def run_study(options: argparse.Namespace) -> int:
     record = [{"name": row.name, "metric": row.metric, "values": row.values} for row in rows]
     root.mkdir(parents=True, exist_ok=True)
     atomic_write(root / "study.json", (json.dumps(record, indent=1) + "\n").encode())
+    atomic_write(root / "study.svg", study_svg(rows).encode())
     if options.json:
         print(json.dumps(record))
     else:

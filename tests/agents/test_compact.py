@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.agents.compact import CompactPlanner, Config, parse_action, render_action, render_prompt
@@ -17,6 +17,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.guess import ConfidentGuess
 from midstream.tools.python import PythonTool
 
+STEADY = settings(derandomize=True, deadline=None)
 TOOLS = (PythonTool(), ConfidentGuess())
 MEMORY = Memory(
     records=(
@@ -47,6 +48,7 @@ def test_prompt_holds_question_memory_and_a_short_tail():
 RESULTS = st.lists(st.tuples(st.text(max_size=30), st.booleans()), max_size=5)
 
 
+@STEADY
 @given(RESULTS)
 def test_each_prompt_starts_with_the_one_before_but_for_its_tail(results):
     prompts, memory = [render_prompt("Who ?", Memory())], Memory()
@@ -59,6 +61,7 @@ def test_each_prompt_starts_with_the_one_before_but_for_its_tail(results):
         assert after.count("\n") == before.count("\n") + 1  # no result can forge a record
 
 
+@STEADY
 @given(st.text() | FRAGMENTS.map("".join))
 def test_any_text_is_an_action_or_an_error(text):
     action = parse_action(text, TOOLS, MEMORY)
@@ -73,6 +76,7 @@ def test_any_text_is_an_action_or_an_error(text):
 WORD = st.from_regex(r"[a-z]{1,6}( [a-z]{1,6}){0,2}", fullmatch=True)
 
 
+@STEADY
 @given(WORD, st.sampled_from(["python", "guess"]), WORD)
 def test_what_was_rendered_is_read_back(goal, tool, argument):
     action = parse_action(render_action(goal, tool, argument), TOOLS, MEMORY)

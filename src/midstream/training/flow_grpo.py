@@ -132,8 +132,8 @@ def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list
 def _no_usable_group(groups: Sequence[Group]) -> TrainingError:
     errors = [one.error for group in groups for one in group.trajectories if one.error]
     return TrainingError(
-        f"{len(errors)} of {sum(len(group.trajectories) for group in groups)} trajectories failed, and no group has two "
-        f"that finished; one of the errors:\n{errors[0].message if errors else 'none'}",
+        f"{len(errors)} of {sum(len(group.trajectories) for group in groups)} trajectories failed, and no group has "
+        f"two that finished; one of the errors:\n{errors[0].message if errors else 'none'}",
         cause="what all trajectories need (the model's server, a tool, the reward) is down",
         mend="mend it, then resume the run",
     )

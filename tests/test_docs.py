@@ -1,0 +1,253 @@
+"""What the documents say exists: functions, tests, files, links, commands, recipes, settings and their defaults."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from midstream import build, cli, config, evaluation, rollout
+from midstream.agents import agentflow
+from midstream.core.data import Frozen
+from midstream.core.trajectory import Sampling
+from midstream.training import losses, settings
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "midstream"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PATH = re.compile(r"[\w./-]+\.py")
+IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for named, block in blocks if named == language]
+
+
+# --- functions and tests ----------------------------------------------------------------------------------------------
+
+
+def find(path: str) -> Path | None:
+    """The file that a document means: from the root, from the package, or one of training's tests."""
+    places = (ROOT / path, SOURCE / path, ROOT / "tests" / "training" / path)
+    return next((place for place in places if place.is_file()), None)
+
+
+@cache
+def defined(path: Path) -> set[str]:
+    """Names of functions, classes, methods and constants, methods with their class."""
+    names: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign):
+                names.update(prefix + target.id for target in child.targets if isinstance(target, ast.Name))
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), "")
+    return names
+
+
+def references(text: str) -> Iterator[tuple[str, str]]:
+    """(path, name) of every "`path.py`, `name`, `name` and `name`"."""
+    path, end = "", 0
+    for match in re.finditer(r"`([^`\n]+)`", text):
+        between, token, end = " ".join(text[end : match.start()].split()), match[1], match.end()
+        if PATH.fullmatch(token):
+            path = token
+        elif path and between in (",", "and", ", and") and IDENTIFIER.fullmatch(token):
+            yield path, token
+        else:
+            path = ""
+
+
+@pytest.mark.parametrize(("document", "least"), [("docs/flow-grpo.md", 50), ("docs/architecture.md", 20)])
+def test_functions_exist(document, least):
+    found = list(references(text_of(document)))
+    assert len(found) >= least, "the way references are written changed"
+    missing = [f"{path}, {name}" for path, name in found if (file := find(path)) is None or name not in defined(file)]
+    assert not missing
+
+
+def test_tests_exist():
+    file, missing, count = "", [], 0
+    for path, name in re.findall(r"`([\w/]*\.py)?::(\w+)`", text_of("docs/flow-grpo.md")):
+        file = path or file
+        found = find(file)
+        count += 1
+        if found is None or name not in defined(found):
+            missing.append(f"{file}::{name}")
+    assert count > 70
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_exist(document):
+    """Every path in backticks that names a file of the repository."""
+    mentioned = re.findall(r"`([\w./-]+\.(?:py|md|toml|json|svg|html))`", document.read_text(encoding="utf-8"))
+    written_by_runs = {"run.json", "recipe.toml", "study.json", "report.html", "timings.jsonl"}
+    own = {"convert_length.py", "mine.toml"}
+    unknown = [
+        path
+        for path in mentioned
+        if Path(path).name not in written_by_runs | own
+        and find(path) is None
+        and not list(SOURCE.rglob(f"*/{path}"))
+        and not (ROOT / "docs" / path).is_file()
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_resolve(document):
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    targets = [link.split("#")[0] for link in links if "://" not in link and not link.startswith("#")]
+    assert not [target for target in targets if not (document.parent / target).exists()]
+
+
+# --- README -----------------------------------------------------------------------------------------------------------
+
+
+def mapped_files() -> Iterator[Path]:
+    """Paths of README's file map; the indentation of a line says below which directory it stands."""
+    block = text_of("README.md").split("## Every file", 1)[1]
+    stack: list[tuple[int, Path]] = []
+    for line in fenced(block, "")[0].splitlines():
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        stack = [(depth, path) for depth, path in stack if depth < indent]
+        path = (stack[-1][1] if stack else ROOT) / name
+        if name.endswith("/"):
+            stack.append((indent, path))
+        yield path
+
+
+def test_the_file_map_has_every_source_file_and_no_other():
+    mapped = list(mapped_files())
+    assert not [path for path in mapped if not path.exists()]
+    files = {path for path in SOURCE.rglob("*") if path.suffix in (".py", ".md", ".html")}
+    files -= {path for path in SOURCE.glob("*/**/__init__.py")}
+    assert {path for path in mapped if path.is_file() and path.is_relative_to(SOURCE)} == files
+
+
+def commands() -> list[str]:
+    """Shell lines of all documents' plain blocks, of README's command table, and of `midstream --help`."""
+    lines = [line for path in DOCUMENTS for block in fenced(path.read_text("utf-8"), "") for line in block.splitlines()]
+    lines += re.findall(r"^\| `(midstream [^`]+)`", text_of("README.md"), re.MULTILINE)
+    lines += cli.EXAMPLES.splitlines()
+    words = ("midstream ", "make ", "python ", ".venv/bin/", "OPENAI_API_KEY=")
+    return [line.strip() for line in lines if line.strip().startswith(words)]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_can_be_run(line):
+    line = re.split(r"\s{2,}(?=\w)", line)[0]  # `midstream --help` explains on the same line
+    words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+    program = words[0].removeprefix(".venv/bin/")
+    if program == "midstream":
+        options = cli.parser().parse_args(words[1:])
+        if options.command == "train" and options.recipe != "mine.toml":
+            config.load_recipe(options.recipe, options.overrides)
+    elif program == "make":
+        assert re.search(rf"^{words[1]}:", text_of("Makefile"), re.MULTILINE)
+    elif program == "python" and words[1] != "-m":
+        assert (ROOT / words[1]).is_file()
+        options = [word for word in words[2:] if word.startswith("--")]
+        assert all(f'"{option}"' in text_of(words[1]) for option in options)
+
+
+def test_there_are_commands_of_each_kind():
+    assert {line.split()[0] for line in commands()} >= {"midstream", "make", ".venv/bin/python"}
+    assert len(commands()) > 20
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/recipes.md"])
+def test_recipes_are_valid(document, tmp_path):
+    blocks = fenced(text_of(document), "toml")
+    assert blocks
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(block, encoding="utf-8")
+        build.check(config.load_recipe(str(path)))
+
+
+def test_the_library_example_imports_what_there_is():
+    [block] = fenced(text_of("README.md"), "python")
+    imports = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        for name in node.names:
+            module = __import__(str(node.module), fromlist=[name.name])
+            assert hasattr(module, name.name)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, type[Frozen]] = {
+    "Top level": config.Recipe,
+    "`[agent]`": agentflow.Config,
+    "`sampling`": Sampling,
+    "`[rollout]`": rollout.Config,
+    "`[training]`": settings.TrainingConfig,
+    "`training.loss`": losses.PolicyLoss,
+    "`[warm_start]`": settings.WarmStartConfig,
+    "`training.supervised`": settings.SupervisedConfig,
+    "`[learner]`": settings.LearnerConfig,
+    "`learner.lora`": settings.LoraConfig,
+    "`[evaluation]`": evaluation.Config,
+    "`[[evaluation.sets]]`": evaluation.SetConfig,
+}
+ROOMS = {"tasks": build.TASKS, "engine": build.ENGINES, "tool": build.TOOLS, "reward": build.REWARDS, **build.ROOMS}
+TABLES |= {f"{room}: `{name}`": one.config for room, named in ROOMS.items() for name, one in named.items()}
+
+
+def default_cell(info: FieldInfo) -> str:
+    """A field's default as docs/recipes.md writes it."""
+    if info.is_required():
+        return "required"
+    if info.default is None:
+        return "none"
+    if isinstance(info.default, Sampling):
+        return ", ".join(f"`{k} = {json.dumps(v)}`" for k, v in info.default.model_dump(exclude_defaults=True).items())
+    if info.default is PydanticUndefined or isinstance(info.default, BaseModel):
+        return "see right"
+    return f"`{json.dumps(info.default)}`"
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^#{2,3} (.+)\n", text_of("docs/recipes.md"), flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        found[title] = found.get(title, "") + body
+    return found
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_every_setting_is_described_with_its_default(title):
+    assert title in sections(), f"docs/recipes.md needs a section: ### {title}"
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", sections()[title], re.MULTILINE)
+    assert dict(rows) == {name: default_cell(info) for name, info in TABLES[title].model_fields.items()}
+
+
+def test_no_section_describes_what_is_not_there():
+    titles = [title for title in sections() if ": `" in title]
+    assert not [title for title in titles if title not in TABLES]
+
+
+def test_every_recipe_is_listed():
+    listed = re.findall(r"^\| `([\w-]+)` \|", sections()["The recipes that come with midstream"], re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))

@@ -1,0 +1,47 @@
+"""The examples run as users run them, and say what they should."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MINIMAL = ROOT / "examples" / "flow_grpo_minimal.py"
+
+
+def run(name: str, *arguments: str, without_torch: bool = False) -> str:
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / name), *arguments]
+    if without_torch:
+        code = "import runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
+        command[3:4] = ["-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')", command[3]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_algorithm_fits_into_one_file():
+    assert len(MINIMAL.read_text(encoding="utf-8").splitlines()) < 250
+
+
+def test_the_algorithm_runs():
+    lines = run("flow_grpo_minimal.py", "--steps", "2", "--warm-steps", "5").splitlines()
+    steps = [line for line in lines if re.fullmatch(r"step +\d+  reward [01]\.\d\d  #*", line)]
+    assert len(steps) == 2
+
+
+def test_wiring_by_hand_answers_without_torch_model_or_network():
+    shown = run("wire_by_hand.py", without_torch=True)
+    assert re.search(r"^answer +234\b", shown, re.MULTILINE)
+    assert re.search(r"^reward +1\b", shown, re.MULTILINE)
+    assert "verified, 3 turns" in shown
+
+
+def test_an_own_tool_is_called_and_used():
+    shown = run("own_tool.py", without_torch=True)
+    assert "text='8.04672', ok=True" in shown
+    assert "unknown unit 'leagues'" in shown
+    assert "answer 29028.9" in shown
