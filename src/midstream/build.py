@@ -110,6 +110,12 @@ def check(recipe: Recipe) -> dict[str, Any]:
         table = getattr(recipe.agent, module)
         resolved["agent"][module] = fill(room, table, f"agent.{module}")
         _check_engine(recipe, module, table)
+    if recipe.agent.memory_update == "on_continue" and recipe.agent.generator["type"] == "verified_result":
+        raise RecipeError(
+            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
+            cause="the result that satisfies the verifier is then not in memory",
+            mend='set memory_update = "every_turn"',
+        )
     if recipe.training and recipe.training.weights not in (None, *recipe.engines):
         raise _no_engine(recipe, f"training.weights = {recipe.training.weights!r}")
     return resolved
@@ -217,7 +223,7 @@ class Build:
 
     def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""
-        _require_training_extra()
+        require_training_extra()
         from midstream.training import tiny
 
         names = self.source.names()
@@ -232,7 +238,7 @@ class Build:
 
     def pretrained(self, config: LocalModelConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a Hugging Face causal language model."""
-        _require_training_extra()
+        require_training_extra()
         from midstream.engines.transformers_local import load_model
 
         return load_model(config.model, config.dtype, config.device)
@@ -268,6 +274,8 @@ class Build:
                 mend="add one, or use `midstream eval`",
             )
         _check_trainable(recipe, self._planner_engine())
+        for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):  # fail now, not after the warm start
+            self.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
         learner = self.learner
         return Parts(
             seed=recipe.seed,
@@ -357,7 +365,8 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
         )
 
 
-def _require_training_extra() -> None:
+def require_training_extra() -> None:
+    """Refuse with `UnsupportedError` where PyTorch or Transformers is not installed."""
     try:
         import torch
         import transformers

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from midstream import evaluation
-from midstream.build import Build, check
+from midstream.build import Build, check, require_training_extra
 from midstream.config import Recipe, load_recipe, parse_recipe, read_table, to_toml, with_overrides
 from midstream.core.errors import MidstreamError, RecipeError, RunError
 from midstream.core.metrics import EvaluationResult
@@ -175,6 +175,7 @@ def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunD
 
 def _use_policy(build: Build, run: RunDirectory) -> int:
     """Let the planner sample from the run's newest good checkpoint; returns its step."""
+    require_training_extra()
     from midstream.training.session import load_policy
 
     step = load_policy(build.learner, run, Console(stderr=True).print)
@@ -195,6 +196,7 @@ def _dry_run(recipe: Recipe) -> int:
 
 def _create_run(root: Path, recipe: Recipe) -> RunDirectory:
     resolved = check(recipe)
+    require_training_extra()  # before anything is written
     return RunDirectory.create(
         root, recipe_toml=to_toml(resolved), recipe_name=recipe.name, seed=recipe.seed, resolved=resolved
     )
@@ -218,6 +220,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> No
     """Run a session to its end, and leave a status whatever happens."""
     if run.status().state == "finished":
         return
+    require_training_extra()
     from midstream.training.session import Session
 
     console = Console(stderr=True)

@@ -15,7 +15,15 @@ from typing import TypeVar
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import MidstreamError, UnsupportedError, UsageError
+from midstream.core.errors import (
+    EngineError,
+    MidstreamError,
+    RewardError,
+    SandboxError,
+    ToolServerError,
+    UnsupportedError,
+    UsageError,
+)
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -23,12 +31,15 @@ from midstream.core.trajectory import ErrorInfo, Trajectory
 
 T = TypeVar("T")
 
+RETRIED = {kind.__name__ for kind in (EngineError, ToolServerError, SandboxError, RewardError)}
+
 
 class Config(Frozen):
     """How rollouts are made.
 
     `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one trajectory;
-    a trajectory that ends in an infrastructure error is run again from its start up to `max_attempts` times.
+    a trajectory whose engine, tool, sandbox or judge failed is run again from its start, up to `max_attempts` times in
+    all. A passed deadline or a bug is not tried again.
     """
 
     concurrency: int = Field(default=64, ge=1)
@@ -143,10 +154,17 @@ async def _attempts(
             lessons=lessons,
             deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
         )
-        if trajectory.status == "ok":
+        if trajectory.error is None or trajectory.error.type not in RETRIED:
             break
-    named = {"id": f"{task.id}#{index}", "rollout_index": index, "family": task.family, "gold": task.answer}
-    return trajectory.model_copy(update=named)
+    return trajectory.model_copy(
+        update={
+            "id": f"{task.id}#{index}",
+            "task_id": task.id,
+            "rollout_index": index,
+            "family": task.family,
+            "gold": task.answer,
+        }
+    )
 
 
 async def _one_attempt(

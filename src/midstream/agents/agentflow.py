@@ -103,7 +103,7 @@ class AgentFlow:
             error = ErrorInfo(type=type(failure).__name__, message=str(failure))
         calls = [call for turn in run.turns for call in turn.calls] + list(run.closing_calls)
         return Trajectory(
-            id=f"{task.id}#{order}",
+            id=task.id,
             task_id=task.id,
             question=task.question,
             agent=self.name,

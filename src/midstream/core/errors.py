@@ -41,13 +41,6 @@ class MidstreamError(Exception):
         lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("mend", mend)) if text]
         super().__init__("\n".join(lines))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.cause, self.mend))
-
-
-def _rebuild(kind: type[MidstreamError], what: str, cause: str, mend: str) -> MidstreamError:
-    return kind(what, cause=cause, mend=mend)
-
 
 class UsageError(MidstreamError):
     """The user's input is wrong; nothing was started."""

@@ -21,5 +21,5 @@ class Task(Frozen):
     metadata: dict[str, JsonValue] = {}
 
     def without_answer(self) -> Task:
-        """The task as an agent may see it: its id and question alone."""
-        return Task(id=self.id, question=self.question, answer="")
+        """The task as an agent may see it: its question alone (an id may tell the family)."""
+        return Task(id="", question=self.question, answer="")
