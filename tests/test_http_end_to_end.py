@@ -228,7 +228,7 @@ def test_solve_and_eval_on_any_server(capsys):
     assert (result["errors"], result["turns_mean"], result["tasks"]) == (0, 2.0, 7)
 
 
-# -- servers that cannot be trained on ----------------------------------------------------------------------------------
+# -- servers that cannot be trained on --------------------------------------------------------------------------------
 
 
 def refused(recipe, root, capsys):

@@ -294,8 +294,10 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     before, after = before_and_after(run)
     if not before or not after or not _only(before, "test") or not _only(after, "test"):
         return []
-    first = run.read_evaluation_trajectories("test-greedy-0")
-    last = run.read_evaluation_trajectories(f"test-greedy-{after[0].step}")
+    named = [one.sampling for one in _only(after, "test")]
+    sampling = ("greedy" if "greedy" in named else named[-1]).replace("=", "")
+    first = run.read_evaluation_trajectories(f"test-{sampling}-0")
+    last = run.read_evaluation_trajectories(f"test-{sampling}-{after[0].step}")
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
     pair = max(pairs, key=lambda pair: len(pair[1].turns), default=None) or (first[-1], last[-1])
     return [("before training", pair[0]), ("after training", pair[1])]

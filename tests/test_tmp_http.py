@@ -1,0 +1,273 @@
+"""All four modules as prompted engines over HTTP, through train, eval and solve; training stays on-policy by LoRA."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from midstream.agents.programs import NoSettings
+from midstream.build import REWARDS, Component
+from midstream.cli import main
+from midstream.core.trajectory import Score, Trajectory
+from midstream.engines.transformers_local import load_model
+from midstream.runs import RunDirectory
+from midstream.training.learner import LocalLearner
+from support.llm_server import AgentFlowReplies, LLMServer
+from support.served_model import CALCULATE, ServedModel, save_model
+
+RECIPE = """
+name = "over-http"
+seed = 1
+tasks = {{ type = "gazetteer", families = ["arith"], countries = 40 }}
+reward = {{ type = "calculates" }}
+
+[agent]
+max_turns = 2
+planner = {{ type = "prompted", engine = "policy", sampling = {{ temperature = 0.8, max_tokens = 4 }} }}
+executor = {{ type = "prompted", engine = "server" }}
+verifier = {{ type = "prompted", engine = "server" }}
+generator = {{ type = "prompted", engine = "server" }}
+
+[engines]
+policy = {{ type = "openai_compatible", model = "m", base_url = "{url}", token_ids = {token_ids}, max_attempts = 2 }}
+server = {{ type = "openai_compatible", model = "m", base_url = "{url}" }}
+weights = {{ type = "transformers_local", model = "{model}" }}
+
+[tools]
+local_search = {{ match = "any" }}
+python = {{}}
+
+[learner]
+lora = {{ rank = 4, alpha = 8 }}
+
+[training]
+weights = "weights"
+steps = 4
+tasks_per_step = 4
+group_size = 4
+minibatches = 1
+learning_rate = 0.1
+warmup_steps = 1
+checkpoint_every = 2
+validate_every = 4
+
+[evaluation]
+temperatures = [0.8]
+validation = {{ name = "validation", split = "validation", per_family = 2, seed = 7 }}
+sets = [{{ name = "test", split = "test", per_family = 4 }}]
+"""
+
+
+class Calculates:
+    """The share of turns that used Python: an outcome that a random planner can reach and learn."""
+
+    async def score(self, task, trajectory):
+        tools = [turn.action.tool for turn in trajectory.turns]
+        return Score(value=tools.count("python") / len(tools))
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("served") / "model")
+
+
+@pytest.fixture(scope="module")
+def served(model_directory):
+    model = ServedModel(model_directory)
+    with LLMServer(model) as server:
+        model.adapters = server.adapters
+        yield server
+
+
+def write_recipe(directory, url, model, token_ids=True):
+    path = directory / "over-http.toml"
+    path.write_text(RECIPE.format(url=url, model=model, token_ids=str(token_ids).lower()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(served, model_directory, tmp_path_factory):
+    """(run directory, per update the recorded and the learner's own log-probabilities of every row)."""
+    root = tmp_path_factory.mktemp("http")
+    updates = []
+    inner = LocalLearner.forward_backward
+
+    def spy(self, rows, loss):
+        updates.append(([row.old_logprobs for row in rows], self.logprobs(rows)))
+        return inner(self, rows, loss)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(REWARDS, "calculates", Component(NoSettings, lambda config: Calculates()))
+        patch.setattr(LocalLearner, "forward_backward", spy)
+        recipe = write_recipe(root, served.base_url, model_directory)
+        assert main(["train", str(recipe), "--out", str(root / "run"), "--quiet"]) == 0
+        yield RunDirectory.open(root / "run"), updates
+
+
+def calls_of(trajectories, role):
+    return [call for one in trajectories for call in one.calls if call.role == role]
+
+
+def test_all_four_modules_speak_over_http(trained):
+    run, _ = trained
+    trajectories = [one for step in range(1, 5) for one in run.read_trajectories(step)]
+    assert {one.status for one in trajectories} == {"ok"}
+    roles = Counter((call.role, call.engine) for one in trajectories for call in one.calls)
+    turns = sum(len(one.turns) for one in trajectories)
+    acted = sum(turn.command is not None for one in trajectories for turn in one.turns)
+    assert roles == {
+        ("planner", "policy"): turns,
+        ("executor", "server"): acted,
+        ("verifier", "server"): turns,
+        ("generator", "server"): len(trajectories),
+    }
+    assert 0 < acted <= turns
+    assert all(call.messages for one in trajectories for call in one.calls)
+
+
+def test_planner_calls_carry_what_the_server_sampled(trained, model_directory):
+    """Before the first update the learner's weights are the served ones: its log-probabilities are the recorded."""
+    run, _ = trained
+    model, tokenizer = load_model(str(model_directory), "float32", "cpu")
+    calls = calls_of(run.read_trajectories(1), "planner")
+    for call in calls:
+        with torch.no_grad():
+            ids = torch.tensor([call.prompt_ids + call.completion_ids])
+            logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1] / 0.8
+        own = logits.log_softmax(-1).gather(1, torch.tensor(call.completion_ids)[:, None])[:, 0]
+        assert call.logprobs == pytest.approx(own.tolist(), abs=1e-4)
+        messages = [message.model_dump() for message in call.messages]
+        assert list(call.prompt_ids) == tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        assert (
+            call.completion == tokenizer.decode([one for one in call.completion_ids if one != 603]) or call.completion
+        )
+    assert not calls_of(run.read_trajectories(1), "verifier")[0].completion_ids
+
+
+def test_every_update_is_on_policy(trained):
+    """The server sampled from the weights as they were after the update before: adapters arrive, and in time."""
+    run, updates = trained
+    assert len(updates) == 4
+    for recorded, own in updates:
+        for old, new in zip(recorded, own, strict=True):
+            assert old == pytest.approx(new, abs=1e-3)
+    assert [one.clip_fraction for one in run.read_metrics()] == [0.0] * 4
+
+
+def test_the_policy_version_advances_with_its_adapter(trained, served):
+    run, _ = trained
+    for step in range(1, 5):
+        assert {call.policy_version for call in calls_of(run.read_trajectories(step), "planner")} == {step - 1}
+    paths = [path for path in served.adapters.values() if str(run.root) in path]
+    assert [path.rsplit("-", 1)[1] for path in paths] == ["0", "1", "2", "3", "4"]
+    asked = Counter(body["model"] for body in served.bodies if "messages" in body)
+    assert all(asked[name] > 0 for name in served.adapters)
+    assert asked["m"] > 0  # the other modules never use the adapter
+
+
+def test_the_adapter_changes_what_is_sampled(trained):
+    run, _ = trained
+    first, last = run.read_metrics()[0], run.read_metrics()[-1]
+    assert first.grad_norm > 0
+    assert last.tool_use.share.get("python", 0) > first.tool_use.share.get("python", 0) + 0.1
+    assert last.reward_mean > first.reward_mean
+    assert last.kl > 0
+
+
+def test_the_run_holds_adapters_and_no_copy_of_the_model(trained, model_directory):
+    run, _ = trained
+    assert (run.policy_dir / "adapter_model.safetensors").is_file()
+    assert not (run.policy_dir / "model.safetensors").exists()
+    state = torch.load(run.checkpoints_dir / "step-000004" / "learner.pt", weights_only=True)
+    assert all("lora_" in name for name in state["model"])
+    assert state["reference"] is None
+
+
+def test_eval_asks_the_trained_adapter(trained, capsys):
+    run, _ = trained
+    capsys.readouterr()
+    assert main(["eval", str(run.root), "--json", "--quiet"]) == 0
+    [result] = json.loads(capsys.readouterr().out)
+    [recorded] = [one for one in run.read_evaluations() if one.set_name == "test" and one.step == 4]
+    assert {**result, "policy": ""} == {**recorded.model_dump(), "policy": "", "seed": result["seed"]}
+
+
+def test_solve_asks_the_trained_adapter(trained, capsys):
+    run, _ = trained
+    capsys.readouterr()
+    assert main(["solve", "What is 45 plus 17 ?", "--run", str(run.root), "--json", "--temperature", "0.8"]) == 0
+    trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
+    assert {call.policy_version for call in trajectory.calls if call.role == "planner"} == {4}
+    assert trajectory.answer == "2"
+
+
+def test_solve_and_eval_on_any_server(capsys):
+    """A server that gives text alone: all four modules of the prompted recipe, two turns, an answer."""
+    replies = AgentFlowReplies(tool="python", arguments={"code": "45 + 17"}, turns=2, answer="62")
+    with LLMServer(replies) as server:
+        address = ["--base-url", server.base_url, "--model", "some-model", "--json"]
+        assert main(["solve", "What is 45 plus 17 ?", *address]) == 0
+        trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
+        assert {body["model"] for body in server.bodies} == {"some-model"}
+        named = [
+            "--set",
+            f"engines.model.base_url={server.base_url}",
+            "--set",
+            "evaluation.sets=[{name='test',per_family=1}]",
+        ]
+        assert main(["eval", "agentflow-prompted", "--json", "--quiet", *named]) == 0
+        [result] = json.loads(capsys.readouterr().out)
+    assert (trajectory.answer, trajectory.stop_reason, len(trajectory.turns)) == ("62", "verified", 2)
+    assert [turn.observation.text for turn in trajectory.turns] == ["62", "62"]
+    assert [call.role for call in trajectory.calls] == ["planner", "executor", "verifier"] * 2 + ["generator"]
+    assert (result["errors"], result["turns_mean"], result["tasks"]) == (0, 2.0, 7)
+
+
+# -- servers that cannot be trained on --------------------------------------------------------------------------------
+
+
+def refused(recipe, root, capsys):
+    """Exit code and words of a training that must not start."""
+    capsys.readouterr()
+    code = main(["train", str(recipe), "--out", str(root), "--quiet"])
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture
+def calculates(monkeypatch):
+    monkeypatch.setitem(REWARDS, "calculates", Component(NoSettings, lambda config: Calculates()))
+
+
+def test_training_without_token_ids_is_refused(tmp_path, served, model_directory, capsys, calculates):
+    recipe = write_recipe(tmp_path, served.base_url, model_directory, token_ids=False)
+    code, err = refused(recipe, tmp_path / "run", capsys)
+    assert code == 2
+    assert "engine 'policy' cannot be trained on" in err
+    assert "token_ids = true" in err
+
+
+def test_a_server_that_gives_no_token_ids_is_refused(tmp_path, model_directory, capsys, calculates):
+    def text_only(body):
+        return {
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": CALCULATE}}]
+        }
+
+    with LLMServer(text_only) as server:
+        recipe = write_recipe(tmp_path, server.base_url, model_directory)
+        code, err = refused(recipe, tmp_path / "run", capsys)
+    assert code == 2
+    assert "training is impossible with this server: token ids prompt: none" in err
+    assert "vllm serve" in err
+
+
+def test_a_server_that_is_down_stops_the_run(tmp_path, model_directory, capsys, calculates):
+    with LLMServer(lambda body: "nothing") as server:
+        recipe = write_recipe(tmp_path, server.base_url, model_directory)
+    code, err = refused(recipe, tmp_path / "run", capsys)
+    assert code == 1
+    assert f"nothing answers at {server.base_url}" in err
