@@ -48,6 +48,7 @@ def save_model(directory: Path) -> Path:
         )
     )  # fmt: skip
     with torch.no_grad():
+        model.lm_head.weight.normal_(std=0.2)  # so that hidden states, and with them an adapter, can change the choice
         for piece in (CALCULATE, SEARCH, tokenizer.eos_token):
             model.lm_head.bias[tokenizer.convert_tokens_to_ids(piece)] = 6.0
     model.save_pretrained(directory)
