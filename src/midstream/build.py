@@ -376,4 +376,5 @@ def require_training_extra() -> None:
             cause="in-process models need the extra `train`",
             mend="pip install 'midstream[train]'",
         ) from failure
-    del torch, transformers
+    del torch
+    transformers.utils.logging.disable_progress_bar()  # ours is the only one

@@ -89,16 +89,18 @@ def _start(recipe: Path, root: Path) -> subprocess.Popen[str]:
 
 
 def _wait_for(moment: str, process: subprocess.Popen[str], root: Path, rng: random.Random) -> None:
-    """Return at the moment, or when the process has ended."""
-    began, steps = time.monotonic(), _steps(root)
-    status = _modified(root / "status.json")
+    """Return at the moment (the first to fourth of its kind, at random), or when the process has ended."""
+    began, steps, status = time.monotonic(), _steps(root), _modified(root / "status.json")
+    seen = set(_open_checkpoints(root))  # what an earlier kill left behind is no moment of this process
+    stale, wanted = len(seen), rng.randint(1, 4)
     delay_s = rng.uniform(0, {"save": 0.03, "record": 0.15, "any": 2.0}[moment])
 
     def reached() -> bool:
         if moment == "save":
-            return any((root / "checkpoints").glob(".tmp-*"))
+            seen.update(_open_checkpoints(root))
+            return len(seen) - stale >= wanted
         if moment == "record":
-            return _steps(root) > steps
+            return _steps(root) - steps >= wanted
         return _modified(root / "status.json") != status  # it has read its recipe and begins
 
     while process.poll() is None and not reached():
@@ -106,6 +108,17 @@ def _wait_for(moment: str, process: subprocess.Popen[str], root: Path, rng: rand
             raise AssertionError(f"no {moment!r} within {LONGEST_WAIT_S:g} s")
         time.sleep(0.001)
     time.sleep(delay_s)
+
+
+def _open_checkpoints(root: Path) -> list[tuple[str, int]]:
+    """Checkpoints that are being written: name and inode of their directory."""
+    found = []
+    for path in (root / "checkpoints").glob(".tmp-*"):
+        try:
+            found.append((path.name, path.stat().st_ino))
+        except FileNotFoundError:
+            continue  # it has just been given its final name
+    return found
 
 
 def _steps(root: Path) -> int:

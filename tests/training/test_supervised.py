@@ -155,15 +155,15 @@ def test_successes_alone_can_be_asked_for(make_build):
 
 
 class Planned:
-    """An agent whose only turn looks something up."""
+    """An agent whose only turn looks something up: what, is said by the question."""
 
     name = "planned"
 
-    def __init__(self, contexts):
-        self.contexts = contexts
+    def __init__(self, actions):
+        self.actions = actions
 
     async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None):
-        tool, context = self.contexts[task.id]
+        tool, context = self.actions[task.question]
         action = Action(sub_goal="find", tool=tool, context=context)
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
 
@@ -174,16 +174,15 @@ class NoReward:
 
 
 def test_the_copy_rate_counts_first_look_ups_that_name_a_place_of_the_question():
-    contexts = {
-        "right": ("local_search", "Amberbank height"),
-        "wrong": ("local_search", "Oakfell height"),
-        "nothing": ("local_search", "height"),
-        "other tool": ("python", "1 + 1"),
-        "no place": ("local_search", "Amberbank height"),
+    actions = {
+        "How high is Amberbank ?": ("local_search", "Amberbank height"),
+        "How large is Amberbank ?": ("local_search", "Oakfell area"),
+        "How long is Amberbank ?": ("local_search", "length"),
+        "What is Amberbank plus 1 ?": ("python", "1 + 1"),
+        "What is 1 plus 1 ?": ("local_search", "Amberbank height"),
     }
-    tasks = [Task(id=name, question="How high is Amberbank ?", answer="1") for name in list(contexts)[:4]]
-    tasks.append(Task(id="no place", question="What is 1 plus 1 ?", answer="2"))
-    environment = Environment(agent=Planned(contexts), tools=[], engines={}, reward=NoReward())
+    tasks = [Task(id=f"t{i}", question=question, answer="1") for i, question in enumerate(actions)]
+    environment = Environment(agent=Planned(actions), tools=[], engines={}, reward=NoReward())
     rate = asyncio.run(copy_rate(environment, tasks, {"Amberbank", "Oakfell"}, 1))
     assert rate == pytest.approx(1 / 3)
 

@@ -117,7 +117,11 @@ class FlowGRPO:
         return batches, stats, norms
 
     def _learning_rate(self, step: int) -> float:
-        return self.config.learning_rate * min(1.0, step / self.config.warmup_steps)
+        """Linear rise over the first steps, linear fall to a tenth over the last."""
+        config = self.config
+        rise = min(1.0, step / config.warmup_steps)
+        fall = min(1.0, max(0.1, (config.steps - step) / config.decay_steps)) if config.decay_steps else 1.0
+        return config.learning_rate * rise * fall
 
 
 def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:

@@ -90,7 +90,8 @@ class WarmStartConfig(SupervisedConfig):
 class TrainingConfig(Frozen):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
-    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps.
+    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps. The learning rate
+    rises over `warmup_steps` and falls to a tenth over the last `decay_steps`.
     `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success. `shuffle_rewards`
     hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only. `weights` names
     the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
@@ -105,6 +106,7 @@ class TrainingConfig(Frozen):
     minibatches: int = Field(default=2, ge=1)
     learning_rate: float = Field(default=6e-4, gt=0, allow_inf_nan=False)
     warmup_steps: int = Field(default=5, ge=1)
+    decay_steps: int = Field(default=0, ge=0)
     loss: PolicyLoss = PolicyLoss()
     advantage_over: Literal["trajectories", "turns"] = "trajectories"
     credit: Literal["broadcast", "final"] = "broadcast"
