@@ -45,6 +45,7 @@ group_size = 4
 checkpoint_every = 2
 validate_every = 5
 uniform_kl_fraction = 0.5
+decay_steps = 4
 
 [evaluation]
 temperatures = [1.0, 0.0]

@@ -235,6 +235,15 @@ def test_every_minibatch_makes_one_optimizer_step(make):
     assert rates == pytest.approx([rate / warmup] * 4 + [2 * rate / warmup] * 4)
 
 
+def test_the_learning_rate_rises_and_falls(make):
+    settings = ("training.learning_rate=1.0", "training.warmup_steps=4", "training.steps=10")
+    algorithm, _ = make(Scripted(parity), *settings, "training.decay_steps=4")
+    rates = [algorithm._learning_rate(step) for step in range(1, 11)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.1])
+    constant, _ = make(Scripted(parity), *settings, "training.decay_steps=0")
+    assert constant._learning_rate(10) == 1.0
+
+
 def test_families_are_drawn_by_their_failures(make):
     settings = ("training.family_sampling=failure", "training.learning_rate=1e-9")
     algorithm, parts = make(Scripted(lambda one: float(one.question.startswith("What is"))), *settings)
