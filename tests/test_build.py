@@ -61,6 +61,9 @@ def test_a_components_own_settings_are_checked(ten_steps, override, named):
         ("agent.verifier.engine=policy", r"agent\.verifier\.engine = 'policy' is never asked"),
         ("training.weights=other", r"training\.weights = 'other' does not exist"),
         ("agent.verifier={type='prompted'}", r"agent\.verifier\.engine = None does not exist"),
+        ("tools.base_generator={}", r"tools\.base_generator\.engine = None does not exist"),
+        ("tools.python.engine=policy", r"tools\.python\.engine = 'policy' is never asked"),
+        ("agent.verifier={type='prompted',engine='policy'}", "would be trained together with the planner"),
     ],
 )
 def test_engines_are_checked_against_those_there_are(ten_steps, override, named):
@@ -167,3 +170,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(ten_steps, cas
         chosen = chosen.model_copy(update={"training": None})
     with pytest.raises(kind, match=text):
         Build(chosen).parts()
+
+
+def test_a_set_that_cannot_be_drawn_is_found_before_anything_starts(ten_steps):
+    with pytest.raises(RecipeError, match=r"only \d+ different 'lookup' questions"):
+        check(recipe(ten_steps, 'evaluation.sets=[{name="test", per_family=5000, families=["lookup"]}]'))

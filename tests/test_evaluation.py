@@ -12,6 +12,7 @@ from midstream.core.errors import EngineError
 from midstream.core.metrics import EvaluationResult, FamilyResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Observation, StopReason, Trajectory, Turn
+from midstream.evaluation import Config as EvaluationConfig
 from midstream.evaluation import SetConfig, evaluate, sampling_name
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Config, Environment
@@ -21,7 +22,7 @@ CHOSEN = SetConfig(name="held out", split="test")
 
 @dataclass
 class Recited:
-    """Recites, task by task, "right", "wrong", "broken" or "late", with two turns where it is right, else one."""
+    """By question, "right", "wrong", "broken" or "late", with two turns where it is right, else one."""
 
     outcomes: dict[str, str]
     name: str = "recited"
@@ -29,7 +30,7 @@ class Recited:
 
     async def run(self, task: Task, *_: Any, seed: int, **__: Any) -> Trajectory:
         self.seeds.append(seed)
-        outcome = self.outcomes[task.id]
+        outcome = self.outcomes[task.question]
         if outcome == "broken":
             raise EngineError("503")
         right, late = outcome == "right", outcome == "late"
@@ -52,7 +53,7 @@ class Recited:
 def run(families: dict[str, list[str]], **settings: Any) -> tuple[EvaluationResult, list[Trajectory], Recited]:
     """Evaluate on one task an outcome."""
     outcomes = {f"{name}-{i}": one for name, listed in families.items() for i, one in enumerate(listed)}
-    tasks = [Task(id=key, question="?", answer="gold", family=key.split("-")[0]) for key in outcomes]
+    tasks = [Task(id=key, question=key, answer="gold", family=key.split("-")[0]) for key in outcomes]
     agent = Recited(outcomes)
     env = Environment(agent=agent, tools=(), engines={}, reward=ExactMatch(), config=Config(max_attempts=1))
     with_defaults: dict[str, Any] = {"policy": "trained", "chosen": CHOSEN, "temperature": 0.0, "seed": 3, **settings}
@@ -110,3 +111,8 @@ def test_says_what_was_evaluated():
 @pytest.mark.parametrize(("temperature", "name"), [(0, "greedy"), (0.0, "greedy"), (1.0, "T=1"), (0.7, "T=0.7")])
 def test_sampling_names(temperature, name):
     assert sampling_name(temperature) == name
+
+
+def test_sets_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two evaluation sets have the same name"):
+        EvaluationConfig(sets=(SetConfig(name="validation"),))

@@ -34,10 +34,11 @@ MODULES = ("planner", "executor", "verifier", "generator")
 
 @dataclass(frozen=True)
 class Component:
-    """How one `type` is made: the class of its settings, and what makes it from them."""
+    """How one `type` is made: the class of its settings, and what makes it from them; `asks`: it needs an `engine`."""
 
     config: type[Frozen]
     make: Callable[..., Any]
+    asks: bool = False
 
 
 TASKS = {"gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer)}
@@ -49,6 +50,7 @@ TOOLS = {
     "base_generator": Component(
         base_generator.Config,
         lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table.get("engine")), config),
+        asks=True,
     ),
 }
 ENGINES = {
@@ -60,22 +62,23 @@ ENGINES = {
         openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
     ),
 }
+IN_PROCESS = ("tiny", "transformers_local")
 PLANNERS = {
-    "compact": Component(compact.Config, compact.CompactPlanner),
-    "prompted": Component(prompted.PlannerConfig, prompted.PromptedPlanner),
+    "compact": Component(compact.Config, compact.CompactPlanner, asks=True),
+    "prompted": Component(prompted.PlannerConfig, prompted.PromptedPlanner, asks=True),
     "clumsy": Component(programs.ClumsyConfig, programs.ClumsyPlanner),
 }
 EXECUTORS = {
     "single_argument": Component(programs.NoSettings, lambda config: programs.SingleArgumentExecutor()),
-    "prompted": Component(prompted.StructuredConfig, prompted.PromptedExecutor),
+    "prompted": Component(prompted.StructuredConfig, prompted.PromptedExecutor, asks=True),
 }
 VERIFIERS = {
     "form": Component(programs.NoSettings, lambda config: programs.FormVerifier()),
-    "prompted": Component(prompted.StructuredConfig, prompted.PromptedVerifier),
+    "prompted": Component(prompted.StructuredConfig, prompted.PromptedVerifier, asks=True),
 }
 GENERATORS = {
     "verified_result": Component(programs.NoSettings, lambda config: programs.VerifiedResultGenerator()),
-    "prompted": Component(prompted.Config, prompted.PromptedGenerator),
+    "prompted": Component(prompted.Config, prompted.PromptedGenerator, asks=True),
 }
 ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "generator": GENERATORS}
 
@@ -89,16 +92,24 @@ def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Co
             cause="it is misspelt or missing",
             mend=f"name one of: {', '.join(room)}",
         )
-    config = validate(room[named].config, {k: v for k, v in table.items() if k not in ("type", "engine")}, where)
-    return room[named], config
+    component = room[named]
+    if "engine" in table and not component.asks:
+        raise RecipeError(
+            f"{where}.engine = {table['engine']!r} is never asked",
+            cause=f"{named!r} is a program",
+            mend="remove `engine`, or choose a type that asks a model",
+        )
+    return component, validate(component.config, {k: v for k, v in table.items() if k not in ("type", "engine")}, where)
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
-    """Validate every component without building any; returns the recipe with all defaults filled in."""
+    """Validate every component and evaluation set; returns the recipe with all defaults filled in."""
     resolved = recipe.model_dump(mode="json", exclude_none=True)
 
     def fill(room: Mapping[str, Component], table: Table, where: str) -> Table:
-        _, config = resolve(room, table, where)
+        component, config = resolve(room, table, where)
+        if component.asks and table.get("engine") not in recipe.engines:
+            raise _no_engine(recipe, f"{where}.engine = {table.get('engine')!r}")
         kept = {key: table[key] for key in ("type", "engine") if key in table}
         return {**kept, **config.model_dump(mode="json", exclude_none=True)}
 
@@ -107,9 +118,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     resolved["tools"] = {name: fill(TOOLS, {"type": name, **t}, f"tools.{name}") for name, t in recipe.tools.items()}
     resolved["engines"] = {name: fill(ENGINES, table, f"engines.{name}") for name, table in recipe.engines.items()}
     for module, room in ROOMS.items():
-        table = getattr(recipe.agent, module)
-        resolved["agent"][module] = fill(room, table, f"agent.{module}")
-        _check_engine(recipe, module, table)
+        resolved["agent"][module] = fill(room, getattr(recipe.agent, module), f"agent.{module}")
     if recipe.agent.memory_update == "on_continue" and recipe.agent.generator["type"] == "verified_result":
         raise RecipeError(
             'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
@@ -118,19 +127,33 @@ def check(recipe: Recipe) -> dict[str, Any]:
         )
     if recipe.training and recipe.training.weights not in (None, *recipe.engines):
         raise _no_engine(recipe, f"training.weights = {recipe.training.weights!r}")
+    if recipe.training:
+        _check_others_frozen(recipe, {recipe.agent.planner.get("engine"), recipe.training.weights} - {None})
+    _check_sets(recipe)
     return resolved
 
 
-def _check_engine(recipe: Recipe, module: str, table: Table) -> None:
-    wants = table["type"] in ("compact", "prompted")
-    if wants and table.get("engine") not in recipe.engines:
-        raise _no_engine(recipe, f"agent.{module}.engine = {table.get('engine')!r}")
-    if not wants and "engine" in table:
-        raise RecipeError(
-            f"agent.{module}.engine = {table['engine']!r} is never asked",
-            cause=f"{table['type']!r} is a program",
-            mend='remove `engine`, or choose type = "prompted"',
-        )
+def _check_sets(recipe: Recipe) -> None:
+    """Draw every evaluation set once: one that cannot be made is found now, not after the warm start."""
+    component, config = resolve(TASKS, recipe.tasks, "tasks")
+    source = component.make(config)
+    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if recipe.training else ())):
+        source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+
+
+def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
+    """Only the planner's weights may change: nothing else may ask an engine that training changes."""
+    tables = {f"agent.{module}": getattr(recipe.agent, module) for module in MODULES if module != "planner"}
+    # A tool that asks an engine in process is refused anyway, by `Build.tool_engine`.
+    served = {name for name, table in recipe.engines.items() if table.get("type") not in IN_PROCESS}
+    tables |= {f"tools.{name}": table for name, table in recipe.tools.items() if table.get("engine") in served}
+    for where, table in tables.items():
+        if table.get("engine") in trained:
+            raise RecipeError(
+                f"{where}.engine = {table['engine']!r} would be trained together with the planner",
+                cause="it samples from the planner's weights, and only the planner may change",
+                mend="give it an [engines.NAME] table of its own (the same server and model will do)",
+            )
 
 
 def _no_engine(recipe: Recipe, what: str) -> RecipeError:
@@ -179,7 +202,7 @@ class Build:
     def tool_engine(self, name: str | None) -> Engine:
         """The engine inside a tool: a server, because an in-process engine waits for the very run that calls it."""
         # Told by its type, before it is made: a tiny engine's vocabulary needs the tools.
-        if self.recipe.engines.get(name or "", {}).get("type") in ("tiny", "transformers_local"):
+        if self.recipe.engines.get(name or "", {}).get("type") in IN_PROCESS:
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
@@ -274,8 +297,6 @@ class Build:
                 mend="add one, or use `midstream eval`",
             )
         _check_trainable(recipe, self._planner_engine())
-        for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):  # fail now, not after the warm start
-            self.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
         learner = self.learner
         return Parts(
             seed=recipe.seed,
@@ -334,9 +355,9 @@ def _loop_config(agent: AgentConfig, max_turns: int | None) -> agentflow.Config:
 
 
 def _with_temperature(table: Table, temperature: float) -> Table:
-    if table["type"] not in ("compact", "prompted"):
+    component, config = resolve(PLANNERS, table, "agent.planner")
+    if not component.asks:
         return table
-    _, config = resolve(PLANNERS, table, "agent.planner")
     sampling = {**config.sampling.model_dump(), "temperature": temperature}
     return {**table, "sampling": sampling}
 

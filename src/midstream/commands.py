@@ -28,9 +28,9 @@ from midstream.runs import RunDirectory
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
 LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and for
 nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up and a
-result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the test's differ from the
-training's in their places, facts and numbers, not in their wording. What this shows is that the loop, the credit and
-the update work, on real tools and held-out facts; it says nothing about how much a large model gains."""
+result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the test's
+differ from the training's in their places, facts and numbers, not in their wording. What this shows is that the loop,
+the credit and the update work, on real tools and held-out facts; it says nothing about how much a large model gains."""
 
 
 def train(options: argparse.Namespace) -> int:
@@ -59,7 +59,9 @@ def demo(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(recipe)
     root = Path(options.out or DEMO_RUN)
-    run = _existing_demo(root, recipe, options) or _create_run(root, recipe)
+    if options.no_resume and (root / "run.json").exists():
+        raise _holds_a_run(root)
+    run = _existing_run(root, recipe) or _create_run(root, recipe)
     _train(run, recipe, options)
     _show_result(run, options)
     if not options.json:
@@ -140,7 +142,7 @@ def recipe_of(run: RunDirectory) -> Recipe:
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
     """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
-    run = RunDirectory.open(root) if (root / "run.json").exists() else _create_run(root, recipe)
+    run = _existing_run(root, recipe) or _create_run(root, recipe)
     if run.status().state != "finished":
         _train(run, recipe_of(run), argparse.Namespace(quiet=True))
     return run
@@ -202,18 +204,22 @@ def _create_run(root: Path, recipe: Recipe) -> RunDirectory:
     )
 
 
-def _existing_demo(root: Path, recipe: Recipe, options: argparse.Namespace) -> RunDirectory | None:
-    """The demo that was begun in `root`, if its recipe is the same."""
+def _existing_run(root: Path, recipe: Recipe) -> RunDirectory | None:
+    """The run that was begun in `root`, if there is one; refuses one of another recipe."""
     if not (root / "run.json").exists():
         return None
     run = RunDirectory.open(root)
-    if options.no_resume or run.recipe() != to_toml(check(recipe)):
-        raise RunError(
-            f"{root} already holds a run{'' if options.no_resume else ' with other settings'}",
-            cause="a demo was run here before",
-            mend=f"choose another directory with --out, or move {root} away",
-        )
+    if check(recipe_of(run)) != check(recipe):
+        raise _holds_a_run(root, " with other settings")
     return run
+
+
+def _holds_a_run(root: Path, which: str = "") -> RunError:
+    return RunError(
+        f"{root} already holds a run{which}",
+        cause="it was begun here before",
+        mend=f"choose another directory with --out, or move {root} away",
+    )
 
 
 def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> None:
@@ -337,18 +343,20 @@ async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None
             mend='add one, e.g. name = "test", split = "test", per_family = 60',
         )
     results = []
-    for chosen in config.sets:
-        for temperature in config.temperatures:
-            environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
-            display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
-            tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
-            result, _ = await evaluation.evaluate(
-                environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
-                seed=derive_seed(seed, "evaluation", chosen.name), step=step,
-            )  # fmt: skip
-            display.evaluation(result)
-            results.append(result)
-    await build.environment().close()
+    try:
+        for chosen in config.sets:
+            for temperature in config.temperatures:
+                environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
+                display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
+                tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+                result, _ = await evaluation.evaluate(
+                    environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
+                    seed=derive_seed(seed, "evaluation", chosen.name), step=step,
+                )  # fmt: skip
+                display.evaluation(result)
+                results.append(result)
+    finally:
+        await build.environment().close()
     return results
 
 

@@ -7,6 +7,7 @@ are errors everywhere.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -158,11 +159,15 @@ def to_toml(table: Mapping[str, Any]) -> str:
 def _write_table(lines: list[str], table: Mapping[str, Any], path: tuple[str, ...]) -> None:
     plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
     if path and (plain or not table):
-        lines.append(f"\n[{'.'.join(path)}]")
-    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+        lines.append(f"\n[{'.'.join(map(_toml_key, path))}]")
+    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
         if isinstance(value, Mapping):
             _write_table(lines, value, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
 def _toml_value(value: object) -> str:
@@ -174,5 +179,5 @@ def _toml_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     return repr(value)

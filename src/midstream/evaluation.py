@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midstream.core.data import Frozen
 from midstream.core.metrics import EvaluationResult, FamilyResult, tool_use
@@ -32,6 +32,14 @@ class Config(Frozen):
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(name="validation", split="validation", per_family=20, seed=7)
     temperatures: tuple[float, ...] = (1.0, 0.0)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Config:
+        """Results are told apart by their set's name."""
+        names = [one.name for one in (*self.sets, self.validation)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two evaluation sets have the same name: {', '.join(names)}")
+        return self
 
 
 async def evaluate(

@@ -37,9 +37,9 @@ RETRIED = {kind.__name__ for kind in (EngineError, ToolServerError, SandboxError
 class Config(Frozen):
     """How rollouts are made.
 
-    `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one trajectory;
-    a trajectory whose engine, tool, sandbox or judge failed is run again from its start, up to `max_attempts` times in
-    all. A passed deadline or a bug is not tried again.
+    `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one attempt, its
+    reward not included; a trajectory whose engine, tool, sandbox or judge failed is run again from its start, up to
+    `max_attempts` times in all. A passed deadline or a bug is not tried again.
     """
 
     concurrency: int = Field(default=64, ge=1)

@@ -284,6 +284,39 @@ def test_one_that_leaves_lets_the_waiting_go_on(tiny_model):
     assert asyncio.run(play()).completion_ids
 
 
+def test_a_bug_while_sampling_reaches_whoever_came_last_and_strands_nobody(tiny_model, monkeypatch):
+    def broken(model, prompts, *, end_ids):
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(transformers_local, "generate", broken)
+    engine = engine_of(tiny_model)
+
+    async def play():
+        for order in range(3):
+            engine.join(order)
+        asked = [engine.sample(request(order=order, prompt=" is", max_tokens=4)) for order in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+
+    outcomes = asyncio.run(play())
+    assert [type(one) for one in outcomes] == [EngineError, EngineError, AttributeError]
+
+
+def test_two_requests_of_one_trajectory_at_once_are_refused_not_lost(tiny_model):
+    engine = engine_of(tiny_model)
+
+    async def play():
+        engine.join(0)
+        engine.join(1)
+        first = asyncio.create_task(engine.sample(request(order=0, prompt=" is", max_tokens=4)))
+        await asyncio.sleep(0)
+        with pytest.raises(UnsupportedError, match="twice at once"):
+            await engine.sample(request(order=0, prompt=" is", max_tokens=4))
+        engine.leave(1)
+        return await asyncio.wait_for(first, 10)
+
+    assert asyncio.run(play()).completion_ids
+
+
 def test_a_model_that_fails_fails_every_waiting_trajectory_and_holds_up_none(tiny_model, monkeypatch):
     def broken(model, prompts, *, end_ids):
         raise torch.OutOfMemoryError("out of memory")

@@ -7,7 +7,7 @@ methods is one, no base class and no registration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -196,7 +196,8 @@ class Row:
     """One training sequence: the prompt and the sampled completion of one planner call.
 
     `old_logprobs[j]` belongs to `completion_ids[j]`; `advantage` is one number for all of them; `weight` multiplies
-    every token's loss (it holds the normaliser: 1/|a|, 1/T, 1/trajectories ...).
+    every token's policy loss (it holds the normaliser: 1/|a|, 1/T, 1/trajectories ...), `kl_weight` its KL term.
+    `temperature` is the one that both log-probabilities, old and new, are taken at.
     """
 
     prompt_ids: tuple[int, ...]
@@ -217,7 +218,6 @@ class LossStats:
     kl_sum: float = 0.0
     clipped: int = 0
     tokens: int = 0
-    extras: Mapping[str, float] = field(default_factory=dict)
 
 
 class Learner(Protocol):

@@ -95,6 +95,12 @@ class TransformersLocal:
                 cause=f"{self.name} has {limit} positions",
                 mend="lower max_tokens or the number of turns, or use a model with a longer context",
             )
+        if request.order in self._waiting:
+            raise UnsupportedError(
+                f"trajectory {request.order} asked {self.name} twice at once",
+                cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
+                mend="await a trajectory's requests one after the other, and rollouts too",
+            )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting[request.order] = _Waiting(request=request, prompt_ids=prompt_ids, future=future)
         try:
@@ -113,7 +119,7 @@ class TransformersLocal:
             raise RecipeError(
                 f"{self.name} was sent chat messages but has no chat template",
                 cause="it is a base model or a small planner that reads plain text",
-                mend='set the module\'s prompt to "compact", or name an instruction-tuned model',
+                mend='set the planner\'s type to "compact", or name an instruction-tuned model',
             )
         messages = [message.model_dump() for message in request.messages]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -124,8 +130,12 @@ class TransformersLocal:
             return
         waiting = [self._waiting[order] for order in sorted(self._waiting)]
         self._waiting.clear()
-        for start in range(0, len(waiting), self.max_batch):
-            self._answer(waiting[start : start + self.max_batch])
+        try:
+            for start in range(0, len(waiting), self.max_batch):
+                self._answer(waiting[start : start + self.max_batch])
+        except Exception as failure:  # a bug, raised to whoever came last; the others must not wait for ever
+            self._fail(waiting, failure)
+            raise
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:

@@ -146,9 +146,10 @@ class LocalLearner:
         """Restore what `save` wrote; `CheckpointError` if it belongs to another model."""
         state = torch.load(directory / "learner.pt", map_location=self.model.device, weights_only=True)
         try:
-            missing = self.model.load_state_dict(state["model"], strict=False).unexpected_keys
-            if missing:
-                raise KeyError(missing[0])
+            other = state["model"].keys() ^ _trainable(self.model).keys()
+            if other:
+                raise KeyError(min(other))
+            self.model.load_state_dict(state["model"], strict=False)  # frozen weights are not in it
             if self.reference is not None:
                 self.reference.load_state_dict(state["reference"])
             self.optimizer.load_state_dict(state["optimizer"])

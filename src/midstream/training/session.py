@@ -77,6 +77,7 @@ class Session:
             for step in range(first, steps + 1):
                 self._record(await self.algorithm.step(step))
                 if step % self.parts.training.validate_every == 0 or step == steps:
+                    await self.parts.publish(step)  # or a served planner would be validated one update late
                     await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
                 if step % self.parts.training.checkpoint_every == 0 or step == steps:
                     self._save(step)

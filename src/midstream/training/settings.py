@@ -90,8 +90,8 @@ class WarmStartConfig(SupervisedConfig):
 class TrainingConfig(Frozen):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
-    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps. The learning rate
-    rises over `warmup_steps` and falls to a tenth over the last `decay_steps`.
+    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps. The learning
+    rate rises over `warmup_steps` and falls to a tenth over the last `decay_steps`.
     `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success. `shuffle_rewards`
     hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only. `weights` names
     the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
