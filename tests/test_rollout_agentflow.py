@@ -76,7 +76,7 @@ class Lockstep:
         self.live.add(order)
 
     def leave(self, order: int) -> None:
-        self.live.remove(order)
+        self.live.discard(order)
         self.answer()
 
     async def sample(self, request: Request) -> Call:

@@ -24,6 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     options = parser().parse_args(arguments)
     try:
+        if options.command == "study":
+            from midstream.study import run_study
+
+            return run_study(options)
         from midstream import commands
 
         name = "evaluate" if options.command == "eval" else options.command

@@ -128,13 +128,6 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def study(options: argparse.Namespace) -> int:
-    """`midstream study controls`."""
-    from midstream.study import run_study
-
-    return run_study(options)
-
-
 def recipe_of(run: RunDirectory) -> Recipe:
     """The resolved recipe that a run was started with."""
     return parse_recipe(tomllib.loads(run.recipe()))

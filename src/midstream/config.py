@@ -72,9 +72,11 @@ def find_recipe(name: str) -> Path:
     return path
 
 
-def read_table(name: str) -> Table:
+def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
     """The recipe's table with everything it extends merged in."""
-    path = find_recipe(name)
+    path = find_recipe(name).resolve()
+    if path in extended_by:
+        raise RecipeError(f"{path} extends itself", cause="`extends` goes round in a circle", mend="remove one of them")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
@@ -83,7 +85,7 @@ def read_table(name: str) -> Table:
     if base is None:
         return table
     beside = path.with_name(f"{base}.toml")
-    return merge(read_table(str(beside) if beside.is_file() else base), table)
+    return merge(read_table(str(beside) if beside.is_file() else base, (*extended_by, path)), table)
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

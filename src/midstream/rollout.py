@@ -109,7 +109,12 @@ async def rollout(
         for barrier in barriers:
             for order, _, _ in wave:
                 barrier.join(order)
-        done += await _together([one(*job) for job in wave])
+        try:
+            done += await _together([one(*job) for job in wave])
+        finally:
+            for barrier in barriers:  # of runs, too, that were cancelled before they began
+                for order, _, _ in wave:
+                    barrier.leave(order)
     return [
         Group(task=task, trajectories=tuple(done[i * group_size : (i + 1) * group_size]))
         for i, task in enumerate(tasks)
@@ -184,6 +189,12 @@ async def _one_attempt(
         )
         if trajectory.status == "ok":
             reward = await environment.reward.score(task, trajectory)
+            if not 0 <= reward.value <= 1:
+                raise RewardError(
+                    f"a reward of {reward.value} for task {task.id!r}",
+                    cause="rewards lie in [0, 1]",
+                    mend="scale what the reward's `score` returns",
+                )
             trajectory = trajectory.model_copy(update={"reward": reward})
     except UsageError:
         raise  # the same for every trajectory: the run cannot work

@@ -95,4 +95,11 @@ def _rows(label: str, seeds: list[list[EvaluationResult]]) -> list[tables.StudyR
 
 
 def _find(evaluations: list[EvaluationResult], sampling: str) -> EvaluationResult:
-    return next(one for one in evaluations if one.set_name == "test" and one.sampling == sampling)
+    found = next((one for one in evaluations if one.set_name == "test" and one.sampling == sampling), None)
+    if found is None or not found.by_family.keys() >= set(THREE_TURNS):
+        raise RecipeError(
+            f"the study needs a set 'test' of the families {', '.join(THREE_TURNS)}, evaluated {sampling}",
+            cause="--set took it away",
+            mend="leave evaluation.sets, evaluation.temperatures and tasks as they are",
+        )
+    return found

@@ -66,7 +66,7 @@ class LockstepEngine(Protocol):
         ...
 
     def leave(self, order: int) -> None:
-        """It has ended: wait for it no longer."""
+        """It has ended: wait for it no longer. Once more does nothing."""
         ...
 
 

@@ -17,6 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +32,8 @@ Tier = Literal["process", "arithmetic"]
 REASONS: tuple[Reason, ...] = ("killed", "ok", "raised", "timeout", "output_limit", "memory")  # as in zygote.py
 ZYGOTE = Path(__file__).with_name("zygote.py")
 GRACE_S = 10.0  # beyond the code's own timeout, which the zygote keeps: then the zygote itself hangs
+QUEUE_S = 120.0  # a call waits this long for a worker
+WALL_FACTOR = 5  # as in zygote.py, which this process never imports
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # without them some interpreters do not start
 
 
@@ -54,7 +58,7 @@ class _Worker:
     """One zygote, in a session of its own, and our end of its socket; belongs to no event loop."""
 
     def __init__(self, timeout_s: float, memory_mb: int, output_limit: int) -> None:
-        self._deadline_s = timeout_s + GRACE_S
+        self._deadline_s = WALL_FACTOR * timeout_s + GRACE_S
         self._socket, other = socket.socketpair()
         self._socket.setblocking(False)
         command = [sys.executable, "-s", "-S", "-P", "-B", str(ZYGOTE), str(other.fileno())]
@@ -138,7 +142,8 @@ class PythonPool:
 
     Args:
         workers: pieces of code that run at the same time.
-        timeout_s: wall-clock seconds one piece may run; waiting for a worker does not count.
+        timeout_s: CPU-seconds one piece may take, rounded up; five times that on the wall clock, for code that sleeps.
+            Waiting for a worker does not count.
         memory_mb: address space of one piece (not enforced by macOS).
         output_limit: characters it may print.
         tier: "auto" takes "process" where the system can fork.
@@ -178,7 +183,7 @@ class PythonPool:
         if self.tier == "arithmetic":
             return self._arithmetic(code)
         self._attach()
-        async with self._slots:
+        async with self._slot():
             for _ in range(2):
                 worker = self._take()
                 try:
@@ -195,6 +200,24 @@ class PythonPool:
             cause="the system ends its processes, for example for want of memory",
             mend="free some memory, or lower the tool's memory_mb and workers",
         )
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        """Hold one of the pool's places; a wait without end is the sandbox's failure, not the code's."""
+        try:
+            async with asyncio.timeout(QUEUE_S):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise SandboxError(
+                f"no Python worker was free within {QUEUE_S:g} s",
+                cause=f"{self._workers} workers are too few for so many calls, or each takes too long",
+                mend="raise [tools.python] workers, or lower the rollout's concurrency",
+            ) from error
+        slots = self._slots
+        try:
+            yield
+        finally:
+            slots.release()
 
     async def close(self) -> None:
         """End all workers; calls still waiting raise, and the pool is not used afterwards."""

@@ -25,6 +25,7 @@ REASONS = ("killed", "ok", "raised", "timeout", "output_limit", "memory")
 KILLED, OK, RAISED, TIMEOUT, OUTPUT_LIMIT, MEMORY = range(len(REASONS))
 MEMORY_EXIT = 77  # exit code of a child that is out of memory: it may not even be able to write its answer
 ERROR_LIMIT = 2000  # characters of an error's description
+WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must not time out honest code
 FRAMES = 3  # innermost frames shown of a traceback
 HEADER = 5  # bytes before an answer's text
 FILENAME = "<python>"
@@ -151,7 +152,7 @@ class Zygote:
             self.child = os.fork()
             if not self.child:
                 self.run_child(code)
-            signal.setitimer(signal.ITIMER_REAL, self.timeout_s)
+            signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * self.timeout_s)
             status = os.waitpid(self.child, 0)[1]
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.send(self.answer(status))
@@ -161,7 +162,8 @@ class Zygote:
         try:
             os.close(self.socket_fd)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            limit_resource(resource.RLIMIT_CPU, math.ceil(self.timeout_s) + 1)
+            seconds = math.ceil(self.timeout_s)
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # a signal that says why, then the end
             limit_resource(resource.RLIMIT_NPROC, 0)  # no processes or threads of its own (root is exempt)
             gc.enable()
             reason, text = execute(code, self.output_limit)

@@ -11,13 +11,13 @@ from midstream.core.data import Frozen
 from midstream.core.protocols import ToolResult
 from midstream.sandbox.pool import PythonPool
 
-QUEUE_S = 120.0  # a call may wait this long for its turn, beyond its own seconds
+NEVER_S = 3600.0  # the pool bounds its own waits and runs; this is only for a pool that hangs
 
 
 class Config(Frozen):
     """Settings of the Python tool; `sandbox.pool.PythonPool` says what each limit bounds.
 
-    `timeout_s` is wall-clock seconds of one run, `memory_mb` its address space, `output_limit` characters it prints.
+    `timeout_s` is CPU-seconds of one run, `memory_mb` its address space, `output_limit` characters it prints.
     """
 
     workers: int = Field(default=2, ge=1)
@@ -47,7 +47,7 @@ class PythonTool:
         self.pool = PythonPool(
             config.workers, config.timeout_s, config.memory_mb, config.output_limit, tier=config.tier
         )
-        self.timeout_s = config.timeout_s + QUEUE_S
+        self.timeout_s = NEVER_S
         self.description = (
             "Runs Python code (standard library only; nothing is kept between calls) and returns what it prints and "
             "the value of its last expression. For arithmetic and exact computation."

@@ -125,7 +125,7 @@ class FlowGRPO:
 
 
 def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
-    """Every finished trajectory gets another one's reward: a control that must not learn."""
+    """The step's rewards in a random order over its finished trajectories: a control that must not learn."""
     finished = [one for group in groups for one in group if one.reward is not None]
     rewards = [one.reward for one in finished]
     random.Random(seed).shuffle(rewards)

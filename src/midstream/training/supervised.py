@@ -20,6 +20,7 @@ from midstream.training.outcome import StepOutcome
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 
 COLLECTED_AT_ONCE = 500
+MAX_BROKEN = 0.01  # share of transcripts
 COPY_SAMPLES = 4  # rollouts a question, for a rate that is steady to a few points
 
 
@@ -68,8 +69,9 @@ async def collect(
     seed: int,
     report: Callable[[str], None],
 ) -> list[Row]:
-    """Run the environment's policy on training tasks and make one row of each of its actions."""
+    """Run the environment's policy on training tasks and make one row of each action of unbroken runs."""
     rows: list[Row] = []
+    broken = 0
     for start in range(0, config.transcripts, COLLECTED_AT_ONCE):
         report(f"collecting transcripts {start}/{config.transcripts}")
         count = min(COLLECTED_AT_ONCE, config.transcripts - start)
@@ -77,8 +79,16 @@ async def collect(
         groups = await rollout(environment, tasks, seed=derive_seed(seed, "transcripts", start))
         for group in groups:
             trajectory = group.trajectories[0]
-            if not config.successes_only or (trajectory.reward and trajectory.reward.value == 1):
+            broken += trajectory.status == "error"
+            success = trajectory.reward is not None and trajectory.reward.value == 1
+            if trajectory.status == "ok" and (success or not config.successes_only):
                 rows += _rows(trajectory, tokenizer)
+    if broken > config.transcripts * MAX_BROKEN:
+        raise TrainingError(
+            f"{broken} of {config.transcripts} transcripts ended in an error of a tool or its sandbox",
+            cause="they were cut short, and would teach that",
+            mend="mend the tool; `midstream eval` of the recipe names its errors",
+        )
     return rows
 
 
