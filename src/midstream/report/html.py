@@ -107,15 +107,17 @@ def _success_sentences(comparison: Comparison) -> list[str]:
     points = change(first, last)
     moved = "up from" if points.startswith("+") and points != "+0.0" else "down from" if points[0] == "-" else "as"
     said = [f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}."]
-    (errors_before, turns_before), (errors_after, turns_after) = _tool_means(before), _tool_means(after)
+    (errors_before, turns_before), (errors_after, turns_after) = _tools(comparison.before), _tools(comparison.after)
     said.append(
-        f"Its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it takes "
-        f"{turns_after:.2f} turns a task (before: {turns_before:.2f})."
+        f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it "
+        f"takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
     )
     return said
 
 
-def _tool_means(results: Sequence[EvaluationResult]) -> tuple[float, float]:
+def _tools(side: Sequence[EvaluationResult]) -> tuple[float, float]:
+    """(tool error rate, turns a task) of the sampled results, where the policy shows its habits, or of the greedy."""
+    results = pick(side, greedy=False) or side
     return (
         mean([result.tool_use.error_rate for result in results]) or 0.0,
         mean([result.turns_mean for result in results]) or 0.0,
@@ -133,10 +135,8 @@ def _tiles(data: ReportData) -> str:
                 (name, _arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
             )
     if found and found[0].after:
-        sides = [
-            _tool_means(pick(side, greedy=is_greedy(found[0].before[0]))) for side in (found[0].before, found[0].after)
-        ]
-        tiles.append(("Tool errors", _arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns"))
+        sides = [_tools(side) for side in (found[0].before, found[0].after)]
+        tiles.append(("Tool errors", _arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns, sampled"))
         tiles.append(("Turns a task", _arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
     if data.timings:
         wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
