@@ -11,12 +11,12 @@ import midstream
 from midstream.core import errors
 
 PUBLIC = """
-Action Agent AgentFlow Build Call CheckpointError Command DeadlineError Engine EngineError Environment EvaluationResult
-ExactMatch Executor Gazetteer Generator Group InfrastructureError Learner LocalSearch Memory MemoryRecord Message
-MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner PythonTool Recipe RecipeError Request Reward
-RewardError RunDirectory RunError Sampling SandboxError Score ScriptedEngine StepMetrics StorageError Task Tool
-ToolResult ToolServerError TrainingError Trajectory Turn UnsupportedError Usage UsageError Verdict Verifier derive_seed
-evaluate load_recipe parse_recipe
+Action Agent AgentFlow Build Call CheckpointError Command DeadlineError Engine EngineError Environment
+EvaluationResult ExactMatch Executor Gazetteer Generator Group InfrastructureError Learner LocalSearch Memory
+MemoryRecord Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner PromptTooLongError
+PythonTool Recipe RecipeError Request Reward RewardError RunDirectory RunError Sampling SandboxError Score
+ScriptedEngine StepMetrics StorageError Task Tool ToolResult ToolServerError TrainingError Trajectory Turn
+UnsupportedError Usage UsageError Verdict Verifier derive_seed evaluate load_recipe parse_recipe
 """.split()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from midstream.core.errors import EngineError, RecipeError, RewardError, ToolServerError, UsageError
+from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, RewardError, ToolServerError, UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Observation, Score, Trajectory, Turn
@@ -136,9 +136,17 @@ def test_an_infrastructure_error_is_tried_again_then_recorded(max_attempts):
     assert all(agent.attempts[one.seed] == 1 for one in good.trajectories)
 
 
-def test_an_error_that_passes_leaves_no_trace():
-    healed = run(environment(failing(EngineError("503"), until_attempt=2), max_attempts=2))
-    assert healed == run(environment(StubAgent()))
+def test_an_error_that_passes_leaves_a_count_and_no_other_trace():
+    healed = flat(run(environment(failing(EngineError("503"), until_attempt=2), max_attempts=2)))
+    assert [one.attempts for one in healed] == [2 if one.task_id == "t2" else 1 for one in healed]
+    assert [one.model_copy(update={"attempts": 1}) for one in healed] == flat(run(environment(StubAgent())))
+
+
+def test_what_cannot_heal_is_tried_once():
+    (bad,) = [
+        one for one in flat(run(environment(failing(PromptTooLongError("9000 tokens")), max_attempts=3))) if one.error
+    ]
+    assert (bad.attempts, bad.reward) == (1, None)
 
 
 @pytest.mark.parametrize("failure", [KeyError("typo"), ZeroDivisionError(), TimeoutError(), AssertionError("odd")])

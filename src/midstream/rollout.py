@@ -15,23 +15,13 @@ from typing import TypeVar
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import (
-    EngineError,
-    MidstreamError,
-    RewardError,
-    SandboxError,
-    ToolServerError,
-    UnsupportedError,
-    UsageError,
-)
+from midstream.core.errors import InfrastructureError, MidstreamError, RewardError, UnsupportedError, UsageError
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Trajectory
 
 T = TypeVar("T")
-
-RETRIED = {kind.__name__ for kind in (EngineError, ToolServerError, SandboxError, RewardError)}
 
 
 class Config(Frozen):
@@ -148,7 +138,7 @@ async def _attempts(
     environment: Environment, task: Task, index: int, *, seed: int, order: int, lessons: str
 ) -> Trajectory:
     """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded."""
-    trajectory = Trajectory(id=task.id, task_id=task.id)
+    trajectory, attempts, cost_usd = Trajectory(id=task.id, task_id=task.id), 0, 0.0
     for _ in range(environment.config.max_attempts):
         deadline_s = environment.config.deadline_s
         trajectory = await _one_attempt(
@@ -159,7 +149,8 @@ async def _attempts(
             lessons=lessons,
             deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
         )
-        if trajectory.error is None or trajectory.error.type not in RETRIED:
+        attempts, cost_usd = attempts + 1, cost_usd + trajectory.cost_usd
+        if trajectory.error is None or not trajectory.error.retryable:
             break
     return trajectory.model_copy(
         update={
@@ -168,6 +159,8 @@ async def _attempts(
             "rollout_index": index,
             "family": task.family,
             "gold": task.answer,
+            "attempts": attempts,
+            "cost_usd": cost_usd,
         }
     )
 
@@ -200,7 +193,8 @@ async def _one_attempt(
         raise  # the same for every trajectory: the run cannot work
     except Exception as failure:
         text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
-        error = ErrorInfo(type=type(failure).__name__, message=text)
+        retryable = isinstance(failure, InfrastructureError) and failure.retryable
+        error = ErrorInfo(type=type(failure).__name__, message=text, retryable=retryable)
         trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
     return trajectory
 

@@ -100,7 +100,7 @@ class AgentFlow:
             error = ErrorInfo(type=DeadlineError.__name__, message=f"no answer after {len(run.turns)} whole turns")
         except InfrastructureError as failure:
             run.stop_reason = "error"
-            error = ErrorInfo(type=type(failure).__name__, message=str(failure))
+            error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
         calls = [call for turn in run.turns for call in turn.calls] + list(run.closing_calls)
         return Trajectory(
             id=task.id,

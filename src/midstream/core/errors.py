@@ -11,6 +11,7 @@ seen, the likely cause, the command or edit that mends it.
     ├── InfrastructureError     an endpoint, tool server, judge or sandbox failed: retried, then the trajectory is
     │   │                       `status="error"`; it is never a reward of 0
     │   ├── EngineError
+    │   │   └── PromptTooLongError
     │   ├── ToolServerError
     │   ├── SandboxError
     │   ├── RewardError
@@ -59,7 +60,9 @@ class UnsupportedError(UsageError):
 
 
 class InfrastructureError(MidstreamError):
-    """Something around the model failed; retried, then recorded as the trajectory's error."""
+    """Something around the model failed; the trajectory is run again if that can help, then its error is recorded."""
+
+    retryable = True
 
 
 class EngineError(InfrastructureError):
@@ -80,6 +83,14 @@ class RewardError(InfrastructureError):
 
 class DeadlineError(InfrastructureError):
     """A trajectory ran out of its wall-clock time."""
+
+    retryable = False
+
+
+class PromptTooLongError(EngineError):
+    """A prompt and its completion do not fit the model's context; the same run would end there again."""
+
+    retryable = False
 
 
 class CheckpointError(MidstreamError):

@@ -38,7 +38,9 @@ class StepMetrics(Frozen):
 
     Means over trajectories leave out those with `status="error"`, which `trajectories_error` counts. `groups_uniform`
     had equal rewards (advantage 0, KL kept), `groups_broken` fewer than two finished trajectories (left out).
-    `kl` is the k3 estimate per token, `clip_fraction` the share of tokens whose ratio was clipped.
+    `trajectories_retried` broke down at least once before they ended. `kl` is the k3 estimate per token and
+    `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the update, which leave out
+    uniform groups whose KL term was not drawn.
     """
 
     step: int
@@ -47,6 +49,7 @@ class StepMetrics(Frozen):
     reward_by_family: dict[str, float] = {}
     trajectories: int = 0
     trajectories_error: int = 0
+    trajectories_retried: int = 0
     groups: int = 0
     groups_uniform: int = 0
     groups_broken: int = 0

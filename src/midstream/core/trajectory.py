@@ -50,10 +50,11 @@ class Message(Frozen):
 
 
 class ErrorInfo(Frozen):
-    """An error as data: its type's name and its text."""
+    """An error as data: its type's name and text, and whether another attempt could help."""
 
     type: str
     message: str
+    retryable: bool = False
 
 
 class Call(Frozen):
@@ -139,7 +140,10 @@ class Score(Frozen):
 
 
 class Trajectory(Frozen):
-    """All turns of one run of one task. `closing_calls` are the generator's. `reward` is None where none was given."""
+    """All turns of one run of one task. `closing_calls` are the generator's. `reward` is None where none was given.
+
+    `attempts` counts this run and those before it that broke down and were thrown away; `cost_usd` is that of all.
+    """
 
     id: str
     task_id: str
@@ -156,6 +160,7 @@ class Trajectory(Frozen):
     stop_reason: StopReason = "turn_limit"
     status: Literal["ok", "error"] = "ok"
     error: ErrorInfo | None = None
+    attempts: int = 1
     cost_usd: float = 0.0
     started_at: float = 0.0
     duration_s: float = 0.0

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.errors import EngineError, RecipeError, UnsupportedError
+from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
 
@@ -90,7 +90,7 @@ class TransformersLocal:
         prompt_ids = tuple(self._encode(request))
         limit = self.model.config.get_text_config().max_position_embeddings
         if len(prompt_ids) + request.sampling.max_tokens > limit:
-            raise EngineError(
+            raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
                 cause=f"{self.name} has {limit} positions",
                 mend="lower max_tokens or the number of turns, or use a model with a longer context",

@@ -169,6 +169,7 @@ def _metrics(
         reward_by_family={family: fmean(values) for family, values in sorted(by_family.items())},
         trajectories=len(trajectories),
         trajectories_error=sum(one.status == "error" for one in trajectories),
+        trajectories_retried=sum(one.attempts > 1 for one in trajectories),
         groups=sum(batch.groups for batch in batches),
         groups_uniform=sum(batch.groups_uniform for batch in batches),
         groups_broken=sum(batch.groups_broken for batch in batches),
