@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time: what passes here passes there. HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: results are compared bit for bit
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model

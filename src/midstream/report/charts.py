@@ -62,6 +62,8 @@ class Frame:
 def ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers within [low, high]."""
     raw = (high - low) / max(1, count)
+    if raw < 1e-300:  # too fine for any step between the two
+        return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
