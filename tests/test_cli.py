@@ -228,6 +228,20 @@ REFUSED = {
     "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
     "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "mend"),
     "several trajectories": (["show", "RUN", "train-"], "train-", "mend"),
+    "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "policy"),
+    "impossible sampling": (
+        ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
+    ),
+    "impossible temperature": (["solve", "q", "--run", "RUN", "--temperature", "nan"], "temperature = nan", "--set"),
+    "an empty question": (["solve", "  ", "--run", "RUN"], "the question is empty", "midstream solve"),
+    "a question in another encoding": (["solve", "caf\udcff", "--run", "RUN"], "not valid UTF-8", "iconv"),
+    "a server beside a run": (["solve", "q", "--run", "RUN", "--model", "m"], "do nothing with --run", "leave"),
+    "no address": (["solve", "q", "--base-url", "localhost:8000"], "base_url = 'localhost:8000'", "http://"),
+    "half an address": (["solve", "q", "--base-url", "http://[::1"], "base_url = 'http://[::1'", "http://"),
+    "a port out of range": (["solve", "q", "--base-url", "http://h:99999"], "'http://h:99999'", "http://"),
+    "eval of a run that is not there": (["eval", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
+    "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is missing", "run.json"),
+    "a run with half a recipe": (["resume", "TMP/torn"], "recipe.toml is damaged", "run.json"),
     "solve with no such run": (["solve", "q", "--run", "TMP/nowhere"], "nowhere is not a run directory", "mend"),
 }  # fmt: skip
 
@@ -240,6 +254,10 @@ def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
     old = tmp_path / "old"
     old.mkdir()
     (old / "run.json").write_text(json.dumps({"format": 99, "midstream": "9.9"}))
+    for name in ("bare", "torn"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_bytes((finished_run / "run.json").read_bytes())
+    (tmp_path / "torn" / "recipe.toml").write_text("[training")
     arguments, value, mend = REFUSED[case]
     places = {"RECIPE": str(ten_steps), "RUN": str(finished_run), "TMP": str(tmp_path)}
     for name, place in places.items():
@@ -285,6 +303,21 @@ def test_a_server_that_is_not_there_is_said_once(capsys):
     assert trajectory.error is not None
     assert "nothing answers at http://127.0.0.1:9/v1" in trajectory.error.message
     assert "Traceback" not in out + err
+
+
+def test_an_evaluation_without_any_result_tells_why(capsys):
+    """Not "success 0%": nothing was learnt about the agent."""
+    overrides = ("engines.model.base_url=http://127.0.0.1:9/v1", 'evaluation.sets=[{ name = "t", per_family = 1 }]')
+    code, out, err = run(capsys, "eval", "agentflow-prompted", "--set", overrides[0], "--set", overrides[1], "--json")
+    assert (code, out) == (1, "")
+    assert "ended without a result; the first:" in err
+    assert "nothing answers at http://127.0.0.1:9/v1" in err
+
+
+def test_a_reader_that_stops_early_gets_no_traceback(finished_run):
+    show = f"{sys.executable} -m midstream.cli show {finished_run} --json"
+    piped = subprocess.run(f"{show} | head -c 1", shell=True, capture_output=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("{", "")
 
 
 def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatch):

@@ -128,11 +128,44 @@ def test_a_component_of_another_type_replaces_the_whole_table():
         ("learner.lora.rank=0", r"learner\.lora\.rank = 0"),
         ("seed=-1", r"seed = -1"),
         ("evaluation.sets=3", r"evaluation\.sets = 3"),
+        ("evaluation.validation.split=tset", r"evaluation\.validation\.split = 'tset'"),
+        ("evaluation.validation.per_family=100000000", r"evaluation\.validation\.per_family = 100000000"),
+        ("evaluation.temperatures=[-1]", r"evaluation\.temperatures\.0 = -1"),
+        ("evaluation.temperatures=[nan]", r"evaluation\.temperatures\.0 = nan"),
+        ("evaluation.temperatures=[]", r"evaluation\.temperatures = \[\]"),
+        ("learner.betas=[1, 2]", r"learner\.betas\.0 = 1"),
+        ("learner.threads=100000", r"learner\.threads = 100000"),
+        ("learner.weight_decay=inf", r"learner\.weight_decay = inf"),
+        ("warm_start.learning_rate=inf", r"warm_start\.learning_rate = inf"),
+        ("seed=99999999999999999999", r"seed = 99999999999999999999"),
+        ("name='../x'", r"name = '\.\./x'"),
     ],
 )
 def test_a_bad_key_or_value_is_named_with_where_and_what(ten_steps, override, named):
     with pytest.raises(RecipeError, match=rf"the recipe is invalid: [\s\S]*{named}[\s\S]*cause[\s\S]*known keys"):
         load_recipe(str(ten_steps), [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "known"),
+    [
+        ("trainng=3", "name, description, seed"),
+        ("training.stps=3", "algorithm, weights, steps"),
+        ("training.loss.clip=3", "clip_low, clip_high"),
+        ("learner.lora={ ranks = 3 }", "rank, alpha, target"),
+        ('evaluation.sets=[{ name = "x", splt = "test" }]', "name, split, families"),
+    ],
+)
+def test_the_known_keys_are_those_of_the_table_that_is_wrong(ten_steps, override, known):
+    with pytest.raises(RecipeError, match=f"known keys here: {known}"):
+        load_recipe(str(ten_steps), [override])
+
+
+@pytest.mark.parametrize("value", ["3", '["a"]'])
+def test_a_base_that_is_not_text_is_refused(tmp_path, value):
+    (tmp_path / "child.toml").write_text(f"extends = {value}\n")
+    with pytest.raises(RecipeError, match=r"extends = .* is no recipe[\s\S]*cause[\s\S]*mend"):
+        read_table(str(tmp_path / "child.toml"))
 
 
 def test_all_problems_are_named_at_once(ten_steps):

@@ -46,6 +46,13 @@ def test_unknown_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "'nonsense' is not part of the study" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seeds", ["0", "-1"])
+def test_a_study_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: str) -> None:
+    assert main(["study", "controls", "--seeds", seeds, "--out", str(tmp_path)]) == 2
+    assert f"--seeds {seeds} trains nothing" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_figure_escapes_names_and_draws_every_seed() -> None:
     svg = study_svg([StudyRow(name="a <b>", metric="greedy", values=(0.25, 0.5, 0.75))])
     root = ElementTree.fromstring(svg)

@@ -108,8 +108,9 @@ def check(recipe: Recipe) -> dict[str, Any]:
 
     def fill(room: Mapping[str, Component], table: Table, where: str) -> Table:
         component, config = resolve(room, table, where)
-        if component.asks and table.get("engine") not in recipe.engines:
-            raise _no_engine(recipe, f"{where}.engine = {table.get('engine')!r}")
+        engine = table.get("engine")
+        if component.asks and (not isinstance(engine, str) or engine not in recipe.engines):
+            raise _no_engine(recipe, f"{where}.engine = {engine!r}")
         kept = {key: table[key] for key in ("type", "engine") if key in table}
         return {**kept, **config.model_dump(mode="json", exclude_none=True)}
 

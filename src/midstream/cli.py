@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 0
+    except OSError as error:
+        print(f"error: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        print("  cause: the file or device could not be read or written", file=sys.stderr)
+        print("  mend: see to its path, permissions and free space", file=sys.stderr)
+        return 1
 
 
 def parser() -> argparse.ArgumentParser:

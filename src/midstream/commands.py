@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import shlex
 import time
 import tomllib
 from collections.abc import Sequence
@@ -14,8 +16,8 @@ from rich.console import Console
 
 from midstream import evaluation
 from midstream.build import Build, check, require_training_extra
-from midstream.config import Recipe, load_recipe, parse_recipe, read_table, to_toml, with_overrides
-from midstream.core.errors import MidstreamError, RecipeError, RunError
+from midstream.config import Recipe, Table, load_recipe, parse_recipe, read_table, to_toml, with_overrides
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.progress import ProgressDisplay
 from midstream.core.seeds import derive_seed
@@ -24,6 +26,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.report import html, progress, tables
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
+from midstream.runs.directory import damaged_recipe
 
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
 LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and for
@@ -42,6 +45,8 @@ def train(options: argparse.Namespace) -> int:
     run = _create_run(root, recipe)
     _train(run, recipe, options)
     _show_result(run, options)
+    if not options.json:
+        Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -50,6 +55,8 @@ def resume(options: argparse.Namespace) -> int:
     run = RunDirectory.open(Path(options.run))
     _train(run, recipe_of(run), options)
     _show_result(run, options)
+    if not options.json:
+        Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -86,6 +93,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def solve(options: argparse.Namespace) -> int:
     """`midstream solve QUESTION`."""
+    _check_question(options.question)
     build, run = _target(options, default="agentflow-prompted")
     if options.dry_run:
         return _dry_run(build.recipe)
@@ -124,13 +132,20 @@ def show(options: argparse.Namespace) -> int:
     console.print(tables.run_summary(str(run.root), info.recipe_name, steps.steps if steps else 0, metrics, results))
     console.print(f"status  {status.state} {status.message}".rstrip(), markup=False)
     if status.state in ("interrupted", "failed"):
-        console.print(f"go on with: midstream resume {run.root}", markup=False)
+        console.print(f"go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
     return 0
 
 
 def recipe_of(run: RunDirectory) -> Recipe:
     """The resolved recipe that a run was started with."""
-    return parse_recipe(tomllib.loads(run.recipe()))
+    return parse_recipe(_table_of(run))
+
+
+def _table_of(run: RunDirectory) -> Table:
+    try:
+        return tomllib.loads(run.recipe())
+    except tomllib.TOMLDecodeError as error:
+        raise damaged_recipe(run.recipe_path, error) from error
 
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
@@ -152,9 +167,16 @@ def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunD
     """The build of a run's or a recipe's agent, with the engine's address and model replaced where they are given."""
     target = getattr(options, "target", None) or getattr(options, "run", None) or getattr(options, "recipe", None)
     target = target or default
-    if (Path(target) / "run.json").exists() or getattr(options, "run", None):
+    is_path = os.sep in target and not target.endswith(".toml")
+    if is_path or (Path(target) / "run.json").exists() or getattr(options, "run", None):
+        if getattr(options, "base_url", None) or getattr(options, "model", None):
+            raise UsageError(
+                "--base-url and --model do nothing with --run",
+                cause="the planner comes from the run, its weights from a checkpoint",
+                mend="leave them out, or leave out --run",
+            )
         run = RunDirectory.open(Path(target))
-        table = tomllib.loads(run.recipe())
+        table = _table_of(run)
         if options.seed is not None:
             table["seed"] = options.seed
         recipe = parse_recipe(with_overrides(table, options.overrides))
@@ -231,7 +253,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> No
                 asyncio.run(Session(build.parts(), run, display).run())
         except KeyboardInterrupt:
             run.set_status("interrupted", "stopped by Ctrl-C")
-            console.print(f"\nstopped; go on with: midstream resume {run.root}", markup=False)
+            console.print(f"\nstopped; go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
             raise
         except MidstreamError as error:
             run.set_status("failed", str(error))
@@ -246,10 +268,10 @@ def _show_result(run: RunDirectory, options: argparse.Namespace) -> None:
         return
     console = Console()
     before, after = before_and_after(run)
-    if not after:
-        return
-    console.print(tables.before_after_table(*(_only(side, "test") for side in (before, after))))
-    console.print(tables.tool_shift_table(*(_only(side, "test", "T=1") for side in (before, after))))
+    if _only(after, "test"):
+        console.print(tables.before_after_table(*(_only(side, "test") for side in (before, after))))
+    if _only(after, "test", "T=1"):
+        console.print(tables.tool_shift_table(*(_only(side, "test", "T=1") for side in (before, after))))
     for name in dict.fromkeys(one.set_name for one in after if one.set_name not in ("test", "validation")):
         console.print(tables.before_after_table(_only(before, name), _only(after, name)))
 
@@ -271,9 +293,10 @@ def _show_demo(run: RunDirectory) -> None:
 def next_steps(run: RunDirectory) -> list[str]:
     """Commands to try after a run."""
     question = next((one.question for _, one in samples(run)[-1:]), "What is 45 plus 17 ?")
+    root = shlex.quote(str(run.root))
     return [
-        f'midstream solve "{question}" --run {run.root}',
-        f"midstream show {run.root}",
+        f'midstream solve "{question}" --run {root}',
+        f"midstream show {root}",
         f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
         f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
         f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
@@ -342,15 +365,23 @@ async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None
                 environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
                 display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
                 tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
-                result, _ = await evaluation.evaluate(
+                result, trajectories = await evaluation.evaluate(
                     environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
                     seed=derive_seed(seed, "evaluation", chosen.name), step=step,
                 )  # fmt: skip
                 display.evaluation(result)
+                _check_any_result(trajectories)
                 results.append(result)
     finally:
         await build.environment().close()
     return results
+
+
+def _check_any_result(trajectories: Sequence[Trajectory]) -> None:
+    """An evaluation without a single result says nothing about the agent: tell why instead."""
+    errors = [one.error for one in trajectories if one.error]
+    if len(errors) == len(trajectories):
+        raise InfrastructureError(f"all {len(errors)} tasks ended without a result; the first:\n{errors[0].message}")
 
 
 async def _solve(environment: Environment, question: str, seed: int) -> Trajectory:
@@ -360,6 +391,23 @@ async def _solve(environment: Environment, question: str, seed: int) -> Trajecto
     finally:
         await environment.close()
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+def _check_question(question: str) -> None:
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the question is not valid UTF-8: {question!r}",
+            cause="the terminal or the file it came from uses another encoding",
+            mend="type it again, or convert it with iconv",
+        ) from error
+    if not question.strip():
+        raise UsageError(
+            f"the question is empty: {question!r}",
+            cause="nothing stands between the quotes",
+            mend='e.g. midstream solve "What is 45 plus 17 ?"',
+        )
 
 
 def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:

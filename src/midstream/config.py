@@ -11,9 +11,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.data import Frozen
@@ -38,9 +38,9 @@ class AgentConfig(LoopConfig):
 class Recipe(Frozen):
     """A whole recipe. The tables of components (tasks, engines, tools, reward, modules) are resolved in build.py."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     tasks: Table
     agent: AgentConfig
     engines: dict[str, Table] = {}
@@ -84,6 +84,12 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
     base = table.pop("extends", None)
     if base is None:
         return table
+    if not isinstance(base, str):
+        raise RecipeError(
+            f"extends = {_shown(base)} in {path} is no recipe",
+            cause="it is not text",
+            mend='e.g. extends = "agentflow-prompted"',
+        )
     beside = path.with_name(f"{base}.toml")
     return merge(read_table(str(beside) if beside.is_file() else base, (*extended_by, path)), table)
 
@@ -135,15 +141,38 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
     try:
         return kind.model_validate(dict(table))
     except ValidationError as failure:
+        errors = failure.errors()
         problems = [
             f"{'.'.join(filter(None, [where, *map(str, one['loc'])]))} = {_shown(one['input'])}: {one['msg']}"
-            for one in failure.errors()
+            for one in errors
         ]
         raise RecipeError(
             "the recipe is invalid: " + "; ".join(problems),
             cause="an unknown key, or a value that is impossible",
-            mend=f"correct it in the recipe or with --set; known keys here: {', '.join(kind.model_fields)}",
+            mend="correct it in the recipe or with --set; known keys here: "
+            + ", ".join(_fields_around(kind, errors[0]["loc"])),
         ) from failure
+
+
+def _fields_around(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table in which the last part of `location` stands."""
+    for key in location[:-1]:
+        if not isinstance(key, str):
+            continue  # a place in a list
+        field = kind.model_fields.get(key)
+        inner = [one for one in _classes(field.annotation) if issubclass(one, BaseModel)] if field else []
+        if not inner:
+            break
+        kind = inner[0]
+    return list(kind.model_fields)
+
+
+def _classes(annotation: Any) -> list[type]:
+    """The classes that an annotation such as `tuple[X, ...]` or `X | None` is made of."""
+    parts = get_args(annotation)
+    if not parts:
+        return [annotation] if isinstance(annotation, type) else []
+    return [one for part in parts for one in _classes(part)]
 
 
 def _shown(value: object) -> str:

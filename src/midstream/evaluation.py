@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,9 +20,9 @@ class SetConfig(Frozen):
     """A fixed set: `per_family` tasks of each family of a split; `max_turns` replaces the agent's own limit."""
 
     name: str
-    split: str = "test"
+    split: Literal["train", "validation", "test"] = "test"
     families: tuple[str, ...] = ()
-    per_family: int = Field(default=60, ge=1)
+    per_family: int = Field(default=60, ge=1, le=10_000)
     seed: int = 99
     max_turns: int | None = Field(default=None, ge=1)
 
@@ -31,7 +32,9 @@ class Config(Frozen):
 
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(name="validation", split="validation", per_family=20, seed=7)
-    temperatures: tuple[float, ...] = (1.0, 0.0)
+    temperatures: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
+        default=(1.0, 0.0), min_length=1
+    )
 
     @model_validator(mode="after")
     def _names_differ(self) -> Config:

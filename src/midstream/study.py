@@ -15,7 +15,7 @@ from rich.console import Console
 from midstream.build import Build
 from midstream.commands import evaluate_sets, train_quietly
 from midstream.config import load_recipe
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.progress import NoProgress
 from midstream.report import tables
@@ -46,6 +46,8 @@ def run_study(options: argparse.Namespace) -> int:
     if unknown:
         known = ", ".join(STUDIES[options.name])
         raise RecipeError(f"{unknown[0]!r} is not part of the study {options.name!r}", mend=f"name some of: {known}")
+    if options.seeds < 1:
+        raise UsageError(f"--seeds {options.seeds} trains nothing", cause="it is below 1", mend="e.g. --seeds 3")
     results: dict[str, list[list[EvaluationResult]]] = {}
     for name in recipes:
         for seed in range(options.seeds):

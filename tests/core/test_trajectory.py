@@ -44,8 +44,17 @@ def any_of(kind: type[Frozen]) -> SearchStrategy[Any]:
     return st.builds(kind, **{**{name: st.from_type(of) for name, of in fields.items()}, **holds_json})  # type: ignore[arg-type]
 
 
-for part in (
+st.register_type_strategy(
     Sampling,
+    st.builds(
+        Sampling,
+        temperature=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+        top_p=st.floats(min_value=0, max_value=1, exclude_min=True),
+        max_tokens=st.integers(min_value=1),
+        stop=st.lists(TEXT).map(tuple),
+    ),
+)
+for part in (
     Usage,
     Message,
     ErrorInfo,

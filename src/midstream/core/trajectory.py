@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
 
@@ -28,9 +28,9 @@ EventKind = Literal["call", "action", "command", "observation", "verdict", "answ
 class Sampling(Frozen):
     """How an engine samples. `temperature` 0 is greedy; `max_tokens` bounds the completion."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 512
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
     stop: tuple[str, ...] = ()
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, EngineError
@@ -63,6 +63,18 @@ class Config(Frozen):
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        try:
+            url = urlsplit(value)
+            sound = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:  # a port out of range, half an IPv6 address
+            sound = False
+        if not sound:
+            raise ValueError("not an address such as http://localhost:11434/v1")
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,11 @@ class RunDirectory:
         return parse_info(self.info_path)
 
     def recipe(self) -> str:
-        """The text of `recipe.toml`."""
-        return self.recipe_path.read_text(encoding="utf-8")
+        """The text of `recipe.toml`. Raises `RunError` if it is missing or no text."""
+        try:
+            return self.recipe_path.read_text(encoding="utf-8")
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            raise damaged_recipe(self.recipe_path, error) from error
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the run while training in it; the system releases it if this process dies. Raises `RunError`."""
@@ -252,6 +255,16 @@ class RunDirectory:
         with storage_errors(path):
             path.parent.mkdir(exist_ok=True)
         segments.write_segment(path, trajectories)
+
+
+def damaged_recipe(path: Path, error: Exception) -> RunError:
+    """The `RunError` of a `recipe.toml` that cannot be read."""
+    missing = isinstance(error, FileNotFoundError)
+    return RunError(
+        f"{path} is missing" if missing else f"{path} is damaged: {error}",
+        cause="the file was edited or removed, or the disk or a copy lost data",
+        mend=f"restore it from a copy; {path.with_name('run.json')} holds its values under `resolved`",
+    )
 
 
 def _append(path: Path, record: BaseModel) -> None:

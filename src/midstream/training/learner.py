@@ -335,5 +335,5 @@ def _require_finite(value: float, what: str) -> None:
         raise TrainingError(
             f"the {what} is {value}",
             cause="the learning rate is too high, or a log-probability overflowed",
-            mend="resume from the last checkpoint with a lower learning_rate",
+            mend="start again with a lower learning_rate, or lower it in the run's recipe.toml and resume",
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from midstream.agents.programs import ClumsyConfig
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TinyConfig(Frozen):
@@ -18,7 +20,7 @@ class TinyConfig(Frozen):
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)
     max_positions: int = Field(default=256, ge=64)
-    embedding_std: float = Field(default=0.1, gt=0)
+    embedding_std: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     max_batch: int = Field(default=256, ge=1)
 
     @model_validator(mode="after")
@@ -50,12 +52,12 @@ class LearnerConfig(Frozen):
     threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one.
     """
 
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=1.0, gt=0)
     chunk_tokens: int = Field(default=6000, ge=1)
     lora: LoraConfig | None = None
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
 
 
 class SupervisedConfig(Frozen):
@@ -69,10 +71,10 @@ class SupervisedConfig(Frozen):
     successes_only: bool = False
     steps: int = Field(default=450, ge=0)
     batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=2.5e-3, gt=0)
+    learning_rate: float = Field(default=2.5e-3, gt=0, allow_inf_nan=False)
     warmup_steps: int = Field(default=30, ge=1)
     final_share: float = Field(default=0.1, gt=0, le=1)
-    prompt_weight: float = Field(default=0.1, ge=0)
+    prompt_weight: float = Field(default=0.1, ge=0, allow_inf_nan=False)
 
 
 class WarmStartConfig(SupervisedConfig):

@@ -156,11 +156,12 @@ class Gazetteer:
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str]:
         """One question of a family and its answer, computed from the facts."""
+        indices = self._indices(split)
         if family == "arith":
             return _arithmetic(split, rng)
         if family == LONG:
             return self._long(split, rng)
-        i, j = rng.sample(self._indices(split), 2)
+        i, j = rng.sample(indices, 2)
         attribute = rng.choice((*PLACE_ATTRIBUTES, *(("length",) if family in ("lookup", "hop") else ())))
         if family == "hop":
             relation = "river" if attribute == "length" else "capital"
