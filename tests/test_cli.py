@@ -344,3 +344,16 @@ def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatc
         assert "mend:" in err
     finally:
         holder.communicate()
+
+
+def test_what_cannot_be_built_leaves_no_run_behind(ten_steps, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["train", str(ten_steps), "--out", str(out), "--quiet", "--set", "tools.local_search.index=nosuch.db"]
+    assert main(arguments) == 2
+    assert "no search index at nosuch.db" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_untrained_planner_answers_nothing(capsys):
+    assert main(["solve", "What is 45 plus 17 ?", "--recipe", "flow-grpo-tiny"]) == 2
+    assert "is not trained" in capsys.readouterr().err

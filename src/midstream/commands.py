@@ -42,8 +42,7 @@ def train(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(recipe)
     root = Path(options.out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
-    run = _create_run(root, recipe)
-    _train(run, recipe, options)
+    run = _train(root, None, recipe, options)
     _show_result(run, options)
     if not options.json:
         Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
@@ -53,7 +52,7 @@ def train(options: argparse.Namespace) -> int:
 def resume(options: argparse.Namespace) -> int:
     """`midstream resume RUN`."""
     run = RunDirectory.open(Path(options.run))
-    _train(run, recipe_of(run), options)
+    _train(run.root, run, recipe_of(run), options)
     _show_result(run, options)
     if not options.json:
         Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
@@ -68,8 +67,7 @@ def demo(options: argparse.Namespace) -> int:
     root = Path(options.out or DEMO_RUN)
     if options.no_resume and (root / "run.json").exists():
         raise _holds_a_run(root)
-    run = _existing_run(root, recipe) or _create_run(root, recipe)
-    _train(run, recipe, options)
+    run = _train(root, _existing_run(root, recipe), recipe, options)
     _show_result(run, options)
     if not options.json:
         _show_demo(run)
@@ -98,6 +96,12 @@ def solve(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(build.recipe)
     temperature = options.temperature
+    if run is None and build.recipe.warm_start is not None:
+        raise RecipeError(
+            f"the planner of recipe {build.recipe.name!r} is not trained",
+            cause="its weights come from a warm start and training",
+            mend="midstream demo, then midstream solve ... --run runs/demo",
+        )
     if run is not None:
         _use_policy(build, run)
         temperature = 0.0 if temperature is None else temperature
@@ -150,10 +154,7 @@ def _table_of(run: RunDirectory) -> Table:
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
     """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
-    run = _existing_run(root, recipe) or _create_run(root, recipe)
-    if run.status().state != "finished":
-        _train(run, recipe_of(run), argparse.Namespace(quiet=True))
-    return run
+    return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True))
 
 
 def _recipe(name: str, options: argparse.Namespace) -> Recipe:
@@ -237,20 +238,21 @@ def _holds_a_run(root: Path, which: str = "") -> RunError:
     )
 
 
-def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> None:
-    """Run a session to its end, and leave a status whatever happens."""
-    if run.status().state == "finished":
-        return
+def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argparse.Namespace) -> RunDirectory:
+    """Run a session to its end in `run`, or in a new one at `root`, and leave a status whatever happens."""
+    if run is not None and run.status().state == "finished":
+        return run
     require_training_extra()
     from midstream.training.session import Session
 
+    parts = Build(recipe, adapters=root / "adapters").parts()  # what cannot be built leaves no run behind
+    run = run or _create_run(root, recipe)
     console = Console(stderr=True)
     with run.lock():
         run.set_status("running")
         try:
             with progress.make_progress(console, options.quiet) as display:
-                build = Build(recipe, adapters=run.root / "adapters")
-                asyncio.run(Session(build.parts(), run, display).run())
+                asyncio.run(Session(parts, run, display).run())
         except KeyboardInterrupt:
             run.set_status("interrupted", "stopped by Ctrl-C")
             console.print(f"\nstopped; go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
@@ -260,6 +262,7 @@ def _train(run: RunDirectory, recipe: Recipe, options: argparse.Namespace) -> No
             raise
         write_report(run)
         run.set_status("finished")
+    return run
 
 
 def _show_result(run: RunDirectory, options: argparse.Namespace) -> None:

@@ -211,5 +211,5 @@ def require_copy_rate(rate: float, config: WarmStartConfig) -> None:
         raise TrainingError(
             f"the warm planner copies unseen names at a rate of {rate:.2f}, below {config.min_copy_rate}",
             cause="the warm start was too short or its learning rate too low",
-            mend="raise warm_start.steps or warm_start.learning_rate, or lower warm_start.min_copy_rate",
+            mend="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
         )
