@@ -248,6 +248,9 @@ class Build:
     def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""
         require_training_extra()
+        import torch
+
+        torch.set_num_threads(self.recipe.learner.threads)  # initial weights, too, depend on it in their last bits
         from midstream.training import tiny
 
         names = self.source.names()
