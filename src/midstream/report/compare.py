@@ -19,6 +19,11 @@ class Comparison:
     after: tuple[EvaluationResult, ...]
 
 
+def where(result: EvaluationResult | Comparison) -> str:
+    """The set by name, with its split where that says more."""
+    return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
+
+
 def is_greedy(result: EvaluationResult) -> bool:
     """Whether the evaluation took the most likely token; any temperature counts as sampled."""
     return result.sampling == "greedy"

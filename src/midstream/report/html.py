@@ -13,7 +13,7 @@ from midstream.core.errors import StorageError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
 from midstream.report import sections
-from midstream.report.compare import Comparison, comparisons, is_greedy, pick, success
+from midstream.report.compare import Comparison, comparisons, is_greedy, pick, success, where
 from midstream.report.numbers import change, duration, mean, percent
 from midstream.report.sections import section, text
 from midstream.report.turns import sample_runs
@@ -100,7 +100,7 @@ def _success_sentences(comparison: Comparison) -> list[str]:
     greedy = any(map(is_greedy, comparison.before))
     before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
     how = "taking its most likely choices" if greedy else f"sampling at {before[0].sampling}"
-    tasks = f"{before[0].tasks:,} held-out tasks ({before[0].set_name}/{before[0].split})"
+    tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
     first, last = success(before), success(after)
     if last is None:
         return [f"Before training the agent solves {percent(first)} of {tasks}, {how}; it was not evaluated since."]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.progress import NoProgress, ProgressDisplay
-from midstream.report.compare import is_greedy
+from midstream.report.compare import is_greedy, where
 from midstream.report.numbers import duration, mean, number, percent, sparkline, visible
 
 _RECENT = 10
@@ -273,9 +273,9 @@ def _shares(share: dict[str, float]) -> Text:
 
 def _evaluation_text(result: EvaluationResult) -> str:
     errors = f", {result.errors} without a result (counted as wrong)" if result.errors else ""
-    where = f"step {result.step}: " if result.step is not None else ""
+    step = f"step {result.step}: " if result.step is not None else ""
     return (
-        f"evaluation {where}{result.set_name}/{result.split} {result.sampling} ({result.policy}): "
+        f"evaluation {step}{where(result)} {result.sampling} ({result.policy}): "
         f"success {percent(result.success)} of {result.tasks} tasks{errors}"
     )
 

@@ -7,7 +7,7 @@ from html import escape
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
-from midstream.report.compare import Comparison, comparisons, curves, families, label, others, pick, success
+from midstream.report.compare import Comparison, comparisons, curves, families, label, others, pick, success, where
 from midstream.report.numbers import (
     Point,
     buckets,
@@ -84,7 +84,7 @@ def _comparison(comparison: Comparison) -> str:
     head += heads("Tasks", left=0)
     rows = [_comparison_row(name, both, sides) for name in families(both)] + [_comparison_row(None, both, sides)]
     names = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
-    caption = f"Success on {comparison.set_name}/{comparison.split}: {names}. Hollow dot before, filled dot after."
+    caption = f"Success on {where(comparison)}: {names}. Hollow dot before, filled dot after."
     return table(caption, head, rows) + _interval_note(sides) + _error_note(both)
 
 
@@ -143,7 +143,7 @@ def _evaluations(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
     rows = []
     for result in evaluations:
         cells = [f'<th scope="row">{text(result.policy)}</th>']
-        cells += [cell(f"{result.set_name}/{result.split}", ""), cell(result.sampling, "")]
+        cells += [cell(where(result), ""), cell(result.sampling, "")]
         numbers = ["-" if result.step is None else f"{result.step:,}", percent(result.success), f"{result.tasks:,}"]
         numbers += [f"{result.errors:,}", percent(result.tool_use.error_rate), f"{result.turns_mean:.2f}"]
         rows.append(f"<tr>{''.join(cells)}{''.join(map(cell, numbers))}</tr>")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.trajectory import Command, Trajectory, Turn
-from midstream.report.compare import families, is_greedy, label, pick, success
+from midstream.report.compare import families, is_greedy, label, pick, success, where
 from midstream.report.numbers import change, counted, mean, number, percent, shorten, t_interval, visible
 
 _TEXT_LIMIT = 1500
@@ -55,9 +55,9 @@ def before_after_table(before: list[EvaluationResult], after: list[EvaluationRes
 
 
 def _title(before: list[EvaluationResult], after: list[EvaluationResult]) -> Text:
-    names = dict.fromkeys(f"{result.set_name}/{result.split}" for result in [*before, *after])
-    where = f" on {', '.join(names)}" if names else ""
-    return Text(visible(f"Success{where}: {label(before, 'before')} -> {label(after, 'after')}"))
+    names = dict.fromkeys(where(result) for result in [*before, *after])
+    on = f" on {', '.join(names)}" if names else ""
+    return Text(visible(f"Success{on}: {label(before, 'before')} -> {label(after, 'after')}"))
 
 
 def _table(title: Text | None = None) -> Table:
@@ -245,7 +245,7 @@ def total_left_out(metrics: Sequence[StepMetrics]) -> dict[str, int]:
 
 def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
     """One line an evaluation."""
-    sets = {f"{result.set_name}/{result.split}" for result in evaluations}
+    sets = {where(result) for result in evaluations}
     one_set = len(sets) == 1
     table = _table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")))
     table.add_column("step", justify="right")
@@ -254,7 +254,7 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
     for head in ("success", "tasks", "errors", "tool errors", "turns"):
         table.add_column(head, justify="right")
     for result in evaluations:
-        names = (result.policy, result.sampling) + (() if one_set else (f"{result.set_name}/{result.split}",))
+        names = (result.policy, result.sampling) + (() if one_set else (where(result),))
         table.add_row(
             "-" if result.step is None else str(result.step),
             *(Text(visible(name)) for name in names),
