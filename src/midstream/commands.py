@@ -315,7 +315,7 @@ def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[Ev
 
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
-    """One hard test question before and after training: the first three-turn one that was failed and is now solved."""
+    """One test question that was failed before training and is solved after it: the one with the most different actions."""
     before, after = before_and_after(run)
     if not before or not after or not _only(before, "test") or not _only(after, "test"):
         return []
@@ -324,7 +324,10 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     first = run.read_evaluation_trajectories(f"test-{sampling}-0")
     last = run.read_evaluation_trajectories(f"test-{sampling}-{after[0].step}")
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
-    pair = max(pairs, key=lambda pair: len(pair[1].turns), default=None) or (first[-1], last[-1])
+    pair = max(pairs, key=lambda pair: len({turn.action for turn in pair[1].turns}), default=None) or (
+        first[-1],
+        last[-1],
+    )
     return [("before training", pair[0]), ("after training", pair[1])]
 
 

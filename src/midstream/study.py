@@ -34,7 +34,8 @@ STUDIES = {
         "control-shuffled-rewards",
     )
 }
-WARM_START = "warm start only"
+WARM_START, MAIN_LABEL = "warm start only", "Flow-GRPO"
+SUCCESS, HABITS = ("sampled", "greedy", "three turns"), ("tool errors", "distractor")
 THREE_TURNS = ("sum", "diff", "compare")
 
 
@@ -63,7 +64,8 @@ def run_study(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(record))
     else:
-        Console().print(tables.study_table(rows))
+        for metrics in (SUCCESS, HABITS):  # side by side they would not fit a terminal
+            Console().print(tables.study_table([row for row in rows if row.metric in metrics]))
     return 0
 
 
@@ -74,7 +76,7 @@ def _one(root: Path, name: str, seed: int, overrides: list[str]) -> dict[str, li
         return {recipe.description: asyncio.run(evaluate_sets(Build(recipe), NoProgress(), None))}
     evaluations = train_quietly(root / f"{name}-s{seed}", recipe).read_evaluations()
     last = max(one.step or 0 for one in evaluations)
-    labelled = {recipe.description: [one for one in evaluations if one.step == last]}
+    labelled = {MAIN_LABEL if name == MAIN else recipe.description: [one for one in evaluations if one.step == last]}
     if name == MAIN:
         labelled = {WARM_START: [one for one in evaluations if one.step == 0], **labelled}
     return labelled
@@ -87,7 +89,7 @@ def _rows(label: str, seeds: list[list[EvaluationResult]]) -> list[tables.StudyR
     metrics = {
         "sampled": tuple(one.success for one in sampled),
         "greedy": tuple(one.success for one in greedy),
-        "greedy, three turns": tuple(
+        "three turns": tuple(
             sum(one.by_family[family].success for family in THREE_TURNS) / len(THREE_TURNS) for one in greedy
         ),
         "tool errors": tuple(one.tool_use.error_rate for one in sampled),

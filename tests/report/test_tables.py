@@ -126,6 +126,6 @@ def test_study_shows_mean_and_interval_a_control():
         tables.StudyRow(name="shuffled reward", metric="greedy success", values=(0.3,)),
     ]
     text = shown(tables.study_table(rows))
-    assert row(text, "flow-grpo") == ["3", "70.0%", "±", "5.0", "60.0%", "±", "0.0"]
-    assert row(text, "shuffled reward") == ["1", "30.0%", "(one", "seed)", "-"]
+    assert row(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "±", "0.0"]
+    assert row(text, "shuffled reward") == ["1", "30.0", "(one", "seed)", "-"]
     assert "Student t" in text

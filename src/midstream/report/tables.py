@@ -271,11 +271,11 @@ def study_table(rows: list[StudyRow]) -> Table:
     """Controls of a study side by side: each metric's mean over seeds with its 95 % Student t interval."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
     table = _table()
-    table.caption = "mean over seeds ± half-width of the 95% Student t interval"
+    table.caption = "percent, mean over seeds ± half-width of the 95% Student t interval"
     table.add_column("control")
-    table.add_column("seeds", justify="right")
+    table.add_column("seeds", justify="right", no_wrap=True)
     for metric in metrics:
-        table.add_column(Text(visible(metric)), justify="right")
+        table.add_column(Text(visible(metric)), justify="right", no_wrap=True)
     for name in dict.fromkeys(row.name for row in rows):
         values = {row.metric: row.values for row in rows if row.name == name}
         seeds = sorted({len(found) for found in values.values()})
@@ -287,5 +287,5 @@ def study_table(rows: list[StudyRow]) -> Table:
 def _interval(values: tuple[float, ...]) -> str:
     middle, half = t_interval(values)
     if half is None:
-        return f"{percent(middle)} (one seed)" if values else "-"
-    return f"{percent(middle)} ± {half * 100:.1f}"
+        return f"{percent(middle).removesuffix('%')} (one seed)" if values else "-"
+    return f"{percent(middle).removesuffix('%')} ± {half * 100:.1f}"
