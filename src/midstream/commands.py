@@ -315,7 +315,7 @@ def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[Ev
 
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
-    """One test question that was failed before training and is solved after it: the one with the most different actions."""
+    """One test question before and after training: of those newly solved, the one with the most different actions."""
     before, after = before_and_after(run)
     if not before or not after or not _only(before, "test") or not _only(after, "test"):
         return []
@@ -324,10 +324,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     first = run.read_evaluation_trajectories(f"test-{sampling}-0")
     last = run.read_evaluation_trajectories(f"test-{sampling}-{after[0].step}")
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
-    pair = max(pairs, key=lambda pair: len({turn.action for turn in pair[1].turns}), default=None) or (
-        first[-1],
-        last[-1],
-    )
+    pair = max(pairs, key=lambda pair: _different_actions(pair[1]), default=None) or (first[-1], last[-1])
     return [("before training", pair[0]), ("after training", pair[1])]
 
 
@@ -418,6 +415,10 @@ def _check_question(question: str) -> None:
 
 def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:
     return [one for one in results if one.set_name == name and sampling in (None, one.sampling)]
+
+
+def _different_actions(trajectory: Trajectory) -> int:
+    return len({turn.action.model_dump_json() for turn in trajectory.turns if turn.action})
 
 
 def _solved(trajectory: Trajectory) -> bool:
