@@ -8,7 +8,7 @@ from html import escape
 from midstream.report.numbers import percent, t_interval, visible
 from midstream.report.tables import StudyRow
 
-WIDTH, LEFT, RIGHT, ROW = 760, 250, 60, 44
+WIDTH, LEFT, RIGHT, ROW = 800, 280, 70, 44
 COLOURS = {"sampled": "#d97706", "greedy": "#2563eb"}
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2937}.dim{fill:#6b7280}line{stroke:#9ca3af;stroke-width:1}
 @media(prefers-color-scheme:dark){text{fill:#e5e7eb}.dim{fill:#9ca3af}line{stroke:#6b7280}}"""
