@@ -14,7 +14,7 @@ import pytest
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, RewardError, ToolServerError, UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Observation, Score, Trajectory, Turn
+from midstream.core.trajectory import ErrorInfo, Observation, Score, Trajectory, Turn
 from midstream.rollout import Config, Environment, rollout
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
@@ -35,7 +35,7 @@ class StubAgent:
     live: int = 0
     most_live: int = 0
 
-    async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None) -> Trajectory:
+    async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None, **rest) -> Trajectory:
         self.tasks.append(task)
         self.attempts[seed] = self.attempts.get(seed, 0) + 1
         self.live, self.most_live = self.live + 1, max(self.most_live, self.live + 1)
@@ -136,10 +136,20 @@ def test_an_infrastructure_error_is_tried_again_then_recorded(max_attempts):
     assert all(agent.attempts[one.seed] == 1 for one in good.trajectories)
 
 
-def test_an_error_that_passes_leaves_a_count_and_no_other_trace():
+def test_an_error_that_passes_is_counted_and_leaves_no_other_trace():
     healed = flat(run(environment(failing(EngineError("503"), until_attempt=2), max_attempts=2)))
     assert [one.attempts for one in healed] == [2 if one.task_id == "t2" else 1 for one in healed]
-    assert [one.model_copy(update={"attempts": 1}) for one in healed] == flat(run(environment(StubAgent())))
+    broken = ErrorInfo(type="EngineError", message="503", retryable=True)
+    assert [one.earlier_errors for one in healed] == [(broken,) if one.task_id == "t2" else () for one in healed]
+    bare = [one.model_copy(update={"attempts": 1, "earlier_errors": ()}) for one in healed]
+    assert bare == flat(run(environment(StubAgent())))
+
+
+def test_a_listener_is_told_that_a_run_begins_again():
+    heard = []
+    broken = failing(EngineError("503"), until_attempt=2)
+    run(environment(broken, max_attempts=2), TASKS[:3], listener=heard.append)
+    assert [(one.kind, one.value.type) for one in heard] == [("restart", "EngineError")]
 
 
 def test_what_cannot_heal_is_tried_once():

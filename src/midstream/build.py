@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstream import rollout
-from midstream.agents import agentflow, compact, programs, prompted
+from midstream.agents import agentflow, code, compact, programs, prompted
 from midstream.config import AgentConfig, Recipe, Table, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.protocols import Engine, Tool
+from midstream.core.protocols import CodeRunner, Engine, Tool
 from midstream.engines import openai_compatible
 from midstream.rewards import exact_match
+from midstream.sandbox import code_runner
 from midstream.tasks.worlds import gazetteer
 from midstream.tools import base_generator, guess, local_search, python
 from midstream.training.settings import LocalModelConfig, TinyConfig
@@ -70,7 +71,11 @@ PLANNERS = {
 }
 EXECUTORS = {
     "single_argument": Component(programs.NoSettings, lambda config: programs.SingleArgumentExecutor()),
-    "prompted": Component(prompted.StructuredConfig, prompted.PromptedExecutor, asks=True),
+    "prompted": Component(
+        prompted.ExecutorConfig,
+        lambda config: code.CodeExecutor(config) if config.mode == "code" else prompted.PromptedExecutor(config),
+        asks=True,
+    ),
 }
 VERIFIERS = {
     "form": Component(programs.NoSettings, lambda config: programs.FormVerifier()),
@@ -167,14 +172,25 @@ def _no_engine(recipe: Recipe, what: str) -> RecipeError:
 
 @dataclass
 class Build:
-    """The objects of one recipe, each made once when first asked for."""
+    """The objects of one recipe, each made once when first asked for.
+
+    `unsafe` allows what runs a model's code without a sandbox that holds; `adapters` is where LoRA adapters go.
+    """
 
     recipe: Recipe
     adapters: Path = Path("adapters")
+    unsafe: bool = False
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
+        self.writes_code = self.resolved["agent"]["executor"].get("mode") == "code"
+        if self.writes_code and not self.unsafe:
+            raise UnsupportedError(
+                'agent.executor.mode = "code" runs programs that a model writes on this machine',
+                cause="the sandbox bounds what they use up; it does not keep hostile code from files or the network",
+                mend='say --unsafe if this machine may run them (a container, say), or set mode = "arguments"',
+            )
 
     @cached_property
     def source(self) -> gazetteer.Gazetteer:
@@ -227,12 +243,21 @@ class Build:
             modules["planner"] = self._module("planner", _with_temperature(agent.planner, temperature))
         reward, reward_config = resolve(REWARDS, self.recipe.reward, "reward")
         return rollout.Environment(
-            agent=agentflow.AgentFlow(**modules, config=_loop_config(agent, max_turns)),
+            agent=agentflow.AgentFlow(
+                **modules,
+                config=_loop_config(agent, max_turns),
+                code_runner=self.code_runner if self.writes_code else None,
+            ),
             tools=self.tools,
             engines=engines,
             reward=reward.make(reward_config),
             config=self.recipe.rollout,
         )
+
+    @cached_property
+    def code_runner(self) -> CodeRunner:
+        """What runs the executor's programs."""
+        return code_runner.ProgramRunner()
 
     def _module(self, name: str, table: Table) -> Any:
         component, config = resolve(ROOMS[name], table, f"agent.{name}")

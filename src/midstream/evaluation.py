@@ -85,6 +85,8 @@ async def evaluate(
             turns_mean=fmean(len(one.turns) for one in trajectories),
             tool_use=tool_use(trajectories),
             stop_reasons=dict(sorted(Counter(one.stop_reason for one in trajectories).items())),
+            request_failures=sum(one.request_failures for one in trajectories),
+            replies_repaired=sum(one.replies_repaired for one in trajectories),
             step=step,
         ),
         trajectories,

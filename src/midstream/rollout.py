@@ -16,6 +16,7 @@ from pydantic import Field
 
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, MidstreamError, RewardError, UnsupportedError, UsageError
+from midstream.core.events import Event, Listener
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -56,8 +57,8 @@ class Environment:
     config: Config = Config()
 
     async def close(self) -> None:
-        """Close tools and engines."""
-        for part in _distinct((*self.tools, *self.engines.values())):
+        """Close agent, tools and engines."""
+        for part in _distinct((self.agent, *self.tools, *self.engines.values())):
             await part.close()
 
 
@@ -68,8 +69,9 @@ async def rollout(
     group_size: int = 1,
     seed: int,
     lessons: str = "",
+    listener: Listener | None = None,
 ) -> list[Group]:
-    """Run every task `group_size` times and score the answers.
+    """Run every task `group_size` times and score the answers. `listener` is told what happens in all of them.
 
     Seeds derive from (seed, task id, rollout index), so a result does not depend on the order of completion. With a
     lockstep engine, trajectories run in waves of `concurrency`: a batch's composition must not depend on timing.
@@ -90,7 +92,9 @@ async def rollout(
         try:
             async with slots:
                 run_seed = derive_seed(seed, task.id, index)
-                return await _attempts(environment, task, index, seed=run_seed, order=order, lessons=lessons)
+                return await _attempts(
+                    environment, task, index, seed=run_seed, order=order, lessons=lessons, listener=listener
+                )
         finally:
             for barrier in barriers:
                 barrier.leave(order)
@@ -135,11 +139,18 @@ async def _together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:
 
 
 async def _attempts(
-    environment: Environment, task: Task, index: int, *, seed: int, order: int, lessons: str
+    environment: Environment,
+    task: Task,
+    index: int,
+    *,
+    seed: int,
+    order: int,
+    lessons: str,
+    listener: Listener | None,
 ) -> Trajectory:
     """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded."""
-    trajectory, attempts, cost_usd = Trajectory(id=task.id, task_id=task.id), 0, 0.0
-    for _ in range(environment.config.max_attempts):
+    attempts: list[Trajectory] = []
+    while True:
         deadline_s = environment.config.deadline_s
         trajectory = await _one_attempt(
             environment,
@@ -148,10 +159,14 @@ async def _attempts(
             order=order,
             lessons=lessons,
             deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
+            listener=listener,
         )
-        attempts, cost_usd = attempts + 1, cost_usd + trajectory.cost_usd
-        if trajectory.error is None or not trajectory.error.retryable:
+        attempts.append(trajectory)
+        error = trajectory.error
+        if error is None or not error.retryable or len(attempts) == environment.config.max_attempts:
             break
+        if listener is not None:
+            listener(Event(turn=0, role="", kind="restart", value=error))
     return trajectory.model_copy(
         update={
             "id": f"{task.id}#{index}",
@@ -159,14 +174,23 @@ async def _attempts(
             "rollout_index": index,
             "family": task.family,
             "gold": task.answer,
-            "attempts": attempts,
-            "cost_usd": cost_usd,
+            "attempts": len(attempts),
+            "earlier_errors": tuple(one.error for one in attempts[:-1]),
+            "cost_usd": sum(one.cost_usd for one in attempts),
+            "request_failures": sum(one.request_failures for one in attempts),
         }
     )
 
 
 async def _one_attempt(
-    environment: Environment, task: Task, *, seed: int, order: int, lessons: str, deadline_s: float | None
+    environment: Environment,
+    task: Task,
+    *,
+    seed: int,
+    order: int,
+    lessons: str,
+    deadline_s: float | None,
+    listener: Listener | None,
 ) -> Trajectory:
     """The one error boundary: whatever an agent, tool, engine or reward raises becomes a trajectory with its error."""
     trajectory = Trajectory(id=task.id, task_id=task.id, question=task.question, seed=seed)
@@ -179,6 +203,7 @@ async def _one_attempt(
             order=order,
             lessons=lessons,
             deadline_s=deadline_s,
+            listener=listener,
         )
         if trajectory.status == "ok":
             reward = await environment.reward.score(task, trajectory)

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
+from midstream.core.events import Event, Listener
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, ToolResult
 from midstream.core.seeds import derive_seed
@@ -92,10 +93,18 @@ def agent(modules: Any, **config: Any) -> AgentFlow:
     return AgentFlow(planner=modules, executor=modules, verifier=modules, generator=modules, config=Config(**config))
 
 
-def run(modules: Modules, tool: Echo | None = None, *, deadline_s: float | None = None, **config: Any) -> Trajectory:
+def run(
+    modules: Modules,
+    tool: Echo | None = None,
+    *,
+    deadline_s: float | None = None,
+    listener: Listener | None = None,
+    **config: Any,
+) -> Trajectory:
     limit = None if deadline_s is None else time.monotonic() + deadline_s
     task = Task(id="t", question=QUESTION, answer="")
-    return asyncio.run(agent(modules, **config).run(task, [tool or Echo()], {}, seed=5, order=2, deadline_s=limit))
+    made = agent(modules, **config)
+    return asyncio.run(made.run(task, [tool or Echo()], {}, seed=5, order=2, deadline_s=limit, listener=listener))
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -212,7 +221,14 @@ def test_a_broken_tool_ends_the_run_and_keeps_its_turns(failure):
     assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
     assert trajectory.error
     assert (trajectory.error.type, trajectory.error.message) == (type(failure).__name__, str(failure))
-    assert [turn.index for turn in trajectory.turns] == [1]
+    whole, broken = trajectory.turns
+    assert (whole.index, whole.error) == (1, None)
+    assert (broken.index, broken.error) == (2, trajectory.error)
+    assert broken.action
+    assert broken.command
+    assert (broken.observation, broken.verdict) == (None, None)
+    assert broken.events == ("call", "action", "call", "command")
+    assert [call.role for call in broken.calls] == ["planner", "executor"]
 
 
 def test_a_tool_whose_own_back_end_times_out_is_broken_not_slow():
@@ -242,8 +258,43 @@ def test_a_broken_engine_ends_the_run_and_keeps_its_turns(role, turn, kept):
     assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
     assert trajectory.error
     assert (trajectory.error.type, trajectory.error.message) == ("EngineError", "503\n  cause: overload\n  mend: wait")
-    assert len(trajectory.turns) == kept
+    assert sum(turn.error is None for turn in trajectory.turns) == kept
+    assert [turn.error for turn in trajectory.turns[kept:]] == [trajectory.error] * (role != "generator")
     assert (trajectory.question, trajectory.agent, trajectory.seed) == (QUESTION, "agentflow", 5)
+
+
+def test_the_calls_of_the_module_that_broke_are_kept():
+    asked, failed = Call(role="executor", completion="no JSON"), Call(role="executor", failures=("503", "reset"))
+    failure = EngineError("503")
+    failure.calls = (asked, failed)
+    trajectory = run(FailsAt("executor", 1, failure), max_turns=3)
+    assert trajectory.turns[0].calls[1:] == (asked, failed)
+    assert trajectory.request_failures == 2
+    failure = EngineError("503")
+    failure.calls = (failed,)
+    assert run(FailsAt("generator", 1, failure), max_turns=1).closing_calls == (failed,)
+
+
+def test_a_listener_hears_everything_in_order_and_changes_nothing():
+    heard: list[Event] = []
+    trajectory = run(Modules(), Echo(), max_turns=2, listener=heard.append)
+    once = [
+        ("planner", "start"), ("planner", "action"), ("executor", "start"), ("executor", "command"),
+        ("executor", "observation"), ("verifier", "start"), ("verifier", "verdict"),
+    ]  # fmt: skip
+    assert [(one.turn, one.role, one.kind) for one in heard] == [
+        *((turn, *pair) for turn in (1, 2) for pair in once), (3, "generator", "start"), (3, "generator", "answer"),
+    ]  # fmt: skip
+    assert [one.value for one in heard if one.kind == "verdict"] == [turn.verdict for turn in trajectory.turns]
+    unheard = run(Modules(), Echo(), max_turns=2)
+    times = {"started_at": 0.0, "duration_s": 0.0}
+    bare = [
+        turn.model_copy(update={"observation": turn.observation.model_copy(update={"duration_s": 0.0})})
+        for turn in (*trajectory.turns, *unheard.turns)
+        if turn.observation
+    ]
+    assert bare[:2] == bare[2:]
+    assert trajectory.model_copy(update={**times, "turns": ()}) == unheard.model_copy(update={**times, "turns": ()})
 
 
 def test_a_bug_is_not_taken_for_a_broken_engine_or_a_deadline():
@@ -258,18 +309,19 @@ def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
     assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
     assert trajectory.error
     assert (trajectory.error.type, trajectory.error.message) == ("DeadlineError", f"no answer after {kept} whole turns")
-    assert len(trajectory.turns) == kept
+    assert [turn.error for turn in trajectory.turns] == [None] * kept + [trajectory.error]
     assert 0.3 <= trajectory.duration_s < 10
 
 
 def test_an_engine_that_runs_out_of_time_first_says_the_same():
     trajectory = run(FailsAt("verifier", 2, DeadlineError("no reply in time")), deadline_s=60)
-    assert (trajectory.status, trajectory.stop_reason, len(trajectory.turns)) == ("error", "deadline", 1)
+    assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
+    assert [turn.verdict is None for turn in trajectory.turns] == [False, True]
 
 
 def test_a_deadline_already_passed():
     trajectory = run(Modules(), Echo(slow_at=1), deadline_s=-1)
-    assert (trajectory.stop_reason, trajectory.turns) == ("deadline", ())
+    assert (trajectory.stop_reason, [turn.error for turn in trajectory.turns]) == ("deadline", [trajectory.error])
 
 
 # --- who sees what ------------------------------------------------------------------------------------------------

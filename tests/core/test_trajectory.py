@@ -22,6 +22,7 @@ from midstream.core.trajectory import (
     Observation,
     Sampling,
     Score,
+    ToolCall,
     Trajectory,
     Turn,
     Usage,
@@ -40,7 +41,9 @@ JSON: SearchStrategy[JsonValue] = st.recursive(
 def any_of(kind: type[Frozen]) -> SearchStrategy[Any]:
     """Any valid object of a class, drawn from its fields' annotations."""
     fields = {name: field.annotation for name, field in kind.model_fields.items()}
-    holds_json = {name: st.dictionaries(TEXT, JSON, max_size=3) for name in fields if name in ("arguments", "metadata")}
+    holds_json = {
+        name: st.dictionaries(TEXT, JSON, max_size=3) for name in fields if name in ("arguments", "metadata", "sent")
+    }
     return st.builds(kind, **{**{name: st.from_type(of) for name, of in fields.items()}, **holds_json})  # type: ignore[arg-type]
 
 
@@ -61,6 +64,7 @@ for part in (
     Call,
     Action,
     Command,
+    ToolCall,
     Observation,
     Verdict,
     Turn,
@@ -72,7 +76,7 @@ for part in (
 
 @pytest.mark.parametrize("kind", [Trajectory, Memory, Task])
 def test_json_round_trip(kind):
-    @settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(any_of(kind))
     def check(thing: Frozen):
         # Compared by repr: equal to the last bit of every float, and not-a-number is itself.

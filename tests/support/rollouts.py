@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -28,8 +29,10 @@ class StubReward:
         return Score(value=self.judge(task, trajectory))
 
 
-def run(env: Environment, tasks: Sequence[Task] = TASKS, group_size: int = 1, seed: int = 7) -> list[Group]:
-    return asyncio.run(asyncio.wait_for(rollout(env, tasks, group_size=group_size, seed=seed), timeout=30))
+def run(
+    env: Environment, tasks: Sequence[Task] = TASKS, group_size: int = 1, seed: int = 7, **more: Any
+) -> list[Group]:
+    return asyncio.run(asyncio.wait_for(rollout(env, tasks, group_size=group_size, seed=seed, **more), timeout=30))
 
 
 def flat(groups: Sequence[Group]) -> list[Trajectory]:

@@ -19,8 +19,9 @@ from pydantic import Field
 
 from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, InfrastructureError, ToolServerError
+from midstream.core.events import Event, Listener, Tell, tell_nobody
 from midstream.core.memory import Memory, MemoryRecord
-from midstream.core.protocols import Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
+from midstream.core.protocols import CodeRunner, Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import (
@@ -33,6 +34,7 @@ from midstream.core.trajectory import (
     StopReason,
     Trajectory,
     Turn,
+    Verdict,
 )
 
 
@@ -45,11 +47,43 @@ class Config(Frozen):
 
 
 @dataclass(kw_only=True)
+class _Draft:
+    """The turn under way: what it holds when something breaks is what the trajectory keeps of it."""
+
+    index: int
+    events: list[EventKind] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    action: Action | None = None
+    command: Command | None = None
+    observation: Observation | None = None
+    verdict: Verdict | None = None
+
+    def called(self, calls: Sequence[Call]) -> None:
+        """Requests that a module made."""
+        self.calls += calls
+        self.events.extend("call" for _ in calls)
+
+    def turn(self, error: ErrorInfo | None = None) -> Turn:
+        """The turn as it is recorded."""
+        return Turn(
+            index=self.index,
+            events=tuple(self.events),
+            action=self.action,
+            command=self.command,
+            observation=self.observation,
+            verdict=self.verdict,
+            calls=tuple(self.calls),
+            error=error,
+        )
+
+
+@dataclass(kw_only=True)
 class _Run:
     """What one run gathers; made fresh in `run`, never kept on the agent."""
 
     memory: Memory = field(default_factory=Memory)
     turns: list[Turn] = field(default_factory=list)
+    draft: _Draft | None = None
     closing_calls: tuple[Call, ...] = ()
     answer: str | None = None
     stop_reason: StopReason = "turn_limit"
@@ -61,10 +95,18 @@ class AgentFlow:
     name = "agentflow"
 
     def __init__(
-        self, *, planner: Planner, executor: Executor, verifier: Verifier, generator: Generator, config: Config
+        self,
+        *,
+        planner: Planner,
+        executor: Executor,
+        verifier: Verifier,
+        generator: Generator,
+        config: Config,
+        code_runner: CodeRunner | None = None,
     ) -> None:
         self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
         self.config = config
+        self.code_runner = code_runner
 
     async def run(
         self,
@@ -76,31 +118,34 @@ class AgentFlow:
         order: int = 0,
         lessons: str = "",
         deadline_s: float | None = None,
+        listener: Listener | None = None,
     ) -> Trajectory:
         """Run one task to an answer.
 
-        A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"` and the turns so far:
-        what broke around the model is no verdict on it.
+        A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"`, the turns so far and
+        what there is of the broken one: what broke around the model is no verdict on it.
         """
         run = _Run()
         started, clock = time.time(), time.monotonic()
         error: ErrorInfo | None = None
-        contexts = _Contexts(engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s)
+        contexts = _Contexts(
+            engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
+        )
         limit = asyncio.timeout_at(_loop_time(deadline_s))
         try:
             async with limit:
                 await self._turns(run, task.question, tools, contexts)
-                run.answer, run.closing_calls = await self.generator.generate(
-                    task.question, run.memory, contexts.of("generator", len(run.turns) + 1)
-                )
+                await self._answer(run, task.question, contexts)
         except (TimeoutError, DeadlineError) as failure:
             if isinstance(failure, TimeoutError) and not limit.expired():
                 raise  # by another clock than this run's
             run.stop_reason = "deadline"
             error = ErrorInfo(type=DeadlineError.__name__, message=f"no answer after {len(run.turns)} whole turns")
+            _keep_broken(run, error, getattr(failure, "calls", ()))
         except InfrastructureError as failure:
             run.stop_reason = "error"
             error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
+            _keep_broken(run, error, failure.calls)
         calls = [call for turn in run.turns for call in turn.calls] + list(run.closing_calls)
         return Trajectory(
             id=task.id,
@@ -115,14 +160,22 @@ class AgentFlow:
             status="error" if error else "ok",
             error=error,
             cost_usd=sum(call.usage.cost_usd for call in calls),
+            request_failures=sum(len(call.failures) for call in calls),
             started_at=started,
             duration_s=time.monotonic() - clock,
         )
 
+    async def close(self) -> None:
+        """End what runs commands' code."""
+        if self.code_runner is not None:
+            await self.code_runner.close()
+
     async def _turns(self, run: _Run, question: str, tools: Sequence[Tool], contexts: _Contexts) -> None:
         for index in range(1, self.config.max_turns + 1):
             clock = time.monotonic()
-            turn = await self._turn(run.memory, question, tools, contexts, index)
+            run.draft = _Draft(index=index)
+            await self._turn(run.draft, run.memory, question, tools, contexts)
+            turn, run.draft = run.draft.turn(), None
             run.turns.append(turn)
             stop = turn.verdict is not None and turn.verdict.memory_sufficient
             if self.config.memory_update == "every_turn" or not stop:
@@ -133,29 +186,45 @@ class AgentFlow:
                 return
 
     async def _turn(
-        self, memory: Memory, question: str, tools: Sequence[Tool], contexts: _Contexts, index: int
-    ) -> Turn:
+        self, draft: _Draft, memory: Memory, question: str, tools: Sequence[Tool], contexts: _Contexts
+    ) -> None:
         """One decision: plan, act, observe, verify. A malformed action costs the turn: nothing is executed."""
-        action, calls = await self.planner.plan(question, tools, memory, contexts.of("planner", index))
-        events: list[EventKind] = [*_call_events(calls), "action"]
-        command: Command | None = None
-        if action.error:
-            observation = Observation(status="error", text=action.error)
+        context = contexts.of("planner", draft.index)
+        draft.action, calls = await self.planner.plan(question, tools, memory, context)
+        draft.called(calls)
+        draft.events.append("action")
+        context.tell("action", draft.action)
+        if draft.action.error:
+            draft.observation = Observation(status="error", text=draft.action.error)
         else:
-            command, more = await self.executor.command(action, tools, contexts.of("executor", index))
-            calls += more
-            events = [*events, *_call_events(more), "command"]
-            observation = await _observe(command, tools)
-        verdict, more = await self.verifier.verify(question, observation, memory, contexts.of("verifier", index))
-        return Turn(
-            index=index,
-            events=(*events, "observation", *_call_events(more), "verdict"),
-            action=action,
-            command=command,
-            observation=observation,
-            verdict=verdict,
-            calls=calls + more,
-        )
+            context = contexts.of("executor", draft.index)
+            draft.command, calls = await self.executor.command(draft.action, tools, context)
+            draft.called(calls)
+            draft.events.append("command")
+            context.tell("command", draft.command)
+            draft.observation = await self._observe(draft.command, tools)
+        draft.events.append("observation")
+        context.tell("observation", draft.observation)
+        context = contexts.of("verifier", draft.index)
+        draft.verdict, calls = await self.verifier.verify(question, draft.observation, memory, context)
+        draft.called(calls)
+        draft.events.append("verdict")
+        context.tell("verdict", draft.verdict)
+
+    async def _answer(self, run: _Run, question: str, contexts: _Contexts) -> None:
+        context = contexts.of("generator", len(run.turns) + 1)
+        run.answer, run.closing_calls = await self.generator.generate(question, run.memory, context)
+        context.tell("answer", run.answer)
+
+    async def _observe(self, command: Command, tools: Sequence[Tool]) -> Observation:
+        """What came of a command; an invalid one is an error observation."""
+        if command.error:
+            return Observation(status="error", text=command.error)
+        tool = next(tool for tool in tools if tool.name == command.tool)
+        if command.code is None:
+            return await _called(tool, command)
+        assert self.code_runner is not None, "build.py gives an agent whose executor writes code a runner"
+        return await self.code_runner.run(command.code, tool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,26 +236,38 @@ class _Contexts:
     order: int
     lessons: str
     deadline_s: float | None
+    listener: Listener | None
 
     def of(self, module: str, turn: int) -> ModuleContext:
+        tell = self._teller(module, turn)
+        tell("start", None)
         return ModuleContext(
             engine=self.engines.get(module),
             seed=derive_seed(self.seed, turn, module),
             order=self.order,
             lessons=self.lessons,
             deadline_s=self.deadline_s,
+            tell=tell,
         )
 
+    def _teller(self, module: str, turn: int) -> Tell:
+        listener = self.listener
+        if listener is None:
+            return tell_nobody
+        return lambda kind, value: listener(Event(turn=turn, role=module, kind=kind, value=value))
 
-def _call_events(calls: Sequence[Call]) -> list[EventKind]:
-    return ["call" for _ in calls]
+
+def _keep_broken(run: _Run, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
+    """Record what there is of the turn that broke, or of the generator's requests; `calls` are the failed module's."""
+    if run.draft is None:
+        run.closing_calls = calls
+        return
+    run.draft.called(calls)
+    run.turns.append(run.draft.turn(error))
 
 
-async def _observe(command: Command, tools: Sequence[Tool]) -> Observation:
-    """Run the command's tool within its time limit; an invalid command or a slow tool is an error observation."""
-    if command.error:
-        return Observation(status="error", text=command.error)
-    tool = next(tool for tool in tools if tool.name == command.tool)
+async def _called(tool: Tool, command: Command) -> Observation:
+    """Call a tool within its time limit; a slow one is an error observation."""
     clock = time.monotonic()
     limit = asyncio.timeout(tool.timeout_s)
     try:

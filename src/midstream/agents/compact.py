@@ -76,8 +76,10 @@ class CompactPlanner:
                 seed=context.seed,
                 order=context.order,
                 deadline_s=context.deadline_s,
+                tell=context.tell,
             )
         )
+        context.tell("call", call)
         return parse_action(call.completion, tools, memory), (call,)
 
 

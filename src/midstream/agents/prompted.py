@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import MemoryStyle, render_memory, to_json
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError
+from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
@@ -60,6 +60,12 @@ class StructuredConfig(Config):
     """For modules that reply in JSON: `structured_output` has the engine's server enforce the schema."""
 
     structured_output: bool = False
+
+
+class ExecutorConfig(StructuredConfig):
+    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call."""
+
+    mode: Literal["arguments", "code"] = "arguments"
 
 
 class PromptTemplate:
@@ -130,8 +136,14 @@ class _Prompted:
                 order=context.order,
                 json_schema=json_schema,
                 deadline_s=context.deadline_s,
+                tell=context.tell,
             )
-            call = await context.engine.sample(request)
+            try:
+                call = await context.engine.sample(request)
+            except InfrastructureError as failure:
+                failure.calls = (*calls, *failure.calls)
+                raise
+            context.tell("call", call)
             calls = (*calls, call)
             value, problem = parse(call.completion)
             if problem is None or len(calls) >= asks:

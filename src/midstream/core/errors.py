@@ -27,6 +27,11 @@ recorded in the turn that it costs. Named exceptions are caught where they can b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from midstream.core.trajectory import Call
+
 
 class MidstreamError(Exception):
     """What happened, why, and the mend, as one three-line text.
@@ -60,9 +65,13 @@ class UnsupportedError(UsageError):
 
 
 class InfrastructureError(MidstreamError):
-    """Something around the model failed; the trajectory is run again if that can help, then its error is recorded."""
+    """Something around the model failed; the trajectory is run again if that can help, then its error is recorded.
+
+    `calls` are the engine calls that led to it, the failed one last, so that a trace holds what was asked.
+    """
 
     retryable = True
+    calls: tuple[Call, ...] = ()
 
 
 class EngineError(InfrastructureError):

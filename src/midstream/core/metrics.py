@@ -25,6 +25,8 @@ def tool_use(trajectories: list[Trajectory]) -> ToolUse:
     errors = 0
     for trajectory in trajectories:
         for turn in trajectory.turns:
+            if turn.error:
+                continue
             named = turn.action.tool if turn.action and not turn.action.error else "malformed"
             counts[named] = counts.get(named, 0) + 1
             errors += turn.observation is not None and turn.observation.status == "error"
@@ -38,9 +40,10 @@ class StepMetrics(Frozen):
 
     Means over trajectories leave out those with `status="error"`, which `trajectories_error` counts. `groups_uniform`
     had equal rewards (advantage 0, KL kept), `groups_broken` fewer than two finished trajectories (left out).
-    `trajectories_retried` broke down at least once before they ended. `kl` is the k3 estimate per token and
-    `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the update, which leave out
-    uniform groups whose KL term was not drawn.
+    `trajectories_retried` broke down at least once before they ended; `request_failures` counts the attempts of single
+    requests that failed, `replies_repaired` the replies that were no JSON until they were mended. `kl` is the k3
+    estimate per token and `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the
+    update, which leave out uniform groups whose KL term was not drawn.
     """
 
     step: int
@@ -50,6 +53,8 @@ class StepMetrics(Frozen):
     trajectories: int = 0
     trajectories_error: int = 0
     trajectories_retried: int = 0
+    request_failures: int = 0
+    replies_repaired: int = 0
     groups: int = 0
     groups_uniform: int = 0
     groups_broken: int = 0
@@ -91,6 +96,7 @@ class EvaluationResult(Frozen):
     `success` is the unweighted mean over families; a task left without a result by an infrastructure error counts as
     wrong in it, `errors` is the number of such tasks and `success_without_errors` the score that leaves them out.
     `policy` says what was evaluated ("warm start", "trained", "random" ...), `sampling` "greedy" or "T=1".
+    `request_failures` and `replies_repaired` as in `StepMetrics`.
     """
 
     policy: str
@@ -106,4 +112,6 @@ class EvaluationResult(Frozen):
     turns_mean: float
     tool_use: ToolUse
     stop_reasons: dict[str, int] = {}
+    request_failures: int = 0
+    replies_repaired: int = 0
     step: int | None = None

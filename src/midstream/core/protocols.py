@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
+from midstream.core.events import Listener, Tell, tell_nobody
 from midstream.core.memory import Memory
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, Trajectory, Verdict
@@ -24,7 +25,7 @@ class Request:
 
     `seed` makes the sample repeatable where the engine can; `order` is the trajectory's place in its rollout, by which
     a lockstep engine sorts its batches; `json_schema` asks for structured output; `deadline_s` is a time of
-    `time.monotonic()`.
+    `time.monotonic()`. An engine that streams tells `tell` each piece of "text", one that tries again each "retry".
     """
 
     role: str
@@ -35,6 +36,7 @@ class Request:
     order: int = 0
     json_schema: Mapping[str, Any] | None = None
     deadline_s: float | None = None
+    tell: Tell = tell_nobody
 
 
 @runtime_checkable
@@ -49,7 +51,7 @@ class Engine(Protocol):
     token_exact: bool
 
     async def sample(self, request: Request) -> Call:
-        """Answer one request, or raise `EngineError` once retries are spent."""
+        """Answer one request, or raise `EngineError`, with the failed call in `calls`, once retries are spent."""
         ...
 
     async def close(self) -> None:
@@ -99,15 +101,35 @@ class Tool(Protocol):
         ...
 
 
+class CodeRunner(Protocol):
+    """Runs a command's code where it can reach one tool and nothing else."""
+
+    async def run(self, code: str, tool: Tool) -> Observation:
+        """Run a program in which `tool` is a function by its name; what it printed is the observation.
+
+        Code that raises or runs too long is an observation with `status="error"`; raises `ToolServerError` if the tool
+        broke, `SandboxError` if the program could not be run.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release processes."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleContext:
-    """What a module gets beside its arguments: its engine, a seed for this turn, lessons, the time that is left."""
+    """What a module gets beside its arguments: its engine, a seed for this turn, lessons, the time that is left.
+
+    A module passes `tell` on with its requests.
+    """
 
     engine: Engine | None = None
     seed: int = 0
     order: int = 0
     lessons: str = ""
     deadline_s: float | None = None
+    tell: Tell = tell_nobody
 
 
 class Planner(Protocol):
@@ -166,8 +188,13 @@ class Agent(Protocol):
         order: int = 0,
         lessons: str = "",
         deadline_s: float | None = None,
+        listener: Listener | None = None,
     ) -> Trajectory:
         """Run once. `task` comes without its gold answer; `engines` maps module names to engines."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the agent holds beside tools and engines."""
         ...
 
 

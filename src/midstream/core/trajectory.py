@@ -63,7 +63,10 @@ class Call(Frozen):
     `prompt_ids`, `completion_ids` and `logprobs` are what the engine recorded at sampling, never re-tokenised text;
     they are empty where the engine cannot give them. `logprobs[j]` is the natural log of the probability with which
     `completion_ids[j]` was drawn, under the sampling temperature (at temperature 0: under temperature 1).
-    `messages` is what a chat engine was sent, `prompt` what a completion engine was sent.
+    `messages` is what a chat engine was sent, `prompt` what a completion engine was sent, `sent` everything else of the
+    request as it went out: address, model, temperature, seed, limits, schema. `failures` are the reasons of the
+    attempts before the one that gave this reply. `repaired` says that the reply was no JSON until it was mended. A call
+    that never succeeded has `error`.
     """
 
     role: str
@@ -78,6 +81,9 @@ class Call(Frozen):
     policy_version: int | None = None
     finish_reason: str = ""
     usage: Usage = Usage()
+    sent: dict[str, JsonValue] = {}
+    failures: tuple[str, ...] = ()
+    repaired: bool = False
     error: ErrorInfo | None = None
 
 
@@ -99,12 +105,26 @@ class Command(Frozen):
     error: str | None = None
 
 
+class ToolCall(Frozen):
+    """One call of a tool by a command's code."""
+
+    tool: str
+    arguments: dict[str, JsonValue]
+    status: Literal["ok", "error"]
+    text: str
+    duration_s: float = 0.0
+
+
 class Observation(Frozen):
-    """What came of a turn's action. `status="error"` is what the tool or parser told the agent, not a broken tool."""
+    """What came of a turn's action. `status="error"` is what the tool or parser told the agent, not a broken tool.
+
+    `tool_calls` are those that a command's code made, in order; arguments make one call, which is the observation.
+    """
 
     status: Literal["ok", "error"]
     text: str
     duration_s: float = 0.0
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Verdict(Frozen):
@@ -121,7 +141,10 @@ class Verdict(Frozen):
 
 
 class Turn(Frozen):
-    """One decision: `events` names what happened in order, the fields hold it, `calls` the requests behind it."""
+    """One decision: `events` names what happened in order, the fields hold it, `calls` the requests behind it.
+
+    With `error` set, something around the model failed in this turn: the fields hold what came before.
+    """
 
     index: int
     events: tuple[EventKind, ...] = ()
@@ -130,6 +153,7 @@ class Turn(Frozen):
     observation: Observation | None = None
     verdict: Verdict | None = None
     calls: tuple[Call, ...] = ()
+    error: ErrorInfo | None = None
 
 
 class Score(Frozen):
@@ -142,7 +166,8 @@ class Score(Frozen):
 class Trajectory(Frozen):
     """All turns of one run of one task. `closing_calls` are the generator's. `reward` is None where none was given.
 
-    `attempts` counts this run and those before it that broke down and were thrown away; `cost_usd` is that of all.
+    `attempts` counts this run and those before it that broke down and were thrown away, `earlier_errors` says what
+    broke them; `cost_usd` and `request_failures` (attempts of single requests that failed) are those of all.
     """
 
     id: str
@@ -161,7 +186,9 @@ class Trajectory(Frozen):
     status: Literal["ok", "error"] = "ok"
     error: ErrorInfo | None = None
     attempts: int = 1
+    earlier_errors: tuple[ErrorInfo, ...] = ()
     cost_usd: float = 0.0
+    request_failures: int = 0
     started_at: float = 0.0
     duration_s: float = 0.0
 
@@ -169,3 +196,8 @@ class Trajectory(Frozen):
     def calls(self) -> tuple[Call, ...]:
         """Every call of the trajectory in order."""
         return tuple(call for turn in self.turns for call in turn.calls) + self.closing_calls
+
+    @property
+    def replies_repaired(self) -> int:
+        """Replies that were no JSON until they were mended."""
+        return sum(call.repaired for call in self.calls)

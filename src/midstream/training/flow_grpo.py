@@ -170,6 +170,8 @@ def _metrics(
         trajectories=len(trajectories),
         trajectories_error=sum(one.status == "error" for one in trajectories),
         trajectories_retried=sum(one.attempts > 1 for one in trajectories),
+        request_failures=sum(one.request_failures for one in trajectories),
+        replies_repaired=sum(one.replies_repaired for one in trajectories),
         groups=sum(batch.groups for batch in batches),
         groups_uniform=sum(batch.groups_uniform for batch in batches),
         groups_broken=sum(batch.groups_broken for batch in batches),
