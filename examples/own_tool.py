@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.agents.programs import VerifiedResultGenerator
 from midstream.agents.prompted import (
+    ExecutorConfig,
     PlannerConfig,
     PromptedExecutor,
     PromptedPlanner,
@@ -83,7 +84,7 @@ async def main() -> None:
 
     agent = AgentFlow(
         planner=PromptedPlanner(PlannerConfig()),
-        executor=PromptedExecutor(StructuredConfig()),
+        executor=PromptedExecutor(ExecutorConfig()),
         verifier=PromptedVerifier(StructuredConfig()),
         generator=VerifiedResultGenerator(),  # a module may be a program: this one answers with the last result
         config=Config(max_turns=3),

@@ -69,7 +69,7 @@ async def main(engine: Engine) -> None:
     """Wire, run, show."""
     agent = AgentFlow(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
-        executor=prompted.PromptedExecutor(prompted.StructuredConfig()),
+        executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.StructuredConfig()),
         generator=prompted.PromptedGenerator(prompted.Config()),
         config=LoopConfig(max_turns=5),

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 
+from midstream.agents.code import CodeExecutor
 from midstream.build import ENGINES, REWARDS, ROOMS, TASKS, TOOLS, Build, check
 from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, UnsupportedError
@@ -109,6 +110,26 @@ def test_an_environment_can_differ_in_planner_temperature_and_turns(make_build):
     assert build.environment(planner=planner).engines == {}
 
 
+PROGRAMS = "agent.executor={type='prompted',engine='server',mode='code',program={max_tool_calls=2}}"
+WRITER = "engines.server={type='openai_compatible',model='m',base_url='http://127.0.0.1:9/v1'}"
+
+
+def test_an_executor_that_writes_programs_needs_leave_and_gets_a_runner(ten_steps):
+    with pytest.raises(UnsupportedError, match=r"runs programs that a model writes[\s\S]*--unsafe"):
+        Build(recipe(ten_steps, WRITER, PROGRAMS))
+    build = Build(recipe(ten_steps, WRITER, PROGRAMS), unsafe=True)
+    assert isinstance(build.environment().agent.executor, CodeExecutor)
+
+    async def go():
+        observation, _ = await build.code_runner.run("while True: local_search(query='a')", build.tools[0])
+        assert (observation.status, len(observation.tool_calls)) == ("error", 1)  # "a" is nowhere: ToolError
+        observation, _ = await build.code_runner.run("for _ in 'abc': local_search('height')", build.tools[0])
+        assert "more than 2 calls of local_search" in observation.text
+        await build.code_runner.close()
+
+    asyncio.run(go())
+
+
 def test_an_in_process_engine_inside_a_tool_is_refused(make_build):
     build = make_build("tools.base_generator={engine='policy'}")
     with pytest.raises(RecipeError, match=r"tool engine 'policy' samples in process[\s\S]*openai_compatible"):
@@ -153,6 +174,14 @@ CASES = {
         RecipeError,
         [SERVER + ",token_ids=true}", "engines.mine={type='tiny'}", "training.weights=mine"],
         "cannot reach[\\s\\S]*learner.lora",
+    ),
+    "a template that is not heard": (
+        RecipeError,
+        [
+            SERVER + ",token_ids=true,extra_body={chat_template_kwargs={enable_thinking=false}}}",
+            "engines.mine={type='tiny'}", "training.weights=mine", "learner.lora={rank=2}",
+        ],
+        "would not be heard[\\s\\S]*move chat_template_kwargs to",
     ),
     "two models in process": (
         RecipeError,

@@ -19,6 +19,7 @@ from midstream import build, cli, config, evaluation, rollout
 from midstream.agents import agentflow
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
+from midstream.sandbox import code_runner
 from midstream.training import losses, settings
 
 ROOT = Path(__file__).parents[1]
@@ -176,7 +177,7 @@ def test_there_are_commands_of_each_kind():
     assert len(commands()) > 20
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/recipes.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/recipes.md", "docs/serving.md"])
 def test_recipes_are_valid(document, tmp_path):
     blocks = fenced(text_of(document), "toml")
     assert blocks
@@ -202,6 +203,7 @@ TABLES: dict[str, type[Frozen]] = {
     "Top level": config.Recipe,
     "`[agent]`": agentflow.Config,
     "`sampling`": Sampling,
+    "`agent.executor.program`": code_runner.Config,
     "`[rollout]`": rollout.Config,
     "`[training]`": settings.TrainingConfig,
     "`training.loss`": losses.PolicyLoss,

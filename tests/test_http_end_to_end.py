@@ -8,65 +8,14 @@ from collections import Counter
 import pytest
 import torch
 
-from midstream.agents.programs import NoSettings
-from midstream.build import REWARDS, Component
+from midstream.build import REWARDS
 from midstream.cli import main
-from midstream.core.trajectory import Score, Trajectory
+from midstream.core.trajectory import Trajectory
 from midstream.engines.transformers_local import load_model
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from support.llm_server import AgentFlowReplies, LLMServer
-from support.served_model import CALCULATE, ServedModel, save_model
-
-RECIPE = """
-name = "over-http"
-seed = 1
-tasks = {{ type = "gazetteer", families = ["arith"], countries = 40 }}
-reward = {{ type = "calculates" }}
-
-[agent]
-max_turns = 2
-planner = {{ type = "prompted", engine = "policy", sampling = {{ temperature = 0.8, max_tokens = 4 }} }}
-executor = {{ type = "prompted", engine = "server" }}
-verifier = {{ type = "prompted", engine = "server" }}
-generator = {{ type = "prompted", engine = "server" }}
-
-[engines]
-policy = {{ type = "openai_compatible", model = "m", base_url = "{url}", token_ids = {token_ids}, max_attempts = 2 }}
-server = {{ type = "openai_compatible", model = "m", base_url = "{url}" }}
-weights = {{ type = "transformers_local", model = "{model}" }}
-
-[tools]
-local_search = {{ match = "any" }}
-python = {{}}
-
-[learner]
-lora = {{ rank = 4, alpha = 8 }}
-
-[training]
-weights = "weights"
-steps = 4
-tasks_per_step = 3
-group_size = 4
-minibatches = 1
-learning_rate = 3e-2
-warmup_steps = 1
-checkpoint_every = 2
-validate_every = 4
-
-[evaluation]
-temperatures = [0.8]
-validation = {{ name = "validation", split = "validation", per_family = 2, seed = 7 }}
-sets = [{{ name = "test", split = "test", per_family = 4 }}]
-"""
-
-
-class Calculates:
-    """The share of turns that used Python: an outcome that a random planner can reach and learn."""
-
-    async def score(self, task, trajectory):
-        tools = [turn.action.tool for turn in trajectory.turns]
-        return Score(value=tools.count("python") / len(tools))
+from support.served_model import CALCULATE, CALCULATES, ServedModel, save_model, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +31,6 @@ def served(model_directory):
         yield server
 
 
-def write_recipe(directory, url, model, token_ids=True):
-    path = directory / "over-http.toml"
-    path.write_text(RECIPE.format(url=url, model=model, token_ids=str(token_ids).lower()))
-    return path
-
-
 @pytest.fixture(scope="module")
 def trained(served, model_directory, tmp_path_factory):
     """(run directory, per update the recorded and the learner's own log-probabilities of every row)."""
@@ -100,7 +43,7 @@ def trained(served, model_directory, tmp_path_factory):
         return inner(self, rows, loss)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(REWARDS, "calculates", Component(NoSettings, lambda config: Calculates()))
+        patch.setitem(REWARDS, "calculates", CALCULATES)
         patch.setattr(LocalLearner, "forward_backward", spy)
         recipe = write_recipe(root, served.base_url, model_directory)
         assert main(["train", str(recipe), "--out", str(root / "run"), "--quiet"]) == 0
@@ -156,17 +99,31 @@ def test_every_update_is_on_policy(trained):
         for old, new in zip(recorded, own, strict=True):
             assert old == pytest.approx(new, abs=1e-3)
     assert [one.clip_fraction for one in run.read_metrics()] == [0.0] * 4
+    assert max(one.logprob_gap for one in run.read_metrics()) < 1e-4
 
 
 def test_the_policy_version_advances_with_its_adapter(trained, served):
     run, _ = trained
     for step in range(1, 5):
         assert {call.policy_version for call in calls_of(run.read_trajectories(step), "planner")} == {step - 1}
-    paths = [path for path in served.adapters.values() if str(run.root) in path]
-    assert [path.rsplit("-", 1)[1] for path in paths] == ["0", "1", "2", "3", "4"]
-    asked = Counter(body["model"] for body in served.bodies if "messages" in body)
-    assert all(asked[name] > 0 for name in served.adapters)
+    loads = [body["lora_path"] for body in served.bodies if "lora_path" in body and str(run.root) in body["lora_path"]]
+    versions = [path.rsplit("/", 1)[1].split("-")[1] for path in dict.fromkeys(loads)]
+    assert versions == ["0", "1", "2", "3", "4"]
+    asked = Counter(body["model"] for body in served.bodies if "model" in body)
+    names = {body["lora_name"] for body in served.bodies if body.get("lora_path") in loads}
+    assert len(names) == 5
+    assert all(asked[name] > 0 for name in names)
     assert asked["m"] > 0  # the other modules never use the adapter
+    planned = [body for body in served.bodies if body.get("model") in names]
+    assert all(isinstance(body["prompt"], list) for body in planned), "token ids in: no chat template but the learner's"
+
+
+def test_only_the_newest_adapter_stays_on_the_server_and_two_on_disk(trained, served):
+    run, _ = trained
+    mine = [path for path in served.adapters.values() if path.startswith(str(run.root / "adapters" / "version-"))]
+    assert [path.rsplit("/", 1)[1].split("-")[1] for path in mine] == ["4"]
+    kept = sorted(path.name.split("-")[1] for path in (run.root / "adapters").glob("version-*"))
+    assert kept == ["3", "4"]
 
 
 def test_the_adapter_changes_what_is_sampled(trained):
@@ -199,7 +156,7 @@ def test_eval_asks_the_trained_adapter(trained, capsys):
 def test_solve_asks_the_trained_adapter(trained, capsys):
     run, _ = trained
     capsys.readouterr()
-    assert main(["solve", "What is 45 plus 17 ?", "--run", str(run.root), "--json", "--temperature", "0.8"]) == 0
+    assert main(["solve", "What is 45 plus 17 ?", "--planner", str(run.root), "--json", "--temperature", "0.8"]) == 0
     trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
     assert {call.policy_version for call in trajectory.calls if call.role == "planner"} == {4}
     assert trajectory.answer == "2"
@@ -239,7 +196,7 @@ def refused(recipe, root, capsys):
 
 @pytest.fixture
 def calculates(monkeypatch):
-    monkeypatch.setitem(REWARDS, "calculates", Component(NoSettings, lambda config: Calculates()))
+    monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
 
 
 def test_training_without_token_ids_is_refused(tmp_path, served, model_directory, capsys, calculates):

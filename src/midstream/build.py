@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstream import rollout
-from midstream.agents import agentflow, code, compact, programs, prompted
+from midstream.agents import agentflow, code, compact, formats, programs, prompted
 from midstream.config import AgentConfig, Recipe, Table, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import CodeRunner, Engine, Tool
-from midstream.engines import openai_compatible
+from midstream.engines import lora, openai_compatible
 from midstream.rewards import exact_match
 from midstream.sandbox import code_runner
 from midstream.tasks.worlds import gazetteer
@@ -57,7 +57,7 @@ TOOLS = {
 ENGINES = {
     "tiny": Component(TinyConfig, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)),
     "transformers_local": Component(
-        LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config), config)
+        LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config, name), config)
     ),
     "openai_compatible": Component(
         openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
@@ -257,7 +257,8 @@ class Build:
     @cached_property
     def code_runner(self) -> CodeRunner:
         """What runs the executor's programs."""
-        return code_runner.ProgramRunner()
+        config = resolve(EXECUTORS, self.recipe.agent.executor, "agent.executor")[1]
+        return code_runner.ProgramRunner(config.program, formats.schema_error)
 
     def _module(self, name: str, table: Table) -> Any:
         component, config = resolve(ROOMS[name], table, f"agent.{name}")
@@ -288,18 +289,22 @@ class Build:
         tokenizer = tiny.make_tokenizer(words, names)
         return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
 
-    def pretrained(self, config: LocalModelConfig) -> tuple[Any, Any]:
-        """(model, tokenizer) of a Hugging Face causal language model."""
+    def pretrained(self, config: LocalModelConfig, name: str) -> tuple[Any, Any]:
+        """(model, tokenizer) of a Hugging Face causal language model; the trained one keeps its adapter apart."""
         require_training_extra()
         from midstream.engines.transformers_local import load_model
 
-        return load_model(config.model, config.dtype, config.device)
+        named = self.recipe.training.weights if self.recipe.training else None
+        trained = name == (named or self.recipe.agent.planner.get("engine"))
+        trainable = trained and self.recipe.training is not None and self.recipe.learner.lora is not None
+        return load_model(config.model, config.dtype, config.device, adapter=config.adapter, trainable=trainable)
 
     def local_engine(self, name: str, model: Any, tokenizer: Any, config: TinyConfig | LocalModelConfig) -> Engine:
         """The in-process engine over a model."""
         from midstream.engines.transformers_local import TransformersLocal
 
-        return TransformersLocal(model, tokenizer, name=name, max_batch=config.max_batch)
+        given = config.chat_template_kwargs if isinstance(config, LocalModelConfig) else {}
+        return TransformersLocal(model, tokenizer, name=name, max_batch=config.max_batch, chat_template_kwargs=given)
 
     @property
     def warm_seed(self) -> int:
@@ -373,9 +378,8 @@ class Build:
             engine.policy_version = version  # type: ignore[attr-defined]
             return
         assert isinstance(engine, openai_compatible.OpenAICompatibleEngine)
-        directory = self.adapters.absolute() / f"version-{version}"
-        self.learner.export_weights(directory)
-        await engine.use_adapter(version, directory)
+        engine.encode = self._weights().encode  # token ids in and out: nothing depends on the server's chat template
+        await lora.hand_over(engine, self.learner.export_weights, self.adapters.absolute(), version)
 
 
 def _loop_config(agent: AgentConfig, max_turns: int | None) -> agentflow.Config:
@@ -399,12 +403,18 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
             cause="it does not record sampled token ids and log-probabilities",
             mend="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
         )
-    named, lora = recipe.training and recipe.training.weights, recipe.learner.lora
-    if named not in (None, engine.name) and not (lora and hasattr(engine, "use_adapter")):
+    named = recipe.training and recipe.training.weights
+    if named not in (None, engine.name) and not (recipe.learner.lora and hasattr(engine, "use_adapter")):
         raise RecipeError(
             f"training.weights = {named!r} cannot reach the planner's engine {engine.name!r}",
             cause="weights trained apart from the planner are handed to its server as a LoRA adapter before every step",
             mend="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+        )
+    if named not in (None, engine.name) and "chat_template_kwargs" in recipe.engines[engine.name].get("extra_body", {}):
+        raise RecipeError(
+            f"engines.{engine.name}.extra_body.chat_template_kwargs would not be heard",
+            cause=f"the planner's prompts go there as token ids, made with the chat template of engine {named!r}",
+            mend=f"move chat_template_kwargs to [engines.{named}]",
         )
     _, config = resolve(PLANNERS, recipe.agent.planner, "agent.planner")
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:

@@ -1,8 +1,9 @@
-"""The command line: `midstream demo | train | resume | eval | solve | show | study`."""
+"""The command line: `midstream demo | train | resume | eval | solve | doctor | show | study`."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ EXAMPLES = """examples:
   midstream train flow-grpo-tiny --set training.steps=50
   midstream resume runs/demo                          go on after Ctrl-C, a kill or a power cut
   midstream eval runs/demo                            evaluate its newest checkpoint
-  midstream solve "What is 45 plus 17 ?" --run runs/demo
+  midstream solve "What is 45 plus 17 ?" --planner runs/demo
   midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
+  midstream doctor --base-url http://localhost:11434/v1 --model qwen2.5:7b     can this model play the roles?
   midstream show runs/demo                            numbers of a run; add an id for one trajectory
   midstream study controls --seeds 3                  the recipe beside its controls, with intervals"""
 
@@ -24,11 +26,21 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if options.command == "study":
             from midstream.study import run_study
 
             return run_study(options)
+        if options.command == "solve":
+            from midstream.solve import solve
+
+            return solve(options)
+        if options.command == "doctor":
+            from midstream.doctor import diagnose
+
+            return diagnose(options)
         from midstream import commands
 
         name = "evaluate" if options.command == "eval" else options.command
@@ -69,28 +81,41 @@ def parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a recipe")
     train.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
+    _unsafe_option(train)
     _recipe_options(train)
     _run_options(train)
 
     resume = commands.add_parser("resume", help="go on with an interrupted run")
     resume.add_argument("run", help="run directory")
+    _unsafe_option(resume)
     _output_options(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a run's newest checkpoint, or a recipe's agent as it is")
     evaluate.add_argument("target", help="run directory or recipe")
+    _unsafe_option(evaluate)
     _recipe_options(evaluate)
     _output_options(evaluate)
 
     solve = commands.add_parser("solve", help="answer one question, turn by turn")
     solve.add_argument("question")
     source = solve.add_mutually_exclusive_group()
-    source.add_argument("--run", help="use the planner of this run")
-    source.add_argument("--recipe", default=None, help="use the agent of this recipe (default: agentflow-prompted)")
-    solve.add_argument("--base-url", help="OpenAI-compatible server, e.g. http://localhost:11434/v1 (Ollama)")
-    solve.add_argument("--model", help="the server's name of the model")
-    solve.add_argument("--temperature", type=float, default=None, help="the planner's temperature (with --run: 0)")
+    source.add_argument(
+        "--planner", metavar="RUN", help="the planner of this run; with --model, the other modules ask it"
+    )
+    source.add_argument("--recipe", default=None, help="the agent of this recipe (default: agentflow-prompted)")
+    _server_options(solve)
+    solve.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+    solve.add_argument("--temperature", type=float, default=None, help="the planner's temperature (with --planner: 0)")
+    _unsafe_option(solve)
     _recipe_options(solve)
     _output_options(solve)
+
+    doctor = commands.add_parser("doctor", help="can this model play planner, executor, verifier and generator?")
+    doctor.add_argument("--recipe", default=None, help="the modules of this recipe (default: agentflow-prompted)")
+    _server_options(doctor)
+    _unsafe_option(doctor)
+    _recipe_options(doctor)
+    _output_options(doctor)
 
     show = commands.add_parser("show", help="numbers of a run, or one of its trajectories turn by turn")
     show.add_argument("run", help="run directory")
@@ -107,12 +132,24 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _server_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", help="the server's name of the model")
+    command.add_argument("--base-url", help="its address, e.g. http://localhost:11434/v1 (Ollama)")
+    command.add_argument("--provider", help="the server by name, e.g. ollama, vllm; a wrong name lists them")
+
+
 def _recipe_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
     )
     command.add_argument("--seed", type=int, default=None, help="the run seed")
     command.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
+
+
+def _unsafe_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--unsafe", action="store_true", help="run programs that a model writes without real isolation"
+    )
 
 
 def _run_options(command: argparse.ArgumentParser) -> None:

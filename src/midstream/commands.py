@@ -16,15 +16,13 @@ from rich.console import Console
 
 from midstream import evaluation
 from midstream.build import Build, check, require_training_extra
-from midstream.config import Recipe, Table, load_recipe, parse_recipe, read_table, to_toml, with_overrides
-from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, UsageError
+from midstream.config import Recipe, Table, load_recipe, parse_recipe, to_toml, with_overrides
+from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.progress import ProgressDisplay
 from midstream.core.seeds import derive_seed
-from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.report import html, progress, tables
-from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 
@@ -40,7 +38,7 @@ def train(options: argparse.Namespace) -> int:
     """`midstream train RECIPE`."""
     recipe = _recipe(options.recipe, options)
     if options.dry_run:
-        return _dry_run(recipe)
+        return dry_run(recipe)
     root = Path(options.out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     run = _train(root, None, recipe, options)
     _show_result(run, options)
@@ -63,7 +61,7 @@ def demo(options: argparse.Namespace) -> int:
     """`midstream demo`: the tiny recipe, then everything there is to see. An interrupted demo goes on."""
     recipe = _recipe(DEMO_RECIPE, options)
     if options.dry_run:
-        return _dry_run(recipe)
+        return dry_run(recipe)
     root = Path(options.out or DEMO_RUN)
     if options.no_resume and (root / "run.json").exists():
         raise _holds_a_run(root)
@@ -78,8 +76,8 @@ def evaluate(options: argparse.Namespace) -> int:
     """`midstream eval RUN|RECIPE`."""
     build, run = _target(options)
     if options.dry_run:
-        return _dry_run(build.recipe)
-    step = None if run is None else _use_policy(build, run)
+        return dry_run(build.recipe)
+    step = None if run is None else use_policy(build, run)
     with progress.make_progress(Console(stderr=True), options.quiet) as display:
         results = asyncio.run(evaluate_sets(build, display, step))
     if options.json:
@@ -87,30 +85,6 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         Console().print(tables.evaluation_table(results))
     return 0
-
-
-def solve(options: argparse.Namespace) -> int:
-    """`midstream solve QUESTION`."""
-    _check_question(options.question)
-    build, run = _target(options, default="agentflow-prompted")
-    if options.dry_run:
-        return _dry_run(build.recipe)
-    temperature = options.temperature
-    if run is None and build.recipe.warm_start is not None:
-        raise RecipeError(
-            f"the planner of recipe {build.recipe.name!r} is not trained",
-            cause="its weights come from a warm start and training",
-            mend="midstream demo, then midstream solve ... --run runs/demo",
-        )
-    if run is not None:
-        _use_policy(build, run)
-        temperature = 0.0 if temperature is None else temperature
-    trajectory = asyncio.run(_solve(build.environment(temperature=temperature), options.question, build.recipe.seed))
-    if options.json:
-        print(trajectory.model_dump_json())
-    else:
-        Console().print(tables.trajectory_view(trajectory))
-    return 0 if trajectory.status == "ok" else 1
 
 
 def show(options: argparse.Namespace) -> int:
@@ -142,10 +116,11 @@ def show(options: argparse.Namespace) -> int:
 
 def recipe_of(run: RunDirectory) -> Recipe:
     """The resolved recipe that a run was started with."""
-    return parse_recipe(_table_of(run))
+    return parse_recipe(table_of(run))
 
 
-def _table_of(run: RunDirectory) -> Table:
+def table_of(run: RunDirectory) -> Table:
+    """The resolved recipe of a run as it was written down."""
     try:
         return tomllib.loads(run.recipe())
     except tomllib.TOMLDecodeError as error:
@@ -154,7 +129,7 @@ def _table_of(run: RunDirectory) -> Table:
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
     """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
-    return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True))
+    return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True, unsafe=False))
 
 
 def _recipe(name: str, options: argparse.Namespace) -> Recipe:
@@ -164,34 +139,21 @@ def _recipe(name: str, options: argparse.Namespace) -> Recipe:
     return load_recipe(name, overrides)
 
 
-def _target(options: argparse.Namespace, default: str = "") -> tuple[Build, RunDirectory | None]:
-    """The build of a run's or a recipe's agent, with the engine's address and model replaced where they are given."""
-    target = getattr(options, "target", None) or getattr(options, "run", None) or getattr(options, "recipe", None)
-    target = target or default
+def _target(options: argparse.Namespace) -> tuple[Build, RunDirectory | None]:
+    """The build of a run's or a recipe's agent."""
+    target = options.target
     is_path = os.sep in target and not target.endswith(".toml")
-    if is_path or (Path(target) / "run.json").exists() or getattr(options, "run", None):
-        if getattr(options, "base_url", None) or getattr(options, "model", None):
-            raise UsageError(
-                "--base-url and --model do nothing with --run",
-                cause="the planner comes from the run, its weights from a checkpoint",
-                mend="leave them out, or leave out --run",
-            )
-        run = RunDirectory.open(Path(target))
-        table = _table_of(run)
-        if options.seed is not None:
-            table["seed"] = options.seed
-        recipe = parse_recipe(with_overrides(table, options.overrides))
-        return Build(recipe, adapters=run.root / "adapters"), run
-    table = with_overrides(read_table(target), options.overrides)
-    for key, value in (("base_url", getattr(options, "base_url", None)), ("model", getattr(options, "model", None))):
-        if value:
-            table.setdefault("engines", {}).setdefault("model", {"type": "openai_compatible"})[key] = value
+    if not is_path and not (Path(target) / "run.json").exists():
+        return Build(_recipe(target, options), unsafe=options.unsafe), None
+    run = RunDirectory.open(Path(target))
+    table = table_of(run)
     if options.seed is not None:
         table["seed"] = options.seed
-    return Build(parse_recipe(table)), None
+    recipe = parse_recipe(with_overrides(table, options.overrides))
+    return Build(recipe, adapters=run.root / "adapters" / "asked", unsafe=options.unsafe), run
 
 
-def _use_policy(build: Build, run: RunDirectory) -> int:
+def use_policy(build: Build, run: RunDirectory) -> int:
     """Let the planner sample from the run's newest good checkpoint; returns its step."""
     require_training_extra()
     from midstream.training.session import load_policy
@@ -201,7 +163,7 @@ def _use_policy(build: Build, run: RunDirectory) -> int:
     return step
 
 
-def _dry_run(recipe: Recipe) -> int:
+def dry_run(recipe: Recipe) -> int:
     """Validate everything and print the resolved recipe and what a run would do."""
     print(to_toml(check(recipe)))
     training = recipe.training
@@ -245,7 +207,10 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     require_training_extra()
     from midstream.training.session import Session
 
-    parts = Build(recipe, adapters=root / "adapters").parts()  # what cannot be built leaves no run behind
+    unsafe = getattr(options, "unsafe", False)  # the demo has no such option
+    parts = Build(
+        recipe, adapters=root / "adapters", unsafe=unsafe
+    ).parts()  # what cannot be built leaves no run behind
     run = run or _create_run(root, recipe)
     console = Console(stderr=True)
     with run.lock():
@@ -298,7 +263,7 @@ def next_steps(run: RunDirectory) -> list[str]:
     question = next((one.question for _, one in samples(run)[-1:]), "What is 45 plus 17 ?")
     root = shlex.quote(str(run.root))
     return [
-        f'midstream solve "{question}" --run {root}',
+        f'midstream solve "{question}" --planner {root}',
         f"midstream show {root}",
         f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
         f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
@@ -385,32 +350,6 @@ def _check_any_result(trajectories: Sequence[Trajectory]) -> None:
     errors = [one.error for one in trajectories if one.error]
     if len(errors) == len(trajectories):
         raise InfrastructureError(f"all {len(errors)} tasks ended without a result; the first:\n{errors[0].message}")
-
-
-async def _solve(environment: Environment, question: str, seed: int) -> Trajectory:
-    task = Task(id="question", question=question, answer="")
-    try:
-        [group] = await rollout(environment, [task], seed=seed)
-    finally:
-        await environment.close()
-    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
-
-
-def _check_question(question: str) -> None:
-    try:
-        question.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"the question is not valid UTF-8: {question!r}",
-            cause="the terminal or the file it came from uses another encoding",
-            mend="type it again, or convert it with iconv",
-        ) from error
-    if not question.strip():
-        raise UsageError(
-            f"the question is empty: {question!r}",
-            cause="nothing stands between the quotes",
-            mend='e.g. midstream solve "What is 45 plus 17 ?"',
-        )
 
 
 def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:

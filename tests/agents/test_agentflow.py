@@ -263,6 +263,17 @@ def test_a_broken_engine_ends_the_run_and_keeps_its_turns(role, turn, kept):
     assert (trajectory.question, trajectory.agent, trajectory.seed) == (QUESTION, "agentflow", 5)
 
 
+def test_a_tools_own_calls_are_kept_and_paid_for():
+    class Asks(Echo):
+        async def call(self, arguments):
+            return ToolResult(text="said", calls=(Call(role="echo", usage=Usage(cost_usd=0.5)),))
+
+    trajectory = run(Modules(), Asks(), max_turns=1)
+    assert [call.role for call in trajectory.calls] == ["planner", "executor", "echo", "verifier", "generator"]
+    assert trajectory.turns[0].events == ("call", "action", "call", "command", "call", "observation", "call", "verdict")
+    assert trajectory.cost_usd == 0.25 * 4 + 0.5
+
+
 def test_the_calls_of_the_module_that_broke_are_kept():
     asked, failed = Call(role="executor", completion="no JSON"), Call(role="executor", failures=("503", "reset"))
     failure = EngineError("503")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from midstream.agents.formats import json_objects, parse_action, parse_answer, parse_command, parse_verdict
+from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict, schema_error
+from midstream.core.errors import ToolServerError
 from midstream.core.protocols import ToolResult
 from midstream.core.trajectory import Action, Command, Verdict
 
@@ -141,6 +144,89 @@ def test_invalid_arguments_say_what_was_wrong(reply: str, error: str):
     assert command.arguments == {}
 
 
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/node"}},
+    "required": ["root"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"size": {"type": "integer"}, "inner": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "required": ["size"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def test_nested_schemas_are_followed():
+    assert schema_error({"root": {"size": 1, "inner": [{"size": 2}]}}, TREE) is None
+    assert schema_error({"root": {"size": 1, "inner": [{"size": "2"}]}}, TREE) == (
+        "at $.root.inner[0].size: '2' is not of type 'integer'"
+    )
+    error = schema_error({"root": {"size": 1, "inner": [{"size": 2, "x": 1}]}}, TREE)
+    assert error is not None
+    assert "('x' was unexpected)" in error
+
+
+def test_arguments_that_a_pattern_names_are_known():
+    schema = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x-": {"type": "string"}}}
+    assert schema_error({"a": 1, "x-b": "c"}, schema) is None
+
+
+def test_a_schema_that_changes_is_compiled_anew():
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert schema_error({"a": 1}, schema) is not None
+    schema["properties"] = {"a": {"type": "integer"}}
+    assert schema_error({"a": 1}, schema) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "objekt"},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
+        {"properties": {"a": {"$ref": "#/$defs/gone"}}},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+    ],
+)
+def test_a_broken_schema_is_the_tool_s_fault(schema: dict[str, Any]):
+    with pytest.raises(ToolServerError, match="a tool's schema cannot be used"):
+        schema_error({"a": "x"}, schema)
+
+
+def test_a_remote_reference_is_refused_and_never_fetched():
+    """The server is there, and would answer: nobody asks it."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        schema = {"properties": {"a": {"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"}}}
+        with pytest.raises(ToolServerError, match=r"Unresolvable: http://127\.0\.0\.1"):
+            schema_error({"a": "x"}, schema)
+        server.shutdown()
+        thread.join()
+    assert asked == []
+
+
+@pytest.mark.parametrize("reply", ["{'query': 'height'}", '{"name": "search", "arguments": {"query": "height",}}'])
+def test_a_repaired_command_satisfies_the_same_schema(reply: str):
+    assert parse_command(reply, SEARCH).error is not None
+    assert parse_command(reply, SEARCH, repair=True) == Command(tool="local_search", arguments={"query": "height"})
+
+
+@pytest.mark.parametrize("reply", ["{'query': 7}", "{'quest': 'height'}", '{"query": "height', "{'query': , 'a': 1}"])
+def test_a_repair_that_the_schema_refuses_stays_an_error(reply: str):
+    command = parse_command(reply, SEARCH, repair=True)
+    assert command.error is not None
+    assert command.arguments == {}
+
+
 def test_an_argument_named_arguments_is_no_envelope():
     tool = FakeTool("call", parameters={"type": "object", "properties": {"arguments": {"type": "object"}}})
     assert parse_command('{"arguments": {"a": 1}}', tool).arguments == {"arguments": {"a": 1}}
@@ -172,6 +258,27 @@ def test_an_argument_named_arguments_is_no_envelope():
 )
 def test_verdicts(reply: str, verdict: Verdict | None):
     assert parse_verdict(reply) == verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("{'result_valid': True, 'memory_sufficient': False}", Verdict(result_valid=True, memory_sufficient=False)),
+        (
+            '{"analysis": "it says "yes" twice", "result_valid": true "memory_sufficient": false,}',
+            Verdict(result_valid=True, memory_sufficient=False, analysis='it says "yes" twice'),
+        ),
+        ('{"analysis": "all there", "result_valid": true, "memory_sufficient": tru', None),
+        ('{"analysis": "all there", "result_valid": true, "memory_sufficient": true', None),
+        ('{"analysis": "all there", "result_valid": true,}', None),
+        ('{"analysis": "a", "result_valid": true or false, "memory_sufficient": true}', None),
+        ("{'analysis': 'a', 'result_valid': , 'memory_sufficient': True}", None),
+        ("result_valid: true, memory_sufficient: true", None),
+    ],
+)
+def test_a_repaired_verdict_says_what_the_model_did(reply: str, verdict: Verdict | None):
+    assert parse_verdict(reply) is None
+    assert parse_verdict(reply, repair=True) == verdict
 
 
 @pytest.mark.parametrize(
@@ -209,8 +316,6 @@ def test_any_text_gives_a_value_that_can_be_stored(reply: str):
     verdict = parse_verdict(reply)
     assert verdict is None or Verdict.model_validate_json(verdict.model_dump_json()) == verdict
     parse_answer(reply).encode()
-
-
-@given(value=st.dictionaries(st.text(), st.integers() | st.text()), before=st.text(alphabet="ab \n"))
-def test_any_object_is_found(value: dict[str, Any], before: str):
-    assert next(json_objects(before + json.dumps(value))) == value
+    mended = parse_command(reply, SEARCH, repair=True)
+    assert Command.model_validate_json(mended.model_dump_json()) == mended
+    parse_verdict(reply, repair=True)

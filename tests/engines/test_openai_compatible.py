@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
 from midstream.core.protocols import Engine, Request
-from midstream.core.trajectory import Call, Message, Sampling
+from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
 from midstream.engines.openai_reply import TransientError, checked_reply
 from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion, prompt_of
@@ -145,18 +145,19 @@ def test_attempts_come_to_an_end(fault: Fault):
 @pytest.mark.parametrize(
     ("status", "mend"),
     [
-        (400, "--max-model-len"),
+        (400, "serve a longer context: vllm serve m --max-model-len"),
         (401, "export OPENAI_API_KEY"),
         (403, "export OPENAI_API_KEY"),
         (404, "/v1/models shows the names"),
-        (422, "--max-model-len"),
+        (422, "change sampling or extra_body"),
         (308, "correct model or base_url"),
     ],
 )
 def test_a_refusal_is_final_and_says_what_to_do(status: int, mend: str):
     with LLMServer(echo, faults=[status]) as server, pytest.raises(EngineError, match=f"answered {status}") as caught:
-        ask(engine_for(server), HELLO)
+        ask(engine_for(server, provider="vllm", api_key_env="OPENAI_API_KEY"), HELLO)
     assert mend in caught.value.mend
+    assert not caught.value.retryable
     assert len(server.bodies) == 1
 
 
@@ -209,14 +210,16 @@ def free_port() -> int:
 def test_nobody_there_says_how_to_start_a_server():
     port = free_port()
     started = time.monotonic()
-    engine = OpenAICompatibleEngine(Config(model="qwen", base_url=f"http://127.0.0.1:{port}/v1"), "planner")
+    engine = OpenAICompatibleEngine(
+        Config(model="qwen", provider="vllm", base_url=f"http://127.0.0.1:{port}/v1"), "planner"
+    )
     with pytest.raises(EngineError, match="nothing answers at") as caught:
         ask(engine, HELLO)
     assert caught.value.cause == "is the server running?"
     assert caught.value.mend == f"vllm serve qwen --port {port}"
     assert time.monotonic() - started < 2
     with pytest.raises(EngineError, match="nothing answers at"):
-        asyncio.run(engine.load_lora_adapter("a", Path("a")))
+        asyncio.run(engine.use_adapter(1, Path("a")))
 
 
 def test_a_server_that_restarts_is_waited_for():
@@ -268,12 +271,6 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert Config(model="m").base_url == "https://api.openai.com/v1"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
     assert Config(model="m").base_url == "http://127.0.0.1:1/v1"
-
-
-def test_openai_itself_is_sent_its_own_name_of_the_limit():
-    body = json.loads(OpenAICompatibleEngine(Config(model="m"), "e")._body(HELLO, "m"))
-    assert body["max_completion_tokens"] == 512
-    assert "max_tokens" not in body
 
 
 def test_an_adapter_takes_over_and_is_recorded():
@@ -343,3 +340,73 @@ def test_any_body_is_a_reply_or_a_named_error(data: dict[str, Any], exact: bool)
         return
     assert len(reply.completion_ids) == len(reply.logprobs)
     reply.text.encode()
+
+
+# --- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_sent_and_what_failed_is_recorded():
+    told: list[tuple[str, Any]] = []
+    request = replace(HELLO, json_schema={"type": "object"}, tell=lambda kind, value: told.append((kind, value)))
+    with LLMServer(echo, faults=[503, "garbage"]) as server:
+        [call] = ask(engine_for(server, extra_body={"top_k": 3}), request)
+        body = server.bodies[-1]
+    kept = {key: value for key, value in body.items() if key not in ("messages", "response_format")}
+    assert call.sent == kept | {"base_url": server.base_url, "json_schema": "planner"}
+    assert call.failures == ("503: injected 503", "the answer is cut off or not JSON")
+    assert told == [("retry", reason) for reason in call.failures]
+    assert call.error is None
+    assert Call.model_validate_json(call.model_dump_json()) == call
+
+
+@pytest.mark.parametrize(
+    ("faults", "failures", "retryable"),
+    [([500, "empty_choices"], ("500: injected 500", "the answer holds no choice"), True), ([401], (), False)],
+)
+def test_a_request_that_failed_leaves_its_call(faults: list[Fault], failures: tuple[str, ...], retryable: bool):
+    with LLMServer(echo, faults=faults) as server, pytest.raises(EngineError) as caught:
+        ask(engine_for(server, max_attempts=2), HELLO)
+    [call] = caught.value.calls
+    assert (call.messages, call.failures, call.completion) == (HELLO.messages, failures, "")
+    assert call.sent["base_url"] == server.base_url
+    assert call.error == ErrorInfo(type="EngineError", message=str(caught.value), retryable=retryable)
+    assert caught.value.retryable is retryable
+
+
+def test_a_request_past_its_deadline_leaves_its_call():
+    late = replace(HELLO, deadline_s=time.monotonic() + 0.2)
+    with LLMServer(echo, faults=[500, *["slow"] * 5], slow_s=0.4) as server, pytest.raises(DeadlineError) as caught:
+        ask(engine_for(server), late)
+    [call] = caught.value.calls
+    assert call.failures == ("500: injected 500",)
+    assert call.error is not None
+    assert (call.error.type, call.error.retryable) == ("DeadlineError", False)
+
+
+# --- token ids in ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_go_out_as_the_ids_that_encode_gives(stream: bool):
+    with LLMServer(echo) as server:
+        engine = engine_for(server, token_ids=True, stream=stream)
+        engine.encode = lambda request: list(request.messages[0].content.encode())
+        [call] = ask(engine, HELLO)
+    assert (server.paths, server.bodies[0]["prompt"]) == (["/v1/completions"], list(b"hello"))
+    assert (call.prompt_ids, call.completion, call.messages) == (tuple(b"hello"), "you said: hello", HELLO.messages)
+
+
+@pytest.mark.parametrize("read", [list(b"hell"), list(b"hellO"), list(b"hello!"), list(b"xhello")])
+def test_a_server_that_reads_other_ids_is_found_out(read: list[int]):
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        made = completion(body, "ok")
+        made["choices"][0]["prompt_token_ids"] = read
+        return made
+
+    with LLMServer(reply) as server:
+        engine = engine_for(server, token_ids=True)
+        engine.encode = lambda request: b"hello"
+        with pytest.raises(EngineError, match=f"was sent 5 token ids and read {len(read)}") as caught:
+            ask(engine, HELLO)
+    assert not caught.value.retryable
+    assert len(caught.value.calls) == len(server.bodies) == 1

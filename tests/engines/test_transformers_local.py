@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import random
+import shutil
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from midstream.core.errors import EngineError, RecipeError, UnsupportedError
 from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines import transformers_local
 from midstream.engines.transformers_local import TransformersLocal, generate, load_model
+from support.hf_models import FAMILIES, TEMPLATE, save_chat_model
 
 EOS = 1
 PROMPTS = ((5, 6, 7, 8), (9,), (5, 6, 7, 8), tuple(range(10, 30)), (30, 31))
@@ -173,9 +178,37 @@ def test_the_end_token_is_trained_on_but_not_part_of_the_text(tiny_model):
     assert call.completion == engine.tokenizer.decode(whole.completion_ids[:end])
 
 
-def test_stop_strings_are_refused(tiny_model):
-    with pytest.raises(UnsupportedError, match="stop"):
-        asyncio.run(engine_of(tiny_model).sample(request(prompt=" How", stop=("\n",))))
+def test_a_stop_string_ends_the_completion(tiny_model):
+    """The text ends before it, the ids are those that were sampled up to where it was said."""
+    engine = engine_of(tiny_model)
+    asked = [request(seed=seed, order=seed, prompt=" How", max_tokens=20) for seed in range(4)]
+    wholes = [asyncio.run(engine.sample(one)) for one in asked]
+    words = wholes[0].completion.split()
+    stop = f"{words[2]} {words[3]}"  # over two tokens
+    for one, whole in zip(asked, wholes, strict=True):
+        sampling = one.sampling.model_copy(update={"stop": (stop, "never said")})
+        call = asyncio.run(engine.sample(dataclasses.replace(one, sampling=sampling)))
+        assert call.completion_ids == whole.completion_ids[: len(call.completion_ids)]
+        assert call.logprobs == pytest.approx(whole.logprobs[: len(call.logprobs)], abs=1e-6)
+        assert call.completion == whole.completion.split(stop)[0]
+        if stop in whole.completion:
+            assert call.finish_reason == "stop"
+            assert engine.tokenizer.decode(call.completion_ids).endswith(stop)
+        else:
+            assert call == whole.model_copy(update={"sampling": sampling})
+    assert stop in wholes[0].completion
+
+
+def test_a_stop_string_inside_a_batch_ends_its_own_request_alone(tiny_model):
+    model, tokenizer = tiny_model(embedding_std=0.3)
+    plain = generate(model, mixed_requests(), end_ids=(EOS,))
+    stop = tokenizer.decode(plain[3][0][4:5])
+    requests = mixed_requests()
+    requests[3] = (PROMPTS[3], request(seed=3, order=3, max_tokens=15, stop=(stop,)))
+    stopped = generate(model, requests, end_ids=(EOS,), decode=tokenizer.decode)
+    end = next(i for i, one in enumerate(plain[3][0]) if stop in tokenizer.decode([one]))
+    assert stopped[3][0] == plain[3][0][: end + 1]
+    assert [ids for i, (ids, _) in enumerate(stopped) if i != 3] == [ids for i, (ids, _) in enumerate(plain) if i != 3]
 
 
 def test_what_does_not_fit_is_an_engine_error(tiny_model):
@@ -212,9 +245,9 @@ async def rounds(engine, orders, delays, turns=3):
 def test_batches_do_not_depend_on_the_order_of_arrival(tiny_model, monkeypatch):
     batches: list[list[int]] = []
 
-    def recorded(model, prompts, *, end_ids):
+    def recorded(model, prompts, **settings):
         batches.append([asked.order for _, asked in prompts])
-        return generate(model, prompts, end_ids=end_ids)
+        return generate(model, prompts, **settings)
 
     monkeypatch.setattr(transformers_local, "generate", recorded)
     seen = []
@@ -232,9 +265,9 @@ def test_batches_do_not_depend_on_the_order_of_arrival(tiny_model, monkeypatch):
 def test_a_large_batch_is_cut_in_a_fixed_order(tiny_model, monkeypatch):
     sizes: list[list[int]] = []
 
-    def recorded(model, prompts, *, end_ids):
+    def recorded(model, prompts, **settings):
         sizes.append([asked.order for _, asked in prompts])
-        return generate(model, prompts, end_ids=end_ids)
+        return generate(model, prompts, **settings)
 
     monkeypatch.setattr(transformers_local, "generate", recorded)
     asyncio.run(rounds(engine_of(tiny_model, max_batch=2), [4, 2, 0], iter([0.0] * 20), turns=1))
@@ -285,7 +318,7 @@ def test_one_that_leaves_lets_the_waiting_go_on(tiny_model):
 
 
 def test_a_bug_while_sampling_reaches_whoever_came_last_and_strands_nobody(tiny_model, monkeypatch):
-    def broken(model, prompts, *, end_ids):
+    def broken(model, prompts, **settings):
         raise AttributeError("a bug")
 
     monkeypatch.setattr(transformers_local, "generate", broken)
@@ -318,7 +351,7 @@ def test_two_requests_of_one_trajectory_at_once_are_refused_not_lost(tiny_model)
 
 
 def test_a_model_that_fails_fails_every_waiting_trajectory_and_holds_up_none(tiny_model, monkeypatch):
-    def broken(model, prompts, *, end_ids):
+    def broken(model, prompts, **settings):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(transformers_local, "generate", broken)
@@ -342,60 +375,76 @@ def test_a_model_that_fails_fails_every_waiting_trajectory_and_holds_up_none(tin
 
 # -- any Hugging Face model ------------------------------------------------------------------------------------------
 
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <eos> {% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+CHAT = (Message(role="system", content="w1 w2"), Message(role="user", content="w3"))
 
 
 @pytest.fixture
 def saved_model(tmp_path):
-    """`saved_model(family)` writes a random model, a word tokenizer and a chat template; gives their directory."""
-
-    def save(family):
-        words = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", *(f"w{i}" for i in range(40))]
-        inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-        )
-        tokenizer.chat_template = TEMPLATE
-        torch.manual_seed(0)
-        if family == "gpt2":
-            config = GPT2Config(vocab_size=46, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1)
-            model = GPT2LMHeadModel(config)
-        else:
-            model = LlamaForCausalLM(
-                LlamaConfig(
-                    vocab_size=46, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                    intermediate_size=32, max_position_embeddings=64, initializer_range=0.5,
-                )
-            )  # fmt: skip
-        model.save_pretrained(tmp_path / family)
-        tokenizer.save_pretrained(tmp_path / family)
-        return str(tmp_path / family)
-
-    return save
+    """`saved_model(family)` writes a random chat model; gives its directory."""
+    return lambda family, **more: str(save_chat_model(tmp_path / family, family, **more))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def chat(engine, messages=CHAT, **sampling):
+    return asyncio.run(engine.sample(Request(role="planner", messages=messages, sampling=Sampling(**sampling))))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_any_causal_model_samples_with_its_own_logprobs(saved_model, family):
-    model, tokenizer = load_model(saved_model(family), "float32", "cpu")
+    model, _ = load_model(saved_model(family), "float32", "cpu")
     requests = mixed_requests(0.8)
-    for (prompt, _), (ids, logprobs) in zip(requests, generate(model, requests, end_ids=(EOS,)), strict=True):
-        assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids, 0.8), abs=1e-5)
-    engine = TransformersLocal(model, tokenizer)
-    messages = (Message(role="system", content="w1 w2"), Message(role="user", content="w3"))
-    call = asyncio.run(engine.sample(Request(role="planner", messages=messages, sampling=Sampling(max_tokens=8))))
-    spoken = ["<|system|>", "w1", "w2", "<eos>", "<|user|>", "w3", "<eos>", "<|assistant|>"]
+    together = generate(model, requests, end_ids=(EOS,))
+    assert max(len(ids) for ids, _ in together) > 8  # longer than a sliding window
+    for one, (ids, logprobs) in zip(requests, together, strict=True):
+        assert logprobs == pytest.approx(forward_logprobs(model, one[0], ids, 0.8), abs=1e-5)
+        [(alone, alone_logprobs)] = generate(model, [one], end_ids=(EOS,))
+        assert alone == ids
+        assert alone_logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chat_goes_through_the_models_own_template(saved_model, family):
+    model, tokenizer = load_model(saved_model(family), "float32", "cpu")
+    call = chat(TransformersLocal(model, tokenizer), max_tokens=8)
+    spoken = ["<|system|>", *"w1", "Ġ", *"w2", "<eos>", "<|user|>", *"w3", "<eos>", "<|assistant|>"]
     assert list(call.prompt_ids) == tokenizer.convert_tokens_to_ids(spoken)
-    assert call.messages == messages
+    assert call.messages == CHAT
     assert call.logprobs == pytest.approx(forward_logprobs(model, call.prompt_ids, call.completion_ids), abs=1e-5)
 
 
-def test_a_dtype_is_honoured(saved_model):
-    model, _ = load_model(saved_model("llama"), "bfloat16", "cpu")
-    assert model.dtype == torch.bfloat16
+def test_the_template_is_given_its_settings(saved_model):
+    model, tokenizer = load_model(saved_model("qwen3"), "float32", "cpu")
+    plain = chat(TransformersLocal(model, tokenizer), max_tokens=1)
+    engine = TransformersLocal(model, tokenizer, chat_template_kwargs={"enable_thinking": False})
+    without_thoughts = chat(engine, max_tokens=1)
+    assert without_thoughts.prompt_ids == (*plain.prompt_ids, *tokenizer.convert_tokens_to_ids(["<think/>"]))
+
+
+def test_a_template_that_refuses_the_messages_is_named(saved_model):
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    model, tokenizer = load_model(saved_model("gemma2", template=template + TEMPLATE), "float32", "cpu")
+    engine = TransformersLocal(model, tokenizer, name="policy")
+    with pytest.raises(RecipeError, match=r"policy refuses system\+user[\s\S]*not supported[\s\S]*cause[\s\S]*mend"):
+        chat(engine)
+    assert chat(engine, CHAT[1:], max_tokens=2).completion_ids
+
+
+def test_a_model_without_a_chat_template_is_refused(saved_model):
+    model, tokenizer = load_model(saved_model("gpt2", template=None), "float32", "cpu")
+    with pytest.raises(RecipeError, match=r"no chat template[\s\S]*base model"):
+        chat(TransformersLocal(model, tokenizer))
+
+
+def test_a_model_without_a_limit_of_positions_is_given_none(saved_model):
+    model, tokenizer = load_model(saved_model("llama"), "float32", "cpu")
+    del model.config.max_position_embeddings
+    call = asyncio.run(TransformersLocal(model, tokenizer).sample(request(prompt="w" * 70, max_tokens=2)))
+    assert len(call.prompt_ids) == 70
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dtype_is_honoured(saved_model, dtype):
+    model, _ = load_model(saved_model("llama"), dtype, "cpu")
+    assert model.dtype == getattr(torch, dtype)
     [(ids, logprobs)] = generate(model, [((5, 6), request(max_tokens=5))], end_ids=(EOS,))
     assert ids
     assert all(math.isfinite(value) and value <= 0 for value in logprobs)
@@ -406,3 +455,111 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"nowhere[\s\S]*cause[\s\S]*mend"):
         load_model(str(tmp_path / "nowhere"), "float32", "cpu")
     assert time.monotonic() - started < 20
+
+
+def test_a_model_that_was_cut_off_is_named(saved_model):
+    directory = saved_model("llama")
+    file = Path(directory) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(RecipeError, match=rf"{directory}[\s\S]*cause[\s\S]*mend"):
+        load_model(directory, "float32", "cpu")
+
+
+def test_a_model_that_lacks_weights_is_refused(saved_model):
+    """transformers would draw them at random."""
+    directory = saved_model("llama")
+    file = Path(directory) / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"lacks 1 weights, model.layers.1.mlp.up_proj.weight[\s\S]*cause[\s\S]*mend"):
+        load_model(directory, "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "named"),
+    [("float23", "cpu", "dtype 'float23'"), ("nn", "cpu", "dtype 'nn'"), ("float32", "abacus", "device 'abacus'")],
+)
+def test_an_unknown_dtype_or_device_is_named(saved_model, dtype, device, named):
+    with pytest.raises(RecipeError, match=rf"{named}[\s\S]*cause[\s\S]*mend: set d"):
+        load_model(saved_model("llama"), dtype, device)
+
+
+# -- LoRA adapters ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_adapter(saved_model, tmp_path):
+    """(model directory, adapter directory, a prompt's log-probabilities under the adapter)."""
+    base = saved_model("llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a retired name
+        adapted = get_peft_model(load_model(base, "float32", "cpu")[0], LoraConfig(r=4, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.5)
+    adapted.save_pretrained(tmp_path / "policy")
+    return base, tmp_path / "policy", forward_logprobs(adapted, (5, 6, 7), (8, 9, 10, 11))
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_an_adapter_is_sampled_from(saved_adapter, trainable):
+    base, adapter, expected = saved_adapter
+    model, _ = load_model(base, "float32", "cpu", adapter=adapter, trainable=trainable)
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+    assert forward_logprobs(load_model(base, "float32", "cpu")[0], (5, 6, 7), (8, 9, 10, 11)) != pytest.approx(
+        expected, abs=0.1
+    )
+    for (prompt, _), (ids, logprobs) in zip(
+        mixed_requests(), generate(model, mixed_requests(), end_ids=(EOS,)), strict=True
+    ):
+        assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids), abs=1e-5)
+
+
+def test_only_a_trained_adapter_stays_apart(saved_adapter):
+    base, adapter, _ = saved_adapter
+    merged, _ = load_model(base, "float32", "cpu", adapter=adapter)
+    assert not any("lora_" in name for name, _ in merged.named_parameters())
+    assert all(parameter.requires_grad for parameter in merged.parameters())
+    apart, _ = load_model(base, "float32", "cpu", adapter=adapter, trainable=True)
+    assert all(("lora_" in name) == parameter.requires_grad for name, parameter in apart.named_parameters())
+
+
+def test_a_missing_adapter_is_named(saved_model, tmp_path):
+    with pytest.raises(RecipeError, match=r"adapter '\S*nowhere' is no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+        load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ['{"peft_type": "IA3"}', "{", "[]"])
+def test_what_is_no_lora_adapter_is_named(saved_model, tmp_path, text):
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(RecipeError, match=r"no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+        load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path)
+
+
+def test_an_adapter_of_another_base_is_refused(saved_adapter, saved_model, tmp_path):
+    """By its recorded name, or, where that is the same, because its weights have no place."""
+    base, adapter, _ = saved_adapter
+    with pytest.raises(
+        RecipeError, match=rf"does not fit model '\S*qwen2': it was trained on '{base}'[\s\S]*mend: set"
+    ):
+        load_model(saved_model("qwen2"), "float32", "cpu", adapter=adapter)
+    other = save_chat_model(tmp_path / "elsewhere" / "llama", "gpt2")
+    with pytest.raises(RecipeError, match=r"does not fit model '\S*elsewhere/llama'[\s\S]*mend: set"):
+        load_model(str(other), "float32", "cpu", adapter=adapter)
+
+
+def test_a_base_that_was_moved_is_found_by_its_last_name(saved_adapter, tmp_path):
+    base, adapter, expected = saved_adapter
+    moved = shutil.copytree(base, tmp_path / "moved" / "llama")
+    model, _ = load_model(str(moved), "float32", "cpu", adapter=adapter)
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_adapter_named_as_the_model_is_refused_with_both_settings(saved_adapter):
+    base, adapter, _ = saved_adapter
+    with pytest.raises(
+        RecipeError, match=rf'LoRA adapter, not a whole[\s\S]*adapter = "{adapter}" and model = "{base}"'
+    ):
+        load_model(str(adapter), "float32", "cpu")

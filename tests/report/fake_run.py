@@ -11,6 +11,7 @@ from midstream.core.trajectory import (
     ErrorInfo,
     Observation,
     Score,
+    ToolCall,
     Trajectory,
     Turn,
     Verdict,
@@ -193,6 +194,37 @@ def lost(task_id: str = "t3") -> Trajectory:
         status="error",
         stop_reason="error",
         error=ErrorInfo(type="EngineError", message="the endpoint answered 503 three times"),
+    )
+
+
+def broken(task_id: str = "t4") -> Trajectory:
+    """A run thrown away, then one whose second turn broke in the verifier, with everything that can go wrong."""
+    error = ErrorInfo(type="EngineError", message="verifier failed 2 times\n  mend: look at its log", retryable=True)
+    code = 'print(wikipedia(title="Oakfell"))'
+    asked = ToolCall(tool="wikipedia", arguments={"title": "Oakfell"}, status="error", text="no such page")
+    half = Turn(
+        index=2,
+        action=Action(sub_goal="find page", tool="wikipedia"),
+        command=Command(tool="wikipedia", code=code),
+        observation=Observation(status="ok", text="None", tool_calls=(asked,)),
+        calls=(
+            Call(role="planner", completion="{", repaired=True),
+            Call(role="verifier", failures=("429: slow down", "503: overloaded"), error=error),
+        ),
+        error=error,
+    )
+    return Trajectory(
+        id=f"{task_id}-after",
+        task_id=task_id,
+        question="Who leads Oakfell ?",
+        turns=(turn(1, "wikipedia", "find page", {"title": "Oakfell"}, "no page", ok=False), half),
+        closing_calls=(Call(role="generator", failures=("timed out",)),),
+        status="error",
+        stop_reason="error",
+        error=error,
+        attempts=2,
+        earlier_errors=(ErrorInfo(type="ToolServerError", message="gone\n  mend: start it"),),
+        request_failures=4,
     )
 
 

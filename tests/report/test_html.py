@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fake_run import evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
+from fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,3 +219,25 @@ def test_the_browser_refuses_scripts_and_requests_that_got_in(tmp_path):
     dom, console = browse(tmp_path / "report.html")
     assert sum("Content Security Policy" in line for line in console) == 2
     assert "<title>worlds-flow-grpo</title>" in dom
+
+
+def test_a_broken_turn_shows_what_it_holds_and_what_broke_it():
+    page = Page(render_report(report_data(samples=[("after", broken())])))
+    for part in (
+        'print(wikipedia(title="Oakfell"))',
+        "error: no such page",
+        "verifier: 429: slow down",
+        "the reply of the planner was no JSON",
+        "EngineError: verifier failed 2 times",
+        "generator: timed out",
+        "thrown away: ToolServerError: gone",
+        "4 request failures, 1 reply repaired",
+    ):
+        assert part in page.text, part
+
+
+def test_failed_requests_are_counted():
+    steps = [one.model_copy(update={"request_failures": 1_500, "replies_repaired": 2}) for one in metrics(2)]
+    text = Page(render_report(report_data(metrics=steps))).text
+    assert re.search(r"Request failures\s*3,000", text)
+    assert re.search(r"Replies repaired\s*4", text)

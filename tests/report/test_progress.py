@@ -5,6 +5,7 @@ import pytest
 from fake_run import evaluation, metrics, timings
 from rich.console import Console
 
+from midstream.core.metrics import StepMetrics
 from midstream.core.progress import NoProgress, ProgressDisplay
 from midstream.report.progress import PlainProgress, TerminalProgress, make_progress
 
@@ -150,3 +151,38 @@ def test_best_is_of_the_same_set():
         display.evaluation(evaluation(1.0, 5).model_copy(update={"set_name": "easy"}))
         display.evaluation(evaluation(0.5, 10))
     assert re.search(r"66\.\d%.* at step 10 +best 66\.\d% at step 10.*worlds", written(console))
+
+
+def failing(step: int, **counts: int) -> StepMetrics:
+    return metrics(step)[-1].model_copy(update={"trajectories_error": 0, **counts})
+
+
+def test_what_went_wrong_is_counted_since_the_last_line():
+    console = pipe()
+    with make_progress(console) as display:
+        display.start("r", 20, 1, "run")
+        for step in range(1, 21):
+            trouble = {"request_failures": 2, "replies_repaired": 1, "trajectories_error": 1} if step in (3, 7) else {}
+            display.step(failing(step, **trouble), timings(1)[0])
+    first, second = (line for line in written(console).splitlines() if line.startswith("step"))
+    assert first.endswith("2 trajectories lost to errors, 4 request failures, 2 replies repaired")
+    assert "lost" not in second
+    assert "request" not in second
+
+
+def test_an_evaluation_names_its_failed_requests():
+    console = pipe()
+    with make_progress(console) as display:
+        display.evaluation(evaluation(1.0, 5).model_copy(update={"request_failures": 1}))
+    assert written(console).strip().endswith("of 400 tasks, 1 request failure")
+
+
+def test_the_panel_sums_up_what_went_wrong():
+    console = terminal()
+    with make_progress(console) as display:
+        display.start("r", 10, 1, "run")
+        display.step(failing(1, request_failures=2, trajectories_error=1), timings(1)[0])
+        display.step(failing(2, request_failures=3, replies_repaired=1), timings(1)[0])
+        display.evaluation(evaluation(1.0, 2).model_copy(update={"request_failures": 4}))
+    text = "1 trajectory lost, left out of training, 9 request failures, 1 reply repaired"
+    assert text in written(console)

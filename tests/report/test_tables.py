@@ -1,12 +1,13 @@
 import io
+import re
 
 import pytest
-from fake_run import evaluation, evaluations, lost, metrics, solved, turn, unsolved
+from fake_run import broken, evaluation, evaluations, lost, metrics, solved, turn, unsolved
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from midstream.core.trajectory import Command, Trajectory
+from midstream.core.trajectory import Trajectory
 from midstream.report import tables
 
 
@@ -84,12 +85,20 @@ def test_malformed_actions_and_lost_runs_are_shown_as_such():
     assert "Orla [b]Vane[/b]" in text
 
 
-def test_code_and_invalid_commands():
-    assert tables.command_text(Command(tool="python", code="x = 1\nprint(x)")) == "x = 1\nprint(x)"
-    assert tables.command_text(Command(tool="python", arguments={"code": "x = 1\nprint(x)"})) == "x = 1\nprint(x)"
-    assert tables.command_text(Command(tool="t", arguments={"a": 1}, error="a is no text")).endswith(
-        "\ninvalid: a is no text"
-    )
+def test_a_broken_turn_shows_what_it_holds_and_what_broke_it():
+    rows = [re.sub("  +", "  ", line.strip()) for line in shown(tables.trajectory_view(broken())).splitlines()]
+    for part in (
+        'code  print(wikipedia(title="Oakfell"))',
+        'call  wikipedia(title="Oakfell") -> error: no such page',
+        "retry 1  verifier: 429: slow down",
+        "repaired  the reply of the planner was no JSON until it was mended",
+        "broken  EngineError: verifier failed 2 times",
+        "retry 1  generator: timed out",
+        "lost to EngineError: verifier failed 2 times",
+        "run 1  thrown away: ToolServerError: gone",
+        "requests  4 request failures, 1 reply repaired",
+    ):
+        assert part in rows, part
 
 
 @given(st.text(st.characters(codec=None), max_size=40))
@@ -112,6 +121,19 @@ def test_run_summary_counts_what_was_lost_and_left_out():
     text = shown(tables.run_summary("worlds-7", "worlds.toml", 300, metrics(), evaluations()))
     for part in ("300 of 300", "6 of 19,200 trajectories lost", "3 broken", "too_long 7", "70.6%"):
         assert part in text, part
+
+
+def test_failed_requests_are_counted_where_there_were_any():
+    step = metrics(1)[0].model_copy(update={"request_failures": 3, "trajectories_retried": 2})
+    result = evaluation(1.0, 1).model_copy(update={"request_failures": 1, "replies_repaired": 2})
+    text = shown(tables.run_summary("a", "b", 1, [step], [result]))
+    assert "3 request failures" in text
+    assert "2 run again" in text
+    assert "1 request failure, 2 replies repaired" in text
+    assert "1 request failure, 2 replies repaired" in shown(tables.before_after_table([evaluation(0.0, 0)], [result]))
+    calm = shown(tables.run_summary("a", "b", 1, metrics(1), [evaluation(1.0, 1)]))
+    assert "request" not in calm
+    assert "run again" not in calm
 
 
 def test_run_summary_before_the_first_step():

@@ -5,7 +5,10 @@
 
     with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
 
-It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes.
+It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes. Whoever
+asks for a stream gets one, and the same faults inside it: half of the events and then a cut, a reset, an event that is
+an error or garbage, chunks without a choice or text. "no_done" and "no_finish" end a stream well, without what must
+come last; "stall" waits `slow_s` in the middle.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 Body = dict[str, Any]
-Fault = int | str | None  # a status, one of BODY_FAULTS or "reset", "truncate", "slow"; None is a good answer
+Fault = int | str | None  # a status, one of BODY_FAULTS or "reset", "truncate", "slow", "stall"; None is a good answer
 BODY_FAULTS: Mapping[str, str] = {
     "garbage": "<html>bad gateway</html>",
     "empty_choices": '{"id": "x", "choices": []}',
@@ -33,6 +36,8 @@ BODY_FAULTS: Mapping[str, str] = {
     "error_in_200": '{"error": {"message": "overloaded", "code": 503}}',
 }
 TRANSIENT_FAULTS: tuple[Fault, ...] = (429, 500, 503, "reset", "truncate", *BODY_FAULTS)
+STREAM_FAULTS: tuple[Fault, ...] = (*TRANSIENT_FAULTS, "no_done", "no_finish")
+PIECE = 3  # characters of a reply in one event of a stream
 
 
 @dataclass
@@ -61,8 +66,10 @@ class AgentFlowReplies:
 
 
 def prompt_of(body: Body) -> str:
-    """All the text of a request."""
-    return "\n".join(message["content"] for message in body["messages"]) if "messages" in body else body["prompt"]
+    """All the text of a request; a prompt of token ids is UTF-8."""
+    if "messages" in body:
+        return "\n".join(message["content"] for message in body["messages"])
+    return body["prompt"] if isinstance(body["prompt"], str) else bytes(body["prompt"]).decode()
 
 
 class LLMServer:
@@ -119,7 +126,7 @@ class LLMServer:
         self._http.hang_up()
         self._http.server_close()
 
-    def next_fault(self, raw: bytes) -> Fault:
+    def next_fault(self, raw: bytes, kinds: Sequence[Fault] = TRANSIENT_FAULTS) -> Fault:
         """What goes wrong with this request."""
         with self._lock:
             if self._faults:
@@ -128,7 +135,7 @@ class LLMServer:
                 key = blake2b(raw, digest_size=8).digest()
                 self._seen[key] += 1
                 draw = random.Random(f"{self.seed}/{key.hex()}/{self._seen[key]}")
-                fault = draw.choice(TRANSIENT_FAULTS) if draw.random() < self.fault_rate else None
+                fault = draw.choice(kinds) if draw.random() < self.fault_rate else None
             self.served[fault] += 1
             return fault
 
@@ -140,7 +147,8 @@ class LLMServer:
             self.adapters[body["lora_name"]] = body["lora_path"]
             return 200, {}
         if path == "/v1/unload_lora_adapter":
-            self.adapters.pop(body["lora_name"])
+            if self.adapters.pop(body["lora_name"], None) is None:
+                return 404, {"error": {"message": "The lora adapter cannot be found."}}
             return 200, {}
         if path not in ("/v1/chat/completions", "/v1/completions"):
             return 404, {"error": {"message": f"no such path {path}"}}
@@ -163,6 +171,58 @@ def completion(body: Body, text: str) -> Body:
         each = [{"token": chr(byte), "logprob": -0.5} for byte in ids]
         choice["logprobs"] = {"content": each} if chat else {"token_logprobs": [-0.5] * len(ids)}
     return made
+
+
+def events_of(made: Body) -> list[bytes]:
+    """A good answer as the events of a stream, the last of them [DONE]."""
+    choice, chat = made["choices"][0], "message" in made["choices"][0]
+    text = choice["message"]["content"] if chat else choice["text"]
+    pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    chunks: list[Body] = []
+    if chat:
+        chunks.append({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    for i, piece in enumerate(pieces):
+        part: Body = {"index": 0, "finish_reason": None} | ({"delta": {"content": piece}} if chat else {"text": piece})
+        if "token_ids" in choice:
+            part["token_ids"] = _share(choice["token_ids"], i, len(pieces))
+        if choice.get("logprobs"):
+            [(kind, values)] = choice["logprobs"].items()
+            part["logprobs"] = {kind: _share(values, i, len(pieces))}
+        chunks.append({"choices": [part]})
+    last = {"index": 0, "finish_reason": choice["finish_reason"]} | ({"delta": {}} if chat else {"text": ""})
+    chunks.append({"choices": [last]})
+    prompt_ids = made.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    if prompt_ids:
+        (chunks[0] if chat else chunks[0]["choices"][0])["prompt_token_ids"] = prompt_ids
+    chunks.append({"choices": [], "usage": made.get("usage")})
+    return [*map(event, chunks), b"data: [DONE]\n\n"]
+
+
+def event(chunk: Body) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def broken_events(events: list[bytes], fault: Fault) -> list[bytes]:
+    """What is left of a stream's events under a fault inside it."""
+    half = events[: len(events) // 2]
+    if fault == "garbage":
+        return [*half, b"data: <html>bad gateway</html>\n\n", *events[len(half) :]]
+    if fault == "error_in_200":
+        return [*half, b"data: " + BODY_FAULTS["error_in_200"].encode() + b"\n\n", events[-1]]
+    if fault == "empty_choices":
+        return [event({"choices": []}), events[-1]]
+    if fault == "null_content":
+        return [event({"choices": [{"index": 0, "delta": {"content": None}, "finish_reason": "stop"}]}), events[-1]]
+    if fault == "no_finish":
+        return [*half, events[-1]]
+    return {"no_done": events[:-1], "truncate": half, "reset": half}.get(str(fault), events)
+
+
+def _share(values: list[Any], i: int, count: int) -> list[Any]:
+    """Part `i` of `count` about equal ones; the last has what is left."""
+    size = len(values) // count
+    return values[i * size :] if i == count - 1 else values[i * size : (i + 1) * size]
 
 
 class _Server(ThreadingHTTPServer):
@@ -202,6 +262,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    _flying = 0
 
     @property
     def _http(self) -> _Server:
@@ -229,19 +290,28 @@ class _Handler(BaseHTTPRequestHandler):
             owner.headers.append({name.lower(): value for name, value in self.headers.items()})
             owner.paths.append(self.path)
             owner.in_flight += 1
+            self._flying = 1
             owner.max_in_flight = max(owner.max_in_flight, owner.in_flight)
         try:
-            self._reply(owner, owner.next_fault(raw), json.loads(raw))
+            body = json.loads(raw)
+            self._reply(owner, owner.next_fault(raw, STREAM_FAULTS if body.get("stream") else TRANSIENT_FAULTS), body)
         finally:
-            with owner._lock:
-                owner.in_flight -= 1
+            self._leave_flight()
+
+    def _leave_flight(self) -> None:
+        """Before the last byte: whoever has the answer may ask again at once."""
+        with self._http.owner._lock:
+            self._http.owner.in_flight -= self._flying
+        self._flying = 0
 
     def _reply(self, owner: LLMServer, fault: Fault, body: Body) -> None:
-        if fault == "reset":
+        if isinstance(fault, int):
+            self._send(fault, json.dumps({"error": {"message": f"injected {fault}"}}).encode())
+        elif body.get("stream") and fault != "slow":
+            self._stream(owner, fault, body)
+        elif fault == "reset":
             self._http.reset.add(self.connection)
             self.close_connection = True
-        elif isinstance(fault, int):
-            self._send(fault, json.dumps({"error": {"message": f"injected {fault}"}}).encode())
         elif isinstance(fault, str) and fault in BODY_FAULTS:
             self._send(200, BODY_FAULTS[fault].encode())
         else:
@@ -250,8 +320,32 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = owner.answer(self.path, body)
             self._send(status, json.dumps(answer).encode(), cut=40 if fault == "truncate" else 0)
 
+    def _stream(self, owner: LLMServer, fault: Fault, body: Body) -> None:
+        """Answer in events, one chunk of the transfer encoding each."""
+        status, made = owner.answer(self.path, body)
+        if status != 200 or not made.get("choices"):
+            return self._send(status, json.dumps(made).encode())
+        events = broken_events(events_of(made), fault)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number, one in enumerate(events):
+            if fault == "stall" and number == len(events) // 2:
+                time.sleep(owner.slow_s)
+            if number == len(events) - 1:
+                self._leave_flight()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(one), one))
+        if fault in ("reset", "truncate"):
+            self.close_connection = True
+            if fault == "reset":
+                self._http.reset.add(self.connection)
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
     def _send(self, status: int, data: bytes, cut: int = 0) -> None:
         """Send `data`; with `cut`, announce all of it and hang up before the last `cut` bytes."""
+        self._leave_flight()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

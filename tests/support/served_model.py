@@ -5,7 +5,7 @@
         model.adapters = server.adapters        # name -> path, as /v1/load_lora_adapter fills it
 
 The planner is sampled; executor, verifier and generator are scripted. The model says a whole decision in one token, so
-that a random model plans something, sometimes: training has outcomes to tell apart.
+that a random model plans something, sometimes: training has outcomes to tell apart. vLLM itself can serve it too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import warnings
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from midstream.agents.programs import NoSettings
+from midstream.build import Component
 from midstream.core.protocols import Request
-from midstream.core.trajectory import Sampling
+from midstream.core.task import Task
+from midstream.core.trajectory import Sampling, Score, Trajectory
 from midstream.engines.transformers_local import generate, load_model
-from support.llm_server import Body, completion, prompt_of
+from support.llm_server import Body, prompt_of
 
 CALCULATE = "Sub-Goal: calculate\nTool Name: python\nContext: 1 + 1\n"
 SEARCH = "Sub-Goal: look it up\nTool Name: local_search\nContext: height\n"
@@ -37,20 +39,86 @@ TEMPLATE = (
 )
 
 
-def save_model(directory: Path) -> Path:
+RECIPE = """
+name = "over-http"
+seed = 1
+tasks = {{ type = "gazetteer", families = ["arith"], countries = 40 }}
+reward = {{ type = "calculates" }}
+
+[agent]
+max_turns = 2
+planner = {{ type = "prompted", engine = "policy", sampling = {{ temperature = 0.8, max_tokens = 4 }} }}
+executor = {{ type = "prompted", engine = "server" }}
+verifier = {{ type = "prompted", engine = "server" }}
+generator = {{ type = "prompted", engine = "server" }}
+
+[engines]
+policy = {{ type = "openai_compatible", model = "m", base_url = "{policy_url}", token_ids = {exact}, max_attempts = 2 }}
+server = {{ type = "openai_compatible", model = "m", base_url = "{url}" }}
+weights = {{ type = "transformers_local", model = "{model}" }}
+
+[tools]
+local_search = {{ match = "any" }}
+python = {{}}
+
+[learner]
+lora = {{ rank = 4, alpha = 8 }}
+
+[training]
+weights = "weights"
+steps = 4
+tasks_per_step = 3
+group_size = 4
+minibatches = 1
+learning_rate = 3e-2
+warmup_steps = 1
+checkpoint_every = 2
+validate_every = 4
+
+[evaluation]
+temperatures = [0.8]
+validation = {{ name = "validation", split = "validation", per_family = 2, seed = 7 }}
+sets = [{{ name = "test", split = "test", per_family = 4 }}]
+"""
+
+
+class Calculates:
+    """The share of turns that used Python: an outcome that a random planner can reach and learn."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        tools = [turn.action.tool for turn in trajectory.turns if turn.action]
+        return Score(value=tools.count("python") / len(tools))
+
+
+CALCULATES = Component(NoSettings, lambda config: Calculates())
+
+
+def write_recipe(directory: Path, url: str, model: Path, *, policy_url: str = "", token_ids: bool = True) -> Path:
+    """Write `RECIPE` for a planner served at `policy_url` (else at `url`, as the other modules); returns its path."""
+    path = directory / "over-http.toml"
+    path.write_text(
+        RECIPE.format(url=url, policy_url=policy_url or url, model=model, exact=str(token_ids).lower()),
+        encoding="utf-8",
+    )
+    return path
+
+
+def save_model(directory: Path, seed: int = 0) -> Path:
     """Write a random chat model with its tokenizer; returns the directory."""
     tokenizer = _make_tokenizer()
-    torch.manual_seed(0)
-    model = PhiForCausalLM(
-        PhiConfig(
-            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-            max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, intermediate_size=64, max_position_embeddings=2048, tie_word_embeddings=False,
+            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
         )
     )  # fmt: skip
     with torch.no_grad():
-        model.lm_head.weight.normal_(std=0.2)  # so that hidden states, and with them an adapter, can change the choice
+        model.lm_head.weight.normal_(std=0.1)  # so that hidden states, and with them an adapter, can change the choice
+        model.model.embed_tokens.weight[:, 0] = 0.2  # one feature is the same at every token: a bias for the head
         for piece in (CALCULATE, SEARCH, tokenizer.eos_token):
-            model.lm_head.bias[tokenizer.convert_tokens_to_ids(piece)] = 6.0
+            model.lm_head.weight[tokenizer.convert_tokens_to_ids(piece), 0] += 1.1
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
@@ -83,7 +151,8 @@ class ServedModel:
         self._lock = threading.Lock()
 
     def __call__(self, body: Body) -> str | Body:
-        text = prompt_of(body)
+        ids = body.get("prompt")
+        text = self.tokenizer.decode(ids).removeprefix("<|system|>") if isinstance(ids, list) else prompt_of(body)
         role = text.partition("\n")[0].lstrip("# ").lower()
         if role == "planner":
             with self._lock:
@@ -97,14 +166,24 @@ class ServedModel:
 
     def _plan(self, body: Body) -> Body:
         sampling = Sampling(temperature=body["temperature"], top_p=body["top_p"], max_tokens=body["max_tokens"])
-        prompt = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=False)
+        prompt = body.get("prompt") or self.tokenizer.apply_chat_template(
+            body["messages"], add_generation_prompt=True, return_dict=False
+        )
         end = self.tokenizer.eos_token_id
         request = Request(role="planner", sampling=sampling, seed=body["seed"])
         [(ids, logprobs)] = generate(self._model(body["model"]), [(tuple(prompt), request)], end_ids=(end,))
-        made: dict[str, Any] = completion(body, self.tokenizer.decode([one for one in ids if one != end]))
+        text = self.tokenizer.decode([one for one in ids if one != end])
+        choice: Body = {"index": 0, "finish_reason": "stop" if ids[-1] == end else "length"}
+        if "messages" in body:
+            choice |= {"message": {"role": "assistant", "content": text}}
+            choice["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
+        else:
+            choice |= {"text": text, "logprobs": {"token_logprobs": logprobs}}
+        made: Body = {"model": body["model"], "choices": [choice]}
+        made["usage"] = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
         if body.get("return_token_ids"):
-            made["prompt_token_ids"], made["choices"][0]["token_ids"] = prompt, list(ids)
-            made["choices"][0]["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
+            choice["token_ids"] = list(ids)
+            (made if "messages" in body else choice)["prompt_token_ids"] = prompt
         return made
 
     def _model(self, name: str) -> PreTrainedModel:

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from midstream.core.errors import EngineError, ToolServerError
+from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Request, Tool, ToolResult
-from midstream.core.trajectory import Call, ErrorInfo, Message
+from midstream.core.trajectory import Call, Message
 from midstream.tools.base_generator import BaseGenerator, Config
 
 
@@ -12,16 +12,16 @@ class Echo:
     name = "echo"
     token_exact = False
 
-    def __init__(self, error: str = "", raises: bool = False) -> None:
+    def __init__(self, failure: EngineError | None = None) -> None:
         self.requests: list[Request] = []
-        self.error, self.raises = error, raises
+        self.failure = failure
 
     async def sample(self, request: Request) -> Call:
         self.requests.append(request)
-        if self.raises:
-            raise EngineError("no connection")
-        error = ErrorInfo(type="EngineError", message=self.error) if self.error else None
-        return Call(role=request.role, completion=f" {request.messages[0].content} \n", error=error)
+        if self.failure is not None:
+            self.failure.calls = (Call(role=request.role, failures=("reset",)),)
+            raise self.failure
+        return Call(role=request.role, completion=f" {request.messages[0].content} \n")
 
     async def close(self) -> None:
         raise AssertionError("the engine is not the tool's to close")
@@ -41,7 +41,8 @@ def call(engine: Echo, query: str, config: Config | None = None) -> ToolResult:
 
 def test_asks_the_engine_directly():
     engine = Echo()
-    assert call(engine, "Name a prime.", Config(max_tokens=9)) == ToolResult(text="Name a prime.")
+    asked = Call(role="base_generator", completion=" Name a prime. \n")
+    assert call(engine, "Name a prime.", Config(max_tokens=9)) == ToolResult(text="Name a prime.", calls=(asked,))
     (request,) = engine.requests
     assert request.messages == (Message(role="user", content="Name a prime."),)
     assert (request.sampling.temperature, request.sampling.max_tokens) == (0.0, 9)
@@ -56,10 +57,17 @@ def test_same_request_same_seed():
 
 
 def test_no_answer_is_an_answer():
-    assert call(Echo(), "  ") == ToolResult(text="the model gave no answer", ok=False)
+    result = call(Echo(), "  ")
+    assert (result.text, result.ok, len(result.calls)) == ("the model gave no answer", False, 1)
 
 
-@pytest.mark.parametrize("engine", [Echo(raises=True), Echo(error="no connection")])
-def test_a_broken_engine_is_an_error(engine: Echo):
-    with pytest.raises(ToolServerError, match="'echo' failed: no connection"):
-        call(engine, "a")
+def test_a_broken_engine_is_an_error_that_keeps_its_call():
+    with pytest.raises(ToolServerError, match="'echo' failed: no connection") as caught:
+        call(Echo(EngineError("no connection")), "a")
+    assert [one.failures for one in caught.value.calls] == [("reset",)]
+
+
+def test_a_request_that_outgrows_the_model_is_told_to_the_planner():
+    result = call(Echo(PromptTooLongError("9000 tokens do not fit")), "a")
+    assert (result.text, result.ok) == ("the request is too long: 9000 tokens do not fit", False)
+    assert len(result.calls) == 1

@@ -11,7 +11,9 @@ import torch
 
 from midstream.core.errors import RewardError, TrainingError
 from midstream.core.trajectory import Score
-from midstream.training.flow_grpo import SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
+from midstream.training import flow_grpo
+from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
+from midstream.training.rows import build_rows
 from midstream.training.supervised import SupervisedTraining
 
 
@@ -108,6 +110,7 @@ def test_a_steps_numbers_are_those_of_its_trajectories(make):
     assert metrics.learning_rate == pytest.approx(parts.training.learning_rate / parts.training.warmup_steps)
     # The rows are on-policy: every ratio is 1, nothing is clipped, and policy and reference are still one.
     assert metrics.kl == pytest.approx(0.0, abs=1e-6)
+    assert metrics.logprob_gap == pytest.approx(0.0, abs=1e-5)
     assert metrics.clip_fraction == 0.0
     assert metrics.loss == pytest.approx(0.0, abs=1e-4)
     assert metrics.grad_norm > 0.01
@@ -211,6 +214,42 @@ def test_a_step_without_any_usable_group_stops_the_run(make):
     with pytest.raises(TrainingError, match=r"16 of 16 trajectories failed[\s\S]*judge is down[\s\S]*resume"):
         run(algorithm)
     assert all(torch.equal(a, b) for a, b in zip(before, parts.learner.parameters[1:], strict=True))
+
+
+def drifted(monkeypatch, nats):
+    """Every recorded log-probability is off by so much, as those of a server with other weights are."""
+
+    def wrong(*arguments, **settings):
+        batch = build_rows(*arguments, **settings)
+        rows = [replace(row, old_logprobs=tuple(old - nats for old in row.old_logprobs)) for row in batch.rows]
+        return replace(batch, rows=rows)
+
+    monkeypatch.setattr(flow_grpo, "build_rows", wrong)
+
+
+def test_the_gap_to_the_recorded_log_probabilities_is_told(make, monkeypatch):
+    algorithm, _ = make(Scripted(parity), "training.minibatches=2")
+    drifted(monkeypatch, MAX_LOGPROB_GAP / 2)
+    [outcome] = run(algorithm)
+    assert outcome.metrics.logprob_gap == pytest.approx(MAX_LOGPROB_GAP / 2, abs=1e-4)
+
+
+def test_other_weights_than_those_that_sampled_stop_the_first_step_before_its_update(make, monkeypatch):
+    algorithm, parts = make(Scripted(parity))
+    drifted(monkeypatch, 2 * MAX_LOGPROB_GAP)
+    with pytest.raises(TrainingError, match=r"lie 0\.200 from the recorded ones") as caught:
+        run(algorithm)
+    assert "processed_logprobs" in caught.value.mend
+    assert not parts.learner.optimizer.state, "no step was made"
+
+
+def test_later_steps_are_told_but_not_stopped(make, monkeypatch):
+    """Off-policy drift is for whoever reads the metrics: the check is of how things were wired."""
+    algorithm, _ = make(Scripted(parity))
+    run(algorithm)
+    drifted(monkeypatch, 2 * MAX_LOGPROB_GAP)
+    outcome = asyncio.run(algorithm.step(2))
+    assert outcome.metrics.logprob_gap == pytest.approx(2 * MAX_LOGPROB_GAP, abs=1e-2)
 
 
 def test_the_same_seed_gives_the_same_metrics_byte_for_byte(make):

@@ -137,6 +137,12 @@ def test_gradient_equals_the_loss_written_out_row_by_row(llama, chunk_tokens, kl
     assert stats.loss == pytest.approx(total.item(), rel=1e-5)
     assert stats.tokens == sum(len(row.completion_ids) for row in rows)
     assert stats.kl_sum == pytest.approx(kl_sum if kl_coefficient else 0.0, rel=1e-5)
+    gaps = [
+        abs(new - old)
+        for row in rows
+        for new, old in zip(plain_logprobs(learner.model, row).tolist(), row.old_logprobs, strict=True)
+    ]
+    assert stats.gap_sum == pytest.approx(sum(gaps), rel=1e-4)
     largest = max(grad.abs().max().item() for grad in gradients(learner))
     assert largest > 0.1
     for mine, plain in zip(learner.parameters, model.parameters(), strict=True):

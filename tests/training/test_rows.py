@@ -1,5 +1,6 @@
 """Rows: whose calls they hold, which advantage they get, and that their weights are the aggregate."""
 
+import asyncio
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -9,11 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
-from midstream.core.trajectory import Call, ErrorInfo, Sampling, Score, Trajectory, Turn
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Score, Trajectory, Turn
+from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from midstream.engines.transformers_local import TransformersLocal
 from midstream.training import PolicyLoss, aggregate, build_rows, group_advantages, split_minibatches
 from midstream.training.losses import Aggregation
+from support.llm_server import LLMServer
 
 MAX_TOKENS = 9
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
@@ -169,6 +176,82 @@ def test_ids_and_logprobs_of_different_numbers_are_an_engine_error():
     crooked = call(3).model_copy(update={"logprobs": (-0.5,)})
     with pytest.raises(EngineError, match="trajectory a has 3 completion ids but 1 log-probabilities"):
         build_rows([[trajectory("a", 1.0, [crooked]), trajectory("b", 0.0, [2])]])
+
+
+# -- what was sampled is what is trained: never the tokens of its text ------------------------------------------------
+
+A, B, AB, END = range(4)  # the tokeniser writes "ab" as one token, a model may say it as two
+
+
+@pytest.fixture
+def merging():
+    """A tokeniser that merges "a" and "b"."""
+    inner = Tokenizer(models.BPE(vocab={"a": A, "b": B, "ab": AB, "<end>": END}, merges=[("a", "b")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    assert tokenizer.encode("ab") == [AB]
+    return tokenizer
+
+
+def retokenised(tokenizer, call):
+    """The ids of a call's text, with the end token where it was sampled."""
+    ended = call.completion_ids[-1] == END
+    return (*tokenizer.encode(call.completion), *((END,) if ended else ()))
+
+
+async def sample_and_close(engine, requests):
+    try:
+        return [await engine.sample(request) for request in requests]
+    finally:
+        await engine.close()
+
+
+def rows_of(calls):
+    group = [trajectory(str(i), float(i % 2), [one]) for i, one in enumerate(calls)]
+    return build_rows([group]).rows
+
+
+def test_ids_sampled_in_process_are_trained_though_their_text_has_others(merging):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=32, bos_token_id=None, eos_token_id=END,
+    )  # fmt: skip
+    engine = TransformersLocal(LlamaForCausalLM(config), merging)
+    sampling = Sampling(temperature=0.9, max_tokens=MAX_TOKENS)
+    requests = [Request(role="planner", prompt="ba", sampling=sampling, seed=seed) for seed in range(20)]
+    calls = asyncio.run(sample_and_close(engine, requests))
+    drifted = [call for call in calls if call.completion_ids != retokenised(merging, call)]
+    assert any((A, B) in zip(call.completion_ids, call.completion_ids[1:], strict=False) for call in drifted)
+    for row, call in zip(rows_of(drifted), drifted, strict=True):
+        assert (row.prompt_ids, row.completion_ids) == ((B, A), call.completion_ids)
+        with torch.no_grad():
+            logits = engine.model(torch.tensor([row.prompt_ids + row.completion_ids])).logits[0, 1:-1] / 0.9
+        own = logits.log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+        assert row.old_logprobs == pytest.approx(own.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_sampled_by_a_server_are_trained_though_their_text_has_others(merging, stream):
+    ids, logprobs, prompt_ids = [A, B, AB, END], [-0.5, -1.5, -0.25, -2.0], [B, A, B]
+
+    def reply(body):
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "abab"},
+            "token_ids": ids,
+            "logprobs": {"content": [{"logprob": value} for value in logprobs]},
+        }
+        return {"choices": [choice], "prompt_token_ids": prompt_ids}
+
+    request = Request(role="planner", messages=(Message(role="user", content="bab"),))
+    with LLMServer(reply) as server:
+        config = Config(model="m", base_url=server.base_url, token_ids=True, stream=stream)
+        calls = asyncio.run(sample_and_close(OpenAICompatibleEngine(config, "planner"), [request, request]))
+    assert retokenised(merging, calls[0]) == (AB, AB, END) != tuple(ids)
+    for row in rows_of(calls):
+        assert (row.prompt_ids, row.completion_ids) == (tuple(prompt_ids), tuple(ids))
+        assert row.old_logprobs == tuple(logprobs)
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------

@@ -202,7 +202,8 @@ class AgentFlow:
             draft.called(calls)
             draft.events.append("command")
             context.tell("command", draft.command)
-            draft.observation = await self._observe(draft.command, tools)
+            draft.observation, calls = await self._observe(draft.command, tools)
+            draft.called(calls)
         draft.events.append("observation")
         context.tell("observation", draft.observation)
         context = contexts.of("verifier", draft.index)
@@ -216,10 +217,10 @@ class AgentFlow:
         run.answer, run.closing_calls = await self.generator.generate(question, run.memory, context)
         context.tell("answer", run.answer)
 
-    async def _observe(self, command: Command, tools: Sequence[Tool]) -> Observation:
-        """What came of a command; an invalid one is an error observation."""
+    async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
+        """What came of a command, and its tool's own requests; an invalid one is an error observation."""
         if command.error:
-            return Observation(status="error", text=command.error)
+            return Observation(status="error", text=command.error), ()
         tool = next(tool for tool in tools if tool.name == command.tool)
         if command.code is None:
             return await _called(tool, command)
@@ -266,7 +267,7 @@ def _keep_broken(run: _Run, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
     run.turns.append(run.draft.turn(error))
 
 
-async def _called(tool: Tool, command: Command) -> Observation:
+async def _called(tool: Tool, command: Command) -> tuple[Observation, tuple[Call, ...]]:
     """Call a tool within its time limit; a slow one is an error observation."""
     clock = time.monotonic()
     limit = asyncio.timeout(tool.timeout_s)
@@ -277,9 +278,9 @@ async def _called(tool: Tool, command: Command) -> Observation:
         if not limit.expired():
             raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
         text = f"{tool.name} gave no result within {tool.timeout_s:g} s"
-        return Observation(status="error", text=text, duration_s=time.monotonic() - clock)
+        return Observation(status="error", text=text, duration_s=time.monotonic() - clock), ()
     status = "ok" if result.ok else "error"
-    return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock)
+    return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
 
 
 def _record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:

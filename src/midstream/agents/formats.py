@@ -4,6 +4,8 @@ A model's bad output is data, so no parser raises: a planner reply becomes an `A
 malformed), an executor reply a `Command` (likewise), a verifier reply a `Verdict` or None, a generator reply a text.
 Error texts name what was missing and what would do, for the model that reads them next.
 
+JSON is read strictly; only when the last ask has failed may it be repaired (`repair=True`, `agents/json_replies.py`).
+
     Justification: the height is not known yet          {"query": "height of Amberbank"}
     Context: Amberbank is a hill
     Sub-Goal: find the height of Amberbank              {"analysis": "...", "result_valid": true,
@@ -15,13 +17,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any
 
-from jsonschema.exceptions import best_match
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
+from midstream.agents.json_replies import json_objects, repaired_objects
+from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool
 from midstream.core.trajectory import Action, Command, Verdict
 
@@ -40,11 +47,8 @@ _SECTION = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCE = re.compile(r"^[ \t]*```[\w+-]*[ \t]*$", re.MULTILINE)
-_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 _CONCLUSION = re.compile(r"conclusion[*_`\s]*:[*_`\s]*(stop|continue)\b", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
-_MAX_OBJECTS = 16
-_MAX_DEPTH = 32
 
 
 def parse_action(text: str, tools: Sequence[Tool]) -> Action:
@@ -52,7 +56,7 @@ def parse_action(text: str, tools: Sequence[Tool]) -> Action:
 
     Sub-goal and tool are required. The tool's name is matched without regard to case, spaces and punctuation.
     """
-    sections = _sections(_spoken(text))
+    sections = _sections(spoken(text))
     sub_goal, context = sections.get("sub_goal", ""), sections.get("context", "")
     names = ", ".join(tool.name for tool in tools) or "none"
     labels = (("Sub-Goal:", sub_goal), ("Tool Name:", sections.get("tool", "")))
@@ -98,13 +102,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def parse_command(text: str, tool: Tool) -> Command:
+def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     """The executor's tool call: the first JSON object, fenced or bare, that satisfies the tool's schema.
 
     Arguments the schema does not name are refused unless it says `additionalProperties`.
     """
     problem = "the reply holds no JSON object with the arguments"
-    for count, found in enumerate(json_objects(_spoken(text))):
+    for count, found in enumerate(_objects(text, repair)):
         arguments = _unwrapped(found, tool.parameters)
         invalid = schema_error(arguments, tool.parameters)
         if invalid is None:
@@ -123,26 +127,50 @@ def _unwrapped(found: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, An
 
 
 def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched."""
-    validator = validator_for(schema)(schema, registry=Registry())
-    error = best_match(validator.iter_errors(arguments))
+    """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
+
+    Raises `ToolServerError` for a schema that is none: that is no model's fault.
+    """
+    try:
+        error = best_match(_validator(json.dumps(schema)).iter_errors(arguments))
+    except SchemaError as failure:
+        raise _broken_schema(schema, failure.message) from failure
+    except (Unresolvable, RecursionError) as failure:
+        raise _broken_schema(schema, f"{type(failure).__name__}: {failure}") from failure
     if error is not None:
         where = f"at {error.json_path}: " if error.path else ""
         return where + error.message[:300]
     known = schema.get("properties")
-    extra = sorted(set(arguments) - set(known)) if known is not None and "additionalProperties" not in schema else []
+    open_ended = known is None or "additionalProperties" in schema or "patternProperties" in schema
+    extra = [] if open_ended else sorted(set(arguments) - set(known or ()))
     if extra:
         return f"unknown arguments {', '.join(extra)[:200]} (known: {', '.join(known or ())})"
     return None
 
 
-def parse_verdict(text: str) -> Verdict | None:
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Validator:
+    """The validator of a schema's JSON text, made once; a schema that is none raises `SchemaError`."""
+    parsed = json.loads(schema)
+    kind = validator_for(parsed, default=Draft202012Validator)
+    kind.check_schema(parsed)
+    return kind(parsed, registry=Registry())
+
+
+def _broken_schema(schema: Mapping[str, Any], why: str) -> ToolServerError:
+    return ToolServerError(
+        f"a tool's schema cannot be used: {why[:300]}",
+        cause=f"it is no JSON schema that is complete in itself: {json.dumps(schema)[:300]}",
+        mend="correct the tool's `parameters`",
+    )
+
+
+def parse_verdict(text: str, *, repair: bool = False) -> Verdict | None:
     """The verifier's judgement from a JSON object, or from a text that ends in "Conclusion: STOP" or "CONTINUE".
 
     The text form says nothing about the newest result alone: it is then taken as valid. None if neither is there.
     """
-    text = _spoken(text)
-    for found in json_objects(text):
+    for found in _objects(text, repair):
         valid, sufficient = _truth(found.get("result_valid")), _truth(found.get("memory_sufficient"))
         if valid is not None and sufficient is not None:
             analysis = found.get("analysis", "")
@@ -151,6 +179,7 @@ def parse_verdict(text: str) -> Verdict | None:
                 memory_sufficient=sufficient,
                 analysis=analysis if isinstance(analysis, str) else json.dumps(analysis),
             )
+    text = spoken(text)
     conclusions = list(_CONCLUSION.finditer(text))
     if not conclusions:
         return None
@@ -167,49 +196,16 @@ def _truth(value: object) -> bool | None:
 
 def parse_answer(text: str) -> str:
     """The generator's answer: inside the last `<answer>` tag, or else the whole text; "" if there is none."""
-    text = _spoken(text)
+    text = spoken(text)
     tagged = _ANSWER.findall(text)
     return (tagged[-1] if tagged else text).strip()
 
 
-def json_objects(text: str) -> Iterator[dict[str, Any]]:
-    """JSON objects in a reply: those of fenced blocks first, then bare ones, outermost, in order."""
-    for block in islice(_FENCED.findall(text), _MAX_OBJECTS):
-        found, _ = _read_object(block.strip(), 0)
-        if found is not None:
-            yield found
-    start = text.find("{")
-    for _ in range(_MAX_OBJECTS):
-        if start < 0:
-            return
-        found, end = _read_object(text, start)
-        if found is not None:
-            yield found
-        start = text.find("{", end)
+def _objects(text: str, repair: bool) -> Iterator[dict[str, Any]]:
+    return repaired_objects(spoken(text)) if repair else json_objects(spoken(text))
 
 
-def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """The object that starts at `start` and where to read on; None for anything a `Command` could not hold."""
-    try:
-        value, end = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # refuses lone surrogates and 1e999
-    except (ValueError, RecursionError):
-        return None, start + 1
-    if not isinstance(value, dict) or _deeper(value, _MAX_DEPTH):
-        return None, end
-    return value, end
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _deeper(value: object, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)
-
-
-def _spoken(text: str) -> str:
+def spoken(text: str) -> str:
     """What a model said after thinking, as valid Unicode; nothing if it never stopped thinking."""
     text = text.encode("utf-8", "replace").decode()
     _, closed, rest = text.rpartition("</think>")

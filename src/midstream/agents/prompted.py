@@ -5,30 +5,33 @@ append-only memory, then the shortest possible tail. Nothing that changes from t
 t + 1 repeats all of turn t up to the end of its memory, and all rollouts of a task share it from the start.
 
 A reply that cannot be used is data. The planner's costs the turn at once; executor, verifier and generator are asked a
-second time with what was wrong. All calls are returned, unusable ones too.
+second time with what was wrong. JSON that is broken even then is repaired if it is whole, and the call marked so. All
+calls are returned, unusable ones too.
+
+What others wrote cannot start a chat turn: tools and results are escaped JSON, memory has its own rendering, and in the
+query, in lessons and in a reply that is shown to its model again, chat-template tokens are broken by an escape.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
-from midstream.agents.rendering import MemoryStyle, render_memory, to_json
+from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict, spoken
+from midstream.agents.rendering import MemoryStyle, neutral, render_memory, to_json, toon_library
+from midstream.agents.template import PromptTemplate
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Verdict
+from midstream.sandbox import code_runner
 
 Value = TypeVar("Value")
 
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_USER_PART = "<!-- user -->\n"
 _MAX_ASKS = 2
 VERDICT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -42,12 +45,17 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
 }
 
 
-class Config(Frozen):
+class ModuleConfig(Frozen):
     """What every prompted module can be told. `prompt_file` replaces the prompt that ships with midstream."""
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
-    memory_style: MemoryStyle = "json"
     prompt_file: Path | None = None
+
+
+class Config(ModuleConfig):
+    """For modules that see the memory: planner, verifier, generator."""
+
+    memory_style: MemoryStyle = "json"
 
 
 class PlannerConfig(Config):
@@ -57,50 +65,21 @@ class PlannerConfig(Config):
 
 
 class StructuredConfig(Config):
-    """For modules that reply in JSON: `structured_output` has the engine's server enforce the schema."""
+    """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
 
     structured_output: bool = False
 
 
-class ExecutorConfig(StructuredConfig):
-    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call."""
+class ExecutorConfig(ModuleConfig):
+    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
-    mode: Literal["arguments", "code"] = "arguments"
-
-
-class PromptTemplate:
-    """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
-
-    Args:
-        role: names the file that ships with midstream.
-        layout: the values the prompt must hold, once each and in this order; `lessons` may stand before the query.
-        override: a file of the user's own.
+    `program` limits what such a program may use up; `structured_output` has the engine's server enforce the tool's
+    schema on arguments.
     """
 
-    def __init__(self, role: str, layout: tuple[str, ...], override: Path | None = None) -> None:
-        shipped = resources.files("midstream.agents") / "prompts" / f"{role}.md"
-        try:
-            text = (override or shipped).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as failure:
-            raise RecipeError(
-                f"the {role}'s prompt file {override} cannot be read", cause=str(failure), mend="correct prompt_file"
-            ) from failure
-        names = _PLACEHOLDER.findall(text)
-        in_place = names.count("lessons") == 0 or (names[0] == "lessons" and names.count("lessons") == 1)
-        if text.count(_USER_PART) != 1 or not in_place or tuple(n for n in names if n != "lessons") != layout:
-            raise RecipeError(
-                f"the {role}'s prompt file {override} holds {names or 'no placeholder'}",
-                cause="prompts of successive turns are only shared if what changes comes last",
-                mend=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
-                f"all) first, and one line {_USER_PART.strip()} where the user message starts",
-            )
-        self._system, self._user = text.split(_USER_PART)
-
-    def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:
-        """The system and the user message. Values are put in as they are: a placeholder inside one stays text."""
-        fill = {"lessons": "", **values}
-        system, user = (_PLACEHOLDER.sub(lambda m: fill[m[1]], part) for part in (self._system, self._user))
-        return Message(role="system", content=system.strip()), Message(role="user", content=user.rstrip("\n"))
+    structured_output: bool = False
+    mode: Literal["arguments", "code"] = "arguments"
+    program: code_runner.Config = code_runner.Config()
 
 
 class _Prompted:
@@ -109,7 +88,7 @@ class _Prompted:
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModuleConfig) -> None:
         self.config = config
         self._template = PromptTemplate(self.role, self.layout, config.prompt_file)
 
@@ -120,9 +99,13 @@ class _Prompted:
         parse: Callable[[str], tuple[Value, str | None]],
         *,
         asks: int = _MAX_ASKS,
+        mend: Callable[[str], tuple[Value, str | None]] | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
-        """Ask up to `asks` times; `parse` gives a value and what is wrong with it (None: nothing)."""
+        """Ask up to `asks` times; `parse` gives a value and what is wrong with it (None: nothing).
+
+        `mend` is tried on the last reply if that could not be parsed, and was not cut off.
+        """
         if context.engine is None:
             raise RecipeError(f"the {self.role} has no engine", mend=f"name one for the {self.role} in the recipe")
         messages: tuple[Message, ...] = self._template.messages(values)
@@ -140,28 +123,45 @@ class _Prompted:
             )
             try:
                 call = await context.engine.sample(request)
+                calls = (*calls, call)
+                value, problem = parse(call.completion)
             except InfrastructureError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
-            context.tell("call", call)
-            calls = (*calls, call)
-            value, problem = parse(call.completion)
-            if problem is None or len(calls) >= asks:
+            last = len(calls) >= asks
+            if problem is not None and last and mend is not None and call.finish_reason != "length":
+                mended, problem = mend(call.completion)
+                if problem is None:
+                    value, calls = mended, (*calls[:-1], call.model_copy(update={"repaired": True}))
+            context.tell("call", calls[-1])
+            if problem is None or last:
                 return value, calls
             messages = (*messages, *_correction(call.completion, problem))
 
-    def _memory(self, memory: Memory) -> str:
-        return render_memory(memory, self.config.memory_style)
-
 
 def _correction(completion: str, problem: str) -> tuple[Message, Message]:
-    """The unusable reply, and what was wrong with it."""
+    """The unusable reply without its thoughts, and what was wrong with it."""
+    said = neutral(spoken(completion).strip()) or "(no text)"
     advice = f"This reply cannot be used: {problem}. Reply again in the form asked for, and with nothing else."
-    return Message(role="assistant", content=completion or "(no text)"), Message(role="user", content=advice)
+    return Message(role="assistant", content=said), Message(role="user", content=neutral(advice))
 
 
-def _lessons(context: ModuleContext) -> str:
-    return f"# Lessons from earlier tasks\n\n{context.lessons.strip()}\n\n" if context.lessons.strip() else ""
+class _Remembering(_Prompted):
+    """What planner, verifier and generator share: they see the query, the memory and lessons."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._style: MemoryStyle = config.memory_style
+        if self._style == "toon":
+            toon_library()  # a missing one is told now, not in the first turn
+
+    def _values(self, question: str, memory: Memory, context: ModuleContext) -> dict[str, str]:
+        lessons = neutral(context.lessons.strip())
+        return {
+            "lessons": f"# Lessons from earlier tasks\n\n{lessons}\n\n" if lessons else "",
+            "query": self._template.query(question),
+            "memory": render_memory(memory, self._style),
+        }
 
 
 def render_tools(tools: Sequence[Tool]) -> str:
@@ -170,7 +170,7 @@ def render_tools(tools: Sequence[Tool]) -> str:
     return "\n".join(to_json({field: getattr(tool, field) for field in fields}) for tool in tools)
 
 
-class PromptedPlanner(_Prompted):
+class PromptedPlanner(_Remembering):
     """`core.protocols.Planner` on an engine. A malformed reply is an action with `error`, without a second ask."""
 
     role, layout = "planner", ("tools", "query", "memory")
@@ -182,8 +182,7 @@ class PromptedPlanner(_Prompted):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = {"query": question, "memory": self._memory(memory)}
-        values |= {"lessons": _lessons(context), "tools": render_tools(tools)}
+        values = self._values(question, memory, context) | {"tools": render_tools(tools)}
         return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
 
 
@@ -195,7 +194,7 @@ class PromptedExecutor(_Prompted):
 
     role, layout = "executor", ("tools", "action")
 
-    def __init__(self, config: StructuredConfig) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         super().__init__(config)
         self._structured = config.structured_output
 
@@ -209,15 +208,15 @@ class PromptedExecutor(_Prompted):
         wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
 
-        def parse(reply: str) -> tuple[Command, str | None]:
-            command = parse_command(reply, tool)
+        def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
+            command = parse_command(reply, tool, repair=repair)
             return command, command.error
 
         schema = tool.parameters if self._structured else None
-        return await self._ask(values, context, parse, json_schema=schema)
+        return await self._ask(values, context, parse, mend=partial(parse, repair=True), json_schema=schema)
 
 
-class PromptedVerifier(_Prompted):
+class PromptedVerifier(_Remembering):
     """`core.protocols.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
     role, layout = "verifier", ("query", "memory", "observation")
@@ -230,15 +229,16 @@ class PromptedVerifier(_Prompted):
         self, question: str, observation: Observation, memory: Memory, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
         """Judge the newest observation and whether memory and it suffice to answer."""
-        values = {"query": question, "memory": self._memory(memory), "lessons": _lessons(context)}
+        values = self._values(question, memory, context)
         # Without its duration: a prompt that holds a measured time can never be repeated exactly.
         values["observation"] = to_json({"status": observation.status, "text": observation.text})
         schema = VERDICT_SCHEMA if self._structured else None
-        return await self._ask(values, context, _readable_verdict, json_schema=schema)
+        mend = partial(_readable_verdict, repair=True)
+        return await self._ask(values, context, _readable_verdict, mend=mend, json_schema=schema)
 
 
-def _readable_verdict(reply: str) -> tuple[Verdict, str | None]:
-    verdict = parse_verdict(reply)
+def _readable_verdict(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
+    verdict = parse_verdict(reply, repair=repair)
     if verdict is not None:
         return verdict, None
     problem = "it holds no JSON object with result_valid and memory_sufficient as true or false"
@@ -246,19 +246,16 @@ def _readable_verdict(reply: str) -> tuple[Verdict, str | None]:
     return Verdict(result_valid=False, memory_sufficient=False, analysis=unreadable), problem
 
 
-class PromptedGenerator(_Prompted):
+class PromptedGenerator(_Remembering):
     """`core.protocols.Generator` on an engine. A reply without any answer, twice, is None."""
 
     role, layout = "generator", ("query", "memory")
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
-        values = {"query": question, "memory": self._memory(memory), "lessons": _lessons(context)}
+        values = self._values(question, memory, context)
         return await self._ask(values, context, _readable_answer)
 
 

@@ -4,11 +4,11 @@ Three styles hold the same records. Fields at their default are left out, so a s
 
     json    {"turn":1,"action":{"sub_goal":"find height","tool":"search"},"result":"height 105"}
 
-    toon    - turn: 1                       token-oriented object notation: one `key: value` a line, two spaces a level,
-              action:                       a record starts with "- "; text stands bare where it cannot be mistaken,
-                sub_goal: find height       otherwise as a JSON string; lists and empty objects are JSON
-                tool: search
-              result: height 105
+    toon    turn: 1                         token-oriented object notation, by the library toon-format: each record is a
+            action:                         document of its own, an empty line between two
+              sub_goal: find height
+              tool: search
+            result: height 105
 
     table   turn | sub_goal | tool | context | command | result | error | more
             1 | find height | search |  | null | height 105 | null | {}
@@ -16,61 +16,125 @@ Three styles hold the same records. Fields at their default are left out, so a s
 Two properties hold for any text a tool or model may have produced:
 - Append-only: the text of n records is a prefix of the text of n + 1, so turns of one trajectory share their prompt.
 - No forgery: line breaks, control characters and whatever opens a chat-template token or a tag (`<|im_start|>`,
-  `</s>`, `[INST]`, `<think>`) come out as JSON unicode escapes, so no text can start a record or a chat turn.
+  `</s>`, `[INST]`, `<think>`) come out as unicode escapes, so no text can start a record or a chat turn.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from midstream.core.errors import UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
 
 MemoryStyle = Literal["json", "toon", "table"]
 
-# Line breaks of any kind and lone surrogates that JSON leaves as they are; `<` that opens a tag or a token (not the
-# less-than of "a < b" or "x<3"); `[` that opens a token in capitals ([INST], [/INST], [gMASK]).
-_UNSAFE = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]|<(?![\s\d=])|\[(?=/?\w{0,40}[A-Z]{2}\w{0,40}\])")
-_BARE_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Of `<` only what opens a tag or a token (not the less-than of "a < b" or "x<3"), of `[` only what opens a token in
+# capitals ([INST], [/INST], [gMASK]). Patterns start with one set of characters: `re` then skips all others quickly.
+_CAPITALS = r"(?<=\[)(?=/?\w{0,40}[A-Z]{2}\w{0,40}\])"
+_BRACKETS = rf"(?<=<)(?![\s\d=])|{_CAPITALS}"
+# Line breaks of any kind and lone surrogates, which JSON leaves as they are.
+_BREAKS = r"\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_UNSAFE = re.compile(rf"[{_BREAKS}<\[](?:(?<![<\[])|{_BRACKETS})")
+# TOON knows no escape for `<` and the like: theirs are put on top of it, and where they stand already, on themselves.
+_ESCAPE = "u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])"
+_ESCAPED = re.compile(rf"\\{_ESCAPE}")
+_UNSAFE_IN_TOON = re.compile(rf"[{_BREAKS}<\[\\](?:(?<![<\[\\])|{_BRACKETS}|(?<=\\)(?={_ESCAPE}))")
+# For text that is never parsed back: less-than signs of prose and formulae stay, only a whole token is broken.
+_TOKEN = re.compile(rf"[\ud800-\udfff<\[](?:(?<![<\[])|(?<=<)(?=[^\s<>]{{1,60}}>)|{_CAPITALS})")
+# Half a surrogate pair, which neither TOON nor two JSON escapes in a row can hold, is spelt out behind a control
+# character that no text is likely to hold; where one does, it is spelt out too.
+_HALF = re.compile("[\x9f\ud800-\udfff]")
+_SPELT_HALF = re.compile("\x9f([0-9a-f]{4})")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _COLUMNS = ("turn", "sub_goal", "tool", "context", "command", "result", "error", "more")
 _TABLE_HEADER = " | ".join(_COLUMNS) + "\n"
 
 
 def render_memory(memory: Memory, style: MemoryStyle) -> str:
-    """The records as text; every record ends with a line break. The empty memory is "" (table: the header)."""
+    """The records as text; every record ends with a line break. The empty memory is "" (table: the header).
+
+    Raises `UnsupportedError` for the style toon without its library.
+    """
     if style == "json":
         return "".join(to_json(_dump(record)) + "\n" for record in memory.records)
     if style == "toon":
-        return "".join(_toon_record(_dump(record)) for record in memory.records)
+        encode = toon_library().encode
+        documents = (_UNSAFE_IN_TOON.sub(_unicode_escape, encode(_dump(record))) for record in memory.records)
+        return "\n".join(document + "\n" for document in documents)
     return _TABLE_HEADER + "".join(_table_row(_dump(record)) for record in memory.records)
 
 
 def parse_memory(text: str, style: MemoryStyle) -> Memory:
     """The memory that `render_memory` wrote; any other text raises `ValueError`."""
-    lines = text.split("\n")[:-1]
-    if style == "json":
-        records = [json.loads(line) for line in lines]
-    elif style == "toon":
-        records = _toon_parse(lines)
+    if style == "toon":
+        decode = toon_library().decode
+        documents = text.split("\n\n") if text else []
+        records = [decode(_ESCAPED.sub(_unescape, document)) for document in documents]
+    elif style == "json":
+        records = [json.loads(line) for line in text.split("\n")[:-1]]
     else:
-        records = [_table_parse(line) for line in lines[1:]]
-    return Memory(records=tuple(MemoryRecord.model_validate(record) for record in records))
+        records = [_table_parse(line) for line in text.split("\n")[1:-1]]
+    return Memory(records=tuple(MemoryRecord.model_validate(_map_texts(record, _join_halves)) for record in records))
 
 
 def to_json(value: object) -> str:
     """One line of JSON that is safe inside a prompt: equal to `value` when parsed, unable to forge anything."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     # Structural brackets are never followed by a bare word and "]", so the pattern only ever hits string contents.
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSAFE.sub(_unicode_escape, text)
+
+
+def neutral(text: str) -> str:
+    """`text` with whatever opens a chat-template token as a unicode escape, and nothing else changed."""
+    return _TOKEN.sub(_unicode_escape, text)
+
+
+def toon_library() -> ModuleType:
+    """The library `toon_format`, or `UnsupportedError` where it is not installed."""
+    try:
+        import toon_format
+    except ImportError as failure:
+        raise UnsupportedError(
+            'memory_style = "toon" cannot be written',
+            cause="the library toon-format is not installed",
+            mend="pip install 'midstream[toon]', or set another memory_style",
+        ) from failure
+    return toon_format
+
+
+def _unicode_escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16))
 
 
 def _dump(record: MemoryRecord) -> dict[str, Any]:
-    return record.model_dump(exclude_defaults=True)
+    return _map_texts(record.model_dump(exclude_defaults=True), _spell_halves)
+
+
+def _spell_halves(text: str) -> str:
+    return text if text.isascii() else _HALF.sub(lambda match: f"\x9f{ord(match[0]):04x}", text)
+
+
+def _join_halves(text: str) -> str:
+    return text if text.isascii() else _SPELT_HALF.sub(_unescape, text)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with `change` made to every text and key in it."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _map_texts(item, change) for key, item in value.items()}
+    return [_map_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _is_bare(text: str) -> bool:
@@ -93,57 +157,6 @@ def _parse_scalar(text: str) -> JsonValue:
         return json.loads(text)
     except ValueError:
         return text
-
-
-# --- toon ---------------------------------------------------------------------------------------------------------
-
-
-def _toon_record(record: dict[str, Any]) -> str:
-    lines = list(_toon_lines(record, "  "))
-    return "- " + lines[0][2:] + "\n" + "".join(line + "\n" for line in lines[1:])
-
-
-def _toon_lines(value: dict[str, Any], indent: str) -> Iterator[str]:
-    for key, item in value.items():
-        name = key if _BARE_KEY.fullmatch(key) else to_json(key)
-        if isinstance(item, dict) and item:
-            yield f"{indent}{name}:"
-            yield from _toon_lines(item, indent + "  ")
-        else:
-            yield f"{indent}{name}: {_scalar(item)}"
-
-
-def _toon_parse(lines: list[str]) -> list[dict[str, Any]]:
-    """Read lines into records; `path` holds the open object of each level."""
-    records: list[dict[str, Any]] = []
-    path: list[dict[str, Any]] = []
-    for line in lines:
-        if line.startswith("- "):
-            records.append({})
-            path = [records[-1]]
-            line = "  " + line[2:]
-        body = line.lstrip(" ")
-        level = (len(line) - len(body)) // 2 - 1
-        if not 0 <= level < len(path):
-            raise ValueError(f"toon: unexpected indentation in {line!r}")
-        del path[level + 1 :]
-        name, rest = _toon_key(body)
-        if rest.startswith(": "):
-            path[level][name] = _parse_scalar(rest[2:])
-        else:
-            path.append(path[level].setdefault(name, {}))
-    return records
-
-
-def _toon_key(body: str) -> tuple[str, str]:
-    """Split a line's key from what follows, which starts with the colon."""
-    if body.startswith('"'):
-        name, end = json.JSONDecoder().raw_decode(body)
-        return name, body[end:]
-    name, colon, rest = body.partition(":")
-    if not colon:
-        raise ValueError(f"toon: no key in {body!r}")
-    return name, colon + rest
 
 
 # --- table --------------------------------------------------------------------------------------------------------

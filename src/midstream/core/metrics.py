@@ -43,7 +43,9 @@ class StepMetrics(Frozen):
     `trajectories_retried` broke down at least once before they ended; `request_failures` counts the attempts of single
     requests that failed, `replies_repaired` the replies that were no JSON until they were mended. `kl` is the k3
     estimate per token and `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the
-    update, which leave out uniform groups whose KL term was not drawn.
+    update, which leave out uniform groups whose KL term was not drawn. `logprob_gap` is the mean, per token, of how far
+    the learner's log-probability lies from the recorded one, over the first mini-batch before its update: 0 but for
+    rounding where the learner holds the very weights that sampled.
     """
 
     step: int
@@ -67,6 +69,7 @@ class StepMetrics(Frozen):
     loss: float = 0.0
     kl: float = 0.0
     clip_fraction: float = 0.0
+    logprob_gap: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
 

@@ -74,10 +74,14 @@ class LockstepEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a tool answers: `ok=False` is an answer too ("no document matches"), a broken tool raises."""
+    """What a tool answers: `ok=False` is an answer too ("no document matches"), a broken tool raises.
+
+    `calls` are the requests it made to an engine of its own.
+    """
 
     text: str
     ok: bool = True
+    calls: tuple[Call, ...] = ()
 
 
 @runtime_checkable
@@ -104,8 +108,10 @@ class Tool(Protocol):
 class CodeRunner(Protocol):
     """Runs a command's code where it can reach one tool and nothing else."""
 
-    async def run(self, code: str, tool: Tool) -> Observation:
+    async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
         """Run a program in which `tool` is a function by its name; what it printed is the observation.
+
+        The calls are those that the tool made to an engine of its own.
 
         Code that raises or runs too long is an observation with `status="error"`; raises `ToolServerError` if the tool
         broke, `SandboxError` if the program could not be run.
@@ -239,10 +245,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossStats:
-    """Sums over the tokens of one `forward_backward`, for the log."""
+    """Sums over the tokens of one `forward_backward`, for the log; `gap_sum` is of |log-probability - recorded one|."""
 
     loss: float = 0.0
     kl_sum: float = 0.0
+    gap_sum: float = 0.0
     clipped: int = 0
     tokens: int = 0
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeGuard
 
-import httpx
-
 from midstream.core.errors import UnsupportedError
+
+_TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
+_MASKED = re.compile(r"\S*\*{3,}\S*")
+_LONGEST_SHOWN = 5
+LONGEST_WORDS = 2000
+"""Characters of a server's words that are looked at."""
 
 
 class TransientError(Exception):
@@ -35,29 +41,55 @@ class Reply:
     logprobs: tuple[float, ...] = ()
 
 
-def decoded(response: httpx.Response) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """An error as the server words it; `too_long`: prompt and completion do not fit the model's context."""
+
+    status: int
+    said: str
+    too_long: bool = False
+
+
+def decoded(body: bytes) -> dict[str, Any]:
     """The body as an object; {} for any other body."""
     try:
-        data = json.loads(response.content)
+        data = json.loads(body)
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
 
-def reported_error(response: httpx.Response, data: dict[str, Any]) -> tuple[int, str, str] | None:
-    """Status, code and words of an error, or None. Some servers report errors under status 200."""
+def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal | None:
+    """The error in an answer (`data` is its body as an object) or in a stream's event; None if there is none.
+
+    Some servers report errors under status 200.
+    """
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
-    status = response.status_code
     if status == 200 and error:
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
     if status == 200:
         return None
-    return status, str(code), str(fields.get("message") or response.text)[:300]
+    said = str(fields.get("message") or body.decode("utf-8", "replace"))[:LONGEST_WORDS]
+    if code == "insufficient_quota":  # OpenAI's 429 for an empty account, which no pause refills
+        status = 402
+    named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
+    too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(said) is not None)
+    if too_long and "n_ctx" in fields:  # llama.cpp's
+        said += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
+    return Refusal(status=status, said=said, too_long=too_long)
 
 
-def retry_after_s(headers: httpx.Headers) -> float:
+def redacted(text: str, key: str) -> str:
+    """`text` without the key: no six of its characters in a row are left, nor what a server masked with asterisks."""
+    size = min(len(key), _LONGEST_SHOWN + 1)
+    hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
+    shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
+    return _MASKED.sub("[key]", re.sub("\0+", "[key]", shown))
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
     """Seconds the server asks to wait, from `Retry-After` (seconds or a date) or `retry-after-ms`; 0 if it does not."""
     text, factor = headers.get("retry-after", "0"), 1.0
     if "retry-after-ms" in headers:
@@ -86,6 +118,8 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     usage = data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
+    if finish_reason == "error":  # OpenRouter's, where a provider broke down in the middle
+        raise TransientError("the answer ended in an error")
     text = _text(choice)  # before the token ids: a broken answer lacks them too, and is worth another try
     exact = _token_fields(data, choice) if token_ids else {}
     return Reply(
@@ -120,13 +154,18 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
     logprobs = _logprobs(choice.get("logprobs"))
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         seen = [f"{name}: {_size(value)}" for name, value in (("prompt", prompt_ids), ("completion", completion_ids))]
-        raise UnsupportedError(
-            f"training is impossible with this server: token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}",
-            cause="only an exact record of what was sampled can be trained on, and this server does not give one",
-            mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer); "
-            "or set token_ids = false to run and evaluate only",
-        )
+        raise no_token_ids(f"token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}")
     return {"prompt_ids": tuple(prompt_ids), "completion_ids": tuple(completion_ids), "logprobs": logprobs}
+
+
+def no_token_ids(seen: str) -> UnsupportedError:
+    """The refusal to train on a server that gives no token ids, or does not know how they are asked for."""
+    return UnsupportedError(
+        f"training is impossible with this server: {seen}",
+        cause="only an exact record of what was sampled can be trained on, and this server does not give one",
+        mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
+        "transformers_local; or set token_ids = false to run and evaluate only",
+    )
 
 
 def _logprobs(field: object) -> tuple[float, ...]:

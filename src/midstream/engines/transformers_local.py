@@ -8,12 +8,17 @@ sampled is recorded as token ids with log-probabilities, so its calls can be tra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,21 +32,117 @@ from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
 
+_ADAPTER_CONFIG = "adapter_config.json"
 
-def load_model(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights and tokenizer from a directory or the hub; `RecipeError` names what is missing."""
+
+def load_model(
+    name: str, dtype: str, device: str, *, adapter: Path | None = None, trainable: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load weights and tokenizer from a directory or the hub, and a LoRA adapter from its directory.
+
+    The adapter is merged into the weights, or, to train it further, stays beside them (`trainable`: a peft model).
+
+    Raises:
+        RecipeError: model, adapter, dtype or device is missing, unknown, or does not fit the others.
+    """
+    _require_device(device)
+    if (Path(name) / _ADAPTER_CONFIG).is_file():
+        raise RecipeError(
+            f"model {name!r} is a LoRA adapter, not a whole model",
+            cause="it is the policy of a run with [learner.lora]",
+            mend=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
+        )
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=_dtype(dtype), output_loading_info=True)
+        model, loaded = pair
         # A small planner is a Qwen2 with a tokenizer of its own; AutoTokenizer would give it Qwen's pieces.
         kind = PreTrainedTokenizerFast if hasattr(model.config, "midstream_redrawn") else AutoTokenizer
         tokenizer = kind.from_pretrained(name)
-    except (OSError, ValueError) as failure:
+    except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
         raise RecipeError(
-            f"model {name!r} could not be loaded: {failure}",
-            cause="it is neither a directory with a model nor a model name that can be downloaded from here",
+            f"model {name!r} could not be loaded: {_one_line(failure)}",
+            cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
             mend="correct `model` in the recipe's [engines.*] table",
         ) from failure
+    if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
+        raise RecipeError(
+            f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
+            cause="it is no causal language model (an encoder, a classifier), or its files are incomplete",
+            mend="name another model, or save it again",
+        )
+    if adapter is not None:
+        model = _with_adapter(model, name, adapter, trainable)
     return model.to(device), tokenizer
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise RecipeError(
+            f"dtype {name!r} does not exist",
+            cause="it is none of PyTorch's names",
+            mend='set dtype = "float32", "bfloat16" or "float16"',
+        )
+    return dtype
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as failure:  # PyTorch without CUDA asserts
+        raise RecipeError(
+            f"device {device!r} cannot be used: {_one_line(failure)}",
+            cause="the name is unknown, or this machine or this build of PyTorch has no such device",
+            mend='set device = "cpu", or install PyTorch for the device',
+        ) from failure
+
+
+def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: bool) -> Any:
+    """The model with a LoRA adapter: merged, or beside its weights and trainable."""
+    config = _adapter_config(adapter)
+    base = str(config.get("base_model_name_or_path") or "")
+    if Path(base).name not in ("", Path(name).name):  # the same model may lie elsewhere now
+        raise _other_base(adapter, name, f"it was trained on {base!r}")
+    from peft import PeftModel  # imported where used: it takes a second
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
+            warnings.filterwarnings("error", "Found missing adapter keys")  # those would stay as they were drawn
+            adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
+    except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
+        raise _other_base(adapter, name, _one_line(failure)) from failure
+    if trainable:
+        return adapted.eval()
+    return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]  # peft froze it
+
+
+def _adapter_config(adapter: Path) -> Mapping[str, Any]:
+    """What a LoRA adapter's directory says of it."""
+    try:
+        config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        if config["peft_type"] != "LORA":
+            raise ValueError(f"peft_type is {config['peft_type']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        raise RecipeError(
+            f"adapter {str(adapter)!r} is no LoRA adapter: {_one_line(failure)}",
+            cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
+            mend="correct `adapter` in the recipe's [engines.*] table",
+        ) from failure
+    return config
+
+
+def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
+    return RecipeError(
+        f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
+        cause="an adapter changes the weights of the one model that it was trained on",
+        mend="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
+        f"{_ADAPTER_CONFIG}",
+    )
+
+
+def _one_line(failure: Exception) -> str:
+    return " ".join(str(failure).split())[:300]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +164,10 @@ class TransformersLocal:
         *,
         name: str = "local",
         max_batch: int = 256,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.name, self.max_batch = model, name, max_batch
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere
         self.end_ids = _end_ids(model, tokenizer)
         self.policy_version = 0
@@ -82,14 +185,9 @@ class TransformersLocal:
 
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
-        if request.sampling.stop:
-            raise UnsupportedError(
-                f"stop strings {request.sampling.stop!r} are not supported by the in-process engine",
-                mend="remove `stop` from the module's sampling",
-            )
-        prompt_ids = tuple(self._encode(request))
-        limit = self.model.config.get_text_config().max_position_embeddings
-        if len(prompt_ids) + request.sampling.max_tokens > limit:
+        prompt_ids = tuple(self.encode(request))
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and len(prompt_ids) + request.sampling.max_tokens > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
                 cause=f"{self.name} has {limit} positions",
@@ -112,7 +210,8 @@ class TransformersLocal:
     async def close(self) -> None:
         """Nothing to release."""
 
-    def _encode(self, request: Request) -> list[int]:
+    def encode(self, request: Request) -> list[int]:
+        """The prompt's token ids, a chat's through the chat template; `RecipeError` if that cannot be done."""
         if not request.messages:
             return self.tokenizer.encode(request.prompt, add_special_tokens=False)
         if self.tokenizer.chat_template is None:
@@ -122,7 +221,17 @@ class TransformersLocal:
                 mend='set the planner\'s type to "compact", or name an instruction-tuned model',
             )
         messages = [message.model_dump() for message in request.messages]
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False, **self.chat_template_kwargs
+            )
+        except (TemplateError, TypeError) as failure:
+            raise RecipeError(
+                f"the chat template of {self.name} refuses {'+'.join(one.role for one in request.messages)} messages "
+                f"with chat_template_kwargs = {self.chat_template_kwargs}: {_one_line(failure)}",
+                cause="it knows no such role (Gemma's first versions take no system message) or setting",
+                mend="name another model, or correct chat_template_kwargs",
+            ) from failure
 
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""
@@ -139,7 +248,8 @@ class TransformersLocal:
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
-            sampled = generate(self.model, [(one.prompt_ids, one.request) for one in batch], end_ids=self.end_ids)
+            asked = [(one.prompt_ids, one.request) for one in batch]
+            sampled = generate(self.model, asked, end_ids=self.end_ids, decode=self.tokenizer.decode)
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
@@ -147,19 +257,21 @@ class TransformersLocal:
             if one.future.done():  # its trajectory was cancelled by a deadline
                 continue
             ended = ids[-1] in self.end_ids
+            whole = self.tokenizer.decode(ids[:-1] if ended else ids)
+            text = _before_stop(whole, one.request.sampling.stop)
             one.future.set_result(
                 Call(
                     role=one.request.role,
                     engine=self.name,
                     prompt=one.request.prompt,
                     messages=one.request.messages,
-                    completion=self.tokenizer.decode(ids[:-1] if ended else ids),
+                    completion=text,
                     prompt_ids=one.prompt_ids,
                     completion_ids=ids,
                     logprobs=logprobs,
                     sampling=one.request.sampling,
                     policy_version=self.policy_version,
-                    finish_reason="stop" if ended else "length",
+                    finish_reason="stop" if ended or text != whole else "length",
                     usage=Usage(prompt_tokens=len(one.prompt_ids), completion_tokens=len(ids)),
                 )
             )
@@ -188,16 +300,21 @@ Sampled = tuple[tuple[int, ...], tuple[float, ...]]
 
 @torch.inference_mode()
 def generate(
-    model: PreTrainedModel, prompts: Sequence[tuple[tuple[int, ...], Request]], *, end_ids: Sequence[int]
+    model: PreTrainedModel,
+    prompts: Sequence[tuple[tuple[int, ...], Request]],
+    *,
+    end_ids: Sequence[int],
+    decode: Callable[[list[int]], str] | None = None,
 ) -> list[Sampled]:
     """Sample one completion a request with a key-value cache.
 
     Equal prompts are prefilled once; a finished row leaves the batch. Token t of a request is drawn by inverting its
-    distribution at the t-th uniform number of its own seed, so it does not depend on its neighbours' draws.
+    distribution at the t-th uniform number of its own seed, so it does not depend on its neighbours' draws. `decode`
+    gives the text in which stop strings are looked for.
 
     Returns:
-        Per request the completion ids, end token included where it was drawn, and their log-probabilities under the
-        sampling temperature (temperature 1 where sampling is greedy).
+        Per request the completion ids, end token or those of the stop string included where they were drawn, and their
+        log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
     """
     unique = list(dict.fromkeys(ids for ids, _ in prompts))
     place = {ids: i for i, ids in enumerate(unique)}
@@ -223,6 +340,7 @@ def generate(
         logits[expand],
     )
     ends = torch.tensor(end_ids, device=device)
+    stopping = any(request.sampling.stop for _, request in prompts)
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for step in range(draws.longest):
         token, logprob = draws.draw(logits, rows, step)
@@ -230,6 +348,9 @@ def generate(
             out[row][0].append(one)
             out[row][1].append(value)
         keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
+        if stopping and decode is not None:
+            stops = [_says_stop(out[row][0], prompts[row][1].sampling.stop, decode) for row in rows.tolist()]
+            keep &= ~torch.tensor(stops, device=device)
         if not keep.any():
             break
         if not keep.all():
@@ -246,6 +367,16 @@ def generate(
         ).logits[:, -1]
         position = position + 1
     return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
+
+
+def _says_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list[int]], str]) -> bool:
+    """Whether the newest token ends one of `stops`; a character is at most four tokens."""
+    return any(stop in decode(ids[-4 * len(stop) - 1 :]) for stop in stops)
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string in it."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
 class _Draws:

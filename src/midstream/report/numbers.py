@@ -71,9 +71,16 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}m {whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: "1 turn", "2 turns"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, several: str = "") -> str:
+    """A count with its noun: "1 turn", "2 turns"; `several` where the plural is not made with an s."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def troubles(request_failures: int, replies_repaired: int) -> str:
+    """What went wrong around requests and was mended: "3 request failures, 1 reply repaired"; "" for nothing."""
+    parts = [counted(request_failures, "request failure")] if request_failures else []
+    parts += [f"{counted(replies_repaired, 'reply', 'replies')} repaired"] if replies_repaired else []
+    return ", ".join(parts)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.progress import NoProgress, ProgressDisplay
 from midstream.report.compare import is_greedy, where
-from midstream.report.numbers import duration, mean, number, percent, sparkline, visible
+from midstream.report.numbers import counted, duration, mean, number, percent, sparkline, troubles, visible
 
 _RECENT = 10
 _SPARK_STEPS = 40
@@ -55,6 +55,29 @@ class _Clock:
         return pace * max(0, self.steps - self.done)
 
 
+class _Losses:
+    """What went wrong around the model, summed over steps and evaluations."""
+
+    def __init__(self) -> None:
+        self.lost = self.request_failures = self.replies_repaired = 0
+
+    def step(self, metrics: StepMetrics) -> None:
+        self.lost += metrics.trajectories_error
+        self._requests(metrics)
+
+    def evaluation(self, result: EvaluationResult) -> None:
+        self._requests(result)
+
+    def _requests(self, counts: StepMetrics | EvaluationResult) -> None:
+        self.request_failures += counts.request_failures
+        self.replies_repaired += counts.replies_repaired
+
+    def text(self, lost: str) -> str:
+        """In words, with `lost` for what became of the trajectories; "" for nothing."""
+        parts = [f"{counted(self.lost, 'trajectory', 'trajectories')} {lost}"] if self.lost else []
+        return ", ".join([*parts, *filter(None, [troubles(self.request_failures, self.replies_repaired)])])
+
+
 class WarningsOnly(NoProgress):
     """Silent except for notes: what `--quiet` shows."""
 
@@ -74,6 +97,7 @@ class PlainProgress:
         self._every = every
         self._clock = _Clock()
         self._rewards: list[float] = []
+        self._losses = _Losses()  # since the last line
         self._phase = ""
 
     def __enter__(self) -> Self:
@@ -102,6 +126,7 @@ class PlainProgress:
         """Print every `every`-th step and the last one."""
         self._clock.step(metrics.step, timing.duration_s)
         self._rewards.append(metrics.reward_mean)
+        self._losses.step(metrics)
         if metrics.step % self._every and metrics.step != self._clock.steps:
             return
         parts = [
@@ -112,10 +137,9 @@ class PlainProgress:
             f"{number(timing.tokens_per_s)} tokens/s",
             f"{duration(self._clock.left_s or 0.0)} left",
         ]
-        if metrics.trajectories_error:
-            parts.append(f"{metrics.trajectories_error} trajectories lost to errors")
+        parts += filter(None, [self._losses.text("lost to errors")])
         self._line(" | ".join(parts))
-        self._rewards = []
+        self._rewards, self._losses = [], _Losses()
 
     def evaluation(self, result: EvaluationResult) -> None:
         """Print the result on one line."""
@@ -142,7 +166,7 @@ class TerminalProgress:
         self._clock = _Clock()
         self._rewards: list[float] = []
         self._last: tuple[StepMetrics, StepTiming] | None = None
-        self._lost = 0
+        self._losses = _Losses()
         self._newest: EvaluationResult | None = None
         self._best: dict[tuple[str, str], EvaluationResult] = {}
         # Last, because it draws once at once.
@@ -174,11 +198,12 @@ class TerminalProgress:
         """Move the bar and replace the numbers."""
         self._clock.step(metrics.step, timing.duration_s)
         self._last = (metrics, timing)
-        self._lost += metrics.trajectories_error
+        self._losses.step(metrics)
         self._rewards = [*self._rewards[1 - _SPARK_STEPS :], metrics.reward_mean]
 
     def evaluation(self, result: EvaluationResult) -> None:
         """The newest greedy result is the held-out line, beside the best of its set; sampled ones fill in before."""
+        self._losses.evaluation(result)
         key = (result.set_name, result.sampling)
         if key not in self._best or result.success >= self._best[key].success:
             self._best = {**self._best, key: result}
@@ -229,8 +254,9 @@ class TerminalProgress:
             pace = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run   "
             rows.append(("tool errors", Text(f"{pace}{number(timing.tokens_per_s)} tokens/s")))
             rows.append(("tools", _shares(metrics.tool_use.share)))
-        if self._lost:
-            rows.append(("errors", Text(f"{self._lost} trajectories lost, left out of training", "bold yellow")))
+        errors = self._losses.text("lost, left out of training")
+        if errors:
+            rows.append(("errors", Text(errors, "bold yellow")))
         return rows
 
     def _held_out(self) -> Text:
@@ -273,10 +299,11 @@ def _shares(share: dict[str, float]) -> Text:
 
 def _evaluation_text(result: EvaluationResult) -> str:
     errors = f", {result.errors} without a result (counted as wrong)" if result.errors else ""
+    trouble = troubles(result.request_failures, result.replies_repaired)
     step = f"step {result.step}: " if result.step is not None else ""
     return (
         f"evaluation {step}{where(result)} {result.sampling} ({result.policy}): "
-        f"success {percent(result.success)} of {result.tasks} tasks{errors}"
+        f"success {percent(result.success)} of {result.tasks} tasks{errors}{', ' if trouble else ''}{trouble}"
     )
 
 

@@ -303,7 +303,10 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
     """What went into training and what did not, each with what became of it."""
     total = {
         name: sum(getattr(step, name) for step in metrics)
-        for name in ("trajectories", "trajectories_error", "groups", "groups_uniform", "groups_broken", "rows")
+        for name in (
+            *("trajectories", "trajectories_error", "trajectories_retried", "request_failures", "replies_repaired"),
+            *("groups", "groups_uniform", "groups_broken", "rows"),
+        )
     }
     rows = [
         ("Training trajectories", total["trajectories"], "runs of the agent on training tasks"),
@@ -312,13 +315,21 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
             total["trajectories_error"],
             "an endpoint, tool or sandbox failed; never a reward of 0",
         ),
+        ("Trajectories run again", total["trajectories_retried"], "broke down at least once before they ended"),
+        ("Request failures", total["request_failures"], "attempts of single requests, tried again"),
+        ("Replies repaired", total["replies_repaired"], "no JSON until they were mended"),
         ("Groups", total["groups"], "all runs of one task at one step"),
         ("Groups, uniform", total["groups_uniform"], "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total["groups_broken"], "fewer than two finished runs: left out"),
         ("Training rows", total["rows"], "planner calls that were trained on"),
     ]
     rows += [("Samples left out", count, reason) for reason, count in total_left_out(metrics).items()]
-    rows.append(("Evaluation tasks without a result", sum(one.errors for one in evaluations), "counted as wrong"))
+    in_evaluations = "in all evaluations"
+    rows += [
+        ("Evaluation tasks without a result", sum(one.errors for one in evaluations), "counted as wrong"),
+        ("Evaluation request failures", sum(one.request_failures for one in evaluations), in_evaluations),
+        ("Evaluation replies repaired", sum(one.replies_repaired for one in evaluations), in_evaluations),
+    ]
     body = [
         f'<tr><th scope="row">{text(name)}</th>{cell(f"{count:,}")}{cell(note, "wrap soft")}</tr>'
         for name, count, note in rows

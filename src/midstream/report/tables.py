@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
-from midstream.core.trajectory import Command, Trajectory, Turn
+from midstream.core.trajectory import Trajectory
 from midstream.report.compare import families, is_greedy, label, pick, success, where
-from midstream.report.numbers import change, counted, mean, number, percent, shorten, t_interval, visible
-
-_TEXT_LIMIT = 1500
+from midstream.report.numbers import change, counted, mean, number, percent, t_interval, troubles, visible
+from midstream.report.turn_rows import Row, broken, fields, plain, trouble_rows, turn_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +80,18 @@ def _coloured(text: str, good: str = "+") -> Text:
 
 
 def _error_caption(results: list[EvaluationResult]) -> Text | None:
-    lost = [result for result in results if result.errors]
-    if not lost:
-        return None
-    parts = [
-        f"{result.policy} {result.sampling}: {result.errors} of {result.tasks} tasks without a result, counted as "
-        f"wrong ({percent(result.success_without_errors)} without them)"
-        for result in lost
-    ]
-    return Text(visible("\n".join(parts)), "yellow")
+    parts = []
+    for result in results:
+        who = f"{result.policy} {result.sampling}"
+        if result.errors:
+            parts.append(
+                f"{who}: {result.errors} of {result.tasks} tasks without a result, counted as wrong "
+                f"({percent(result.success_without_errors)} without them)"
+            )
+        trouble = troubles(result.request_failures, result.replies_repaired)
+        if trouble:
+            parts.append(f"{who}: {trouble}")
+    return Text(visible("\n".join(parts)), "yellow") if parts else None
 
 
 def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
@@ -123,57 +124,31 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None) -> Group:
     gold = trajectory.gold if gold is None else gold
     parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold"), Text()]
     for turn in trajectory.turns:
-        parts += [Text(f"turn {turn.index}", "bold cyan"), Padding(_turn(turn), (0, 0, 1, 2))]
+        parts += [Text(f"turn {turn.index}", "bold cyan"), Padding(_grid(turn_rows(turn)), (0, 0, 1, 2))]
+    closing = [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+    if closing:
+        parts.append(Padding(_grid(closing), (0, 0, 1, 2)))
     if trajectory.error is not None:
-        parts.append(Text(visible(f"lost to {trajectory.error.type}: {trajectory.error.message}"), "bold red"))
-    end = _fields()
-    end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else _text(trajectory.answer))
+        parts.append(plain(f"lost to {trajectory.error.type}: {trajectory.error.message}", "bold red"))
+    end = fields()
+    end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
     if gold is not None:
-        end.add_row("gold", _text(gold))
+        end.add_row("gold", plain(gold))
     end.add_row("reward", _reward(trajectory))
     end.add_row("stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
+    for attempt, error in enumerate(trajectory.earlier_errors, 1):
+        end.add_row(f"run {attempt}", plain(f"thrown away: {broken(error)}", "yellow"))
+    trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
+    if trouble:
+        end.add_row("requests", Text(trouble, "yellow"))
     return Group(*parts, end)
 
 
-def _turn(turn: Turn) -> Table:
-    rows = _fields()
-    action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
-    if action is not None and action.error is not None:
-        rows.add_row("action", _text(f"malformed: {action.error}", "red"))
-        sampled = next((call.completion for call in turn.calls if call.role == "planner" and call.completion), "")
-        if sampled:
-            rows.add_row("sampled", _text(sampled))
-    elif action is not None:
-        rows.add_row("sub-goal", _text(action.sub_goal))
-        rows.add_row("tool", _text(action.tool, "cyan"))
-        if action.context:
-            rows.add_row("context", _text(action.context))
-    if command is not None:
-        rows.add_row("command", _text(command_text(command), "red" if command.error else ""))
-    if observation is not None:
-        failed = observation.status == "error"
-        rows.add_row("error" if failed else "observation", _text(observation.text, "red" if failed else ""))
-    if verdict is not None:
-        judged = "result valid" if verdict.result_valid else "result not valid"
-        analysis = f": {verdict.analysis}" if verdict.analysis else ""
-        rows.add_row("verdict", _text(f"{verdict.signal}, {judged}{analysis}"))
-    return rows
-
-
-def command_text(command: Command) -> str:
-    """A command as one reads it: its code, or its tool and arguments; an invalid one with its error.
-
-    A single argument of several lines is code too.
-    """
-    values = list(command.arguments.values())
-    arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in command.arguments.items())
-    if command.code is not None:
-        text = command.code
-    elif len(values) == 1 and isinstance(values[0], str) and "\n" in values[0]:
-        text = values[0]
-    else:
-        text = f"{command.tool}({arguments})"
-    return f"{text}\ninvalid: {command.error}" if command.error else text
+def _grid(rows: Sequence[Row]) -> Table:
+    table = fields()
+    for name, content in rows:
+        table.add_row(name, content)
+    return table
 
 
 def _reward(trajectory: Trajectory) -> Text:
@@ -186,17 +161,6 @@ def _reward(trajectory: Trajectory) -> Text:
     return text.append(f"  ({visible(parts)})", "not bold dim") if parts else text
 
 
-def _fields() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
-def _text(text: str, style: str = "") -> Text:
-    return Text(visible(shorten(text, _TEXT_LIMIT)), style)
-
-
 def run_summary(
     name: str,
     recipe: str,
@@ -205,9 +169,9 @@ def run_summary(
     evaluations: Sequence[EvaluationResult],
 ) -> Group:
     """One run at a glance: how far of `steps` it came, its last numbers, its evaluations, what was left out."""
-    rows = _fields()
+    rows = fields()
     rows.add_row("run", Text(visible(name), "bold"))
-    rows.add_row("recipe", _text(recipe))
+    rows.add_row("recipe", plain(recipe))
     rows.add_row("steps", f"{metrics[-1].step if metrics else 0} of {steps}")
     if metrics:
         _add_metrics(rows, metrics)
@@ -225,7 +189,14 @@ def _add_metrics(rows: Table, metrics: Sequence[StepMetrics]) -> None:
     update = f"loss {number(last.loss)}, KL {number(last.kl)}, clipped {percent(last.clip_fraction)}"
     rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}")
     lost, total = sum(step.trajectories_error for step in metrics), sum(step.trajectories for step in metrics)
-    rows.add_row("errors", Text(f"{lost:,} of {total:,} trajectories lost", "yellow" if lost else ""))
+    retried = sum(step.trajectories_retried for step in metrics)
+    again = f", {retried:,} run again" if retried else ""
+    rows.add_row("errors", Text(f"{lost:,} of {total:,} trajectories lost{again}", "yellow" if lost or retried else ""))
+    trouble = troubles(
+        *(sum(getattr(step, key) for step in metrics) for key in ("request_failures", "replies_repaired"))
+    )
+    if trouble:
+        rows.add_row("requests", Text(trouble, "yellow"))
     groups = [sum(getattr(step, key) for step in metrics) for key in ("groups", "groups_uniform", "groups_broken")]
     rows.add_row("groups", f"{groups[0]:,}, of them {groups[1]:,} uniform and {groups[2]:,} broken")
     left_out = total_left_out(metrics)
@@ -264,7 +235,14 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
             percent(result.tool_use.error_rate),
             f"{result.turns_mean:.2f}",
         )
+    table.caption = _trouble_caption(evaluations)
     return table
+
+
+def _trouble_caption(results: Sequence[EvaluationResult]) -> Text | None:
+    failures, repaired = (sum(getattr(one, key) for one in results) for key in ("request_failures", "replies_repaired"))
+    trouble = troubles(failures, repaired)
+    return Text(f"{trouble}, in all" if len(results) > 1 else trouble, "yellow") if trouble else None
 
 
 def study_table(rows: list[StudyRow]) -> Table:

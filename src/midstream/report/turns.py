@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.core.trajectory import Trajectory, Turn
-from midstream.report.numbers import counted, number, shorten
+from midstream.core.trajectory import Call, Trajectory, Turn
+from midstream.report.numbers import counted, number, shorten, troubles
 from midstream.report.sections import text
-from midstream.report.tables import command_text
+from midstream.report.turn_rows import broken, command_text, problems, tool_call_text
 
 _TEXT_LIMIT = 2000
 
@@ -65,10 +65,17 @@ def _turn(turn: Turn) -> str:
         rows.append(_row("Command", _block(command_text(command), failed=command.error is not None)))
     if observation is not None:
         failed = observation.status == "error"
+        rows += [
+            _row("Call", _block(tool_call_text(one), failed=one.status == "error")) for one in observation.tool_calls
+        ]
         rows.append(_row("Error" if failed else "Result", _block(observation.text, failed=failed)))
     if verdict is not None:
         judged = f"{verdict.signal}, {'result valid' if verdict.result_valid else 'result not valid'}"
         rows.append(_row("Verdict", text(f"{judged}: {verdict.analysis}" if verdict.analysis else judged)))
+    rows += _problems(turn.calls)
+    if turn.error is not None:
+        head += ' · <span class="down">broken</span>'
+        rows.append(_row("Broken", _block(broken(turn.error), failed=True)))
     return f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>"
 
 
@@ -81,7 +88,18 @@ def _end(trajectory: Trajectory) -> str:
     rows.append(
         _row("Stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
     )
+    rows += _problems(trajectory.closing_calls)
+    rows += [
+        _row(f"Run {number}", text(f"thrown away: {broken(error)}"))
+        for number, error in enumerate(trajectory.earlier_errors, 1)
+    ]
+    trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
+    rows += [_row("Requests", text(trouble))] if trouble else []
     return f'<dl class="end">{"".join(rows)}</dl>'
+
+
+def _problems(calls: Sequence[Call]) -> list[str]:
+    return [_row(label.capitalize(), text(said)) for call in calls for label, said in problems(call)]
 
 
 def _row(name: str, html: str) -> str:

@@ -1,17 +1,273 @@
-"""Runs an executor's program, which reaches its tool through a pipe to the host."""
+"""Runs an executor's program: a short piece of Python that may call one tool as often as it needs, branch and compute.
+
+The program runs in a forked child of a `PythonPool`'s worker and reaches its tool only through a channel to this
+process (the messages are told in `zygote.py`). The channel is a socket of its own, made for one program and closed with
+it, so nothing that a program writes can be taken for another's. Here its arguments are checked, the tool is called, and
+every call is recorded. A program that breaks a bound or the channel's form is ended together with its worker.
+
+**This is no security boundary**: see `sandbox.pool`. `Build` refuses programs unless it is told `unsafe=True`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import builtins
+import json
+import keyword
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import Field, JsonValue
+
+from midstream.core.data import Frozen
+from midstream.core.errors import InfrastructureError, SandboxError, ToolServerError
 from midstream.core.protocols import Tool
-from midstream.core.trajectory import Observation
+from midstream.core.trajectory import Call, Observation, ToolCall
+from midstream.sandbox.pool import WALL_FACTOR, PythonPool, PythonResult, Worker, WorkerDied
+
+T = TypeVar("T")
+Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
+
+CALL_LIMIT = 1_000_000  # bytes of one call's arguments, as in zygote.py
+TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
+MAX_DEPTH = 32  # levels of one call's arguments
+NOTHING = "(the program printed nothing)"
+
+
+class Config(Frozen):
+    """Limits of one program; `sandbox.pool.PythonPool` says what each bounds.
+
+    A program that waits for its tool holds one of the `workers`; its tool's time counts towards no limit of its own.
+    """
+
+    workers: int = Field(default=16, ge=1)
+    timeout_s: float = Field(default=2.0, gt=0)
+    memory_mb: int = Field(default=512, ge=64)
+    output_limit: int = Field(default=4000, ge=1)
+    max_tool_calls: int = Field(default=16, ge=1)
+
+
+class _Ended(Exception):
+    """The host ended a program; the text says why, for the agent to read."""
+
+
+def function_name(tool: str) -> str:
+    """The name under which a program calls a tool: an identifier that hides nothing of Python's."""
+    name = re.sub(r"\W", "_", tool, flags=re.ASCII)
+    name = f"_{name}" if not name or name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "ToolError" else name
 
 
 class ProgramRunner:
-    """`core.protocols.CodeRunner` on a `PythonPool`."""
+    """`core.protocols.CodeRunner` on a `PythonPool` of its own, so that programs may call the `python` tool.
 
-    async def run(self, code: str, tool: Tool) -> Observation:
-        """Run a program."""
-        raise NotImplementedError
+    Args:
+        config: limits.
+        check: says what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`).
+
+    Raises:
+        UnsupportedError: this system cannot fork.
+    """
+
+    def __init__(self, config: Config, check: Check) -> None:
+        self._config, self._check = config, check
+        self._pool = PythonPool(
+            config.workers,
+            config.timeout_s,
+            config.memory_mb,
+            config.output_limit,
+            tier="process",
+            queue_s=None,  # the workers may all be waiting for tools, which have time limits of their own
+            table="agent.executor.program",
+        )
+
+    async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
+        """Run a program; what it printed is the observation, with the calls that the tool made to an engine.
+
+        Raises:
+            InfrastructureError: the tool's, whose requests so far are in `calls`; or `SandboxError`.
+        """
+        clock = time.monotonic()
+        conversation = _Conversation(tool, self._config, self._check)
+        program = {
+            "code": code,
+            "name": function_name(tool.name),
+            "parameters": [*tool.parameters.get("properties", {})],
+        }
+        body = json.dumps(program).encode()
+        try:
+            result = await self._pool.on_worker(lambda worker: conversation.hold(worker, body))
+            status, text = "ok" if result.ok else "error", result.text or NOTHING
+        except _Ended as ended:
+            status, text = "error", str(ended)
+        except InfrastructureError as failure:
+            failure.calls = (*conversation.calls, *failure.calls)
+            raise
+        made = tuple(conversation.made)
+        observation = Observation(status=status, text=text, duration_s=time.monotonic() - clock, tool_calls=made)
+        return observation, tuple(conversation.calls)
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes; programs under way raise `SandboxError`."""
+        await self._pool.close()
+
+
+class _Conversation:
+    """The host's side of one program's channel. `made` are its tool calls, `calls` their requests to engines."""
+
+    def __init__(self, tool: Tool, config: Config, check: Check) -> None:
+        self._tool, self._config, self._check = tool, config, check
+        self._wall_s = self._left_s = WALL_FACTOR * config.timeout_s
+        self._over = False
+        self.made: list[ToolCall] = []
+        self.calls: list[Call] = []
+
+    async def hold(self, worker: Worker, program: bytes) -> PythonResult:
+        """Run the program and answer its calls, one at a time, until it closes the channel or is gone."""
+        self._left_s = self._wall_s
+        try:
+            async with worker.start(program) as channel:
+                while (body := await self._within(_message(channel))) is not None:
+                    reply = await self._reply(body)
+                    if not await self._within(_send(channel, reply)):
+                        break
+                return await self._within(worker.result())
+        except WorkerDied as error:
+            if not self.made:
+                raise
+            raise SandboxError(
+                f"a program's worker died after {len(self.made)} calls of {self._tool.name}",
+                cause="the system ends its processes, for example for want of memory",
+                mend="free some memory, or lower memory_mb and workers in [agent.executor.program]",
+            ) from error
+
+    async def _within(self, waiting: Awaitable[T]) -> T:
+        """Wait for the program on its own clock."""
+        clock = time.monotonic()
+        limit = asyncio.timeout(max(0.0, self._left_s))
+        try:
+            async with limit:
+                return await waiting
+        except TimeoutError as error:
+            text = f"TimeoutError: not finished after {self._wall_s:g} s, the time of {self._tool.name} not counted"
+            raise _Ended(text) from error
+        finally:
+            self._left_s -= time.monotonic() - clock
+
+    async def _reply(self, body: bytes) -> bytes:
+        """Answer one call. One too many ends the program; if it goes on all the same, it is not asked again."""
+        arguments = _read_arguments(body)
+        if self._over:
+            raise _Ended(self._too_many())
+        self._over = len(self.made) >= self._config.max_tool_calls
+        if self._over:
+            return _message_of(ok=False, text=self._too_many(), end=True)
+        problem = _unfit(arguments)
+        if problem:
+            arguments = {}
+        problem = problem or self._check(arguments, self._tool.parameters)
+        if problem:
+            text = f"invalid arguments for {self._tool.name}: {problem}"
+            call = ToolCall(tool=self._tool.name, arguments=arguments, status="error", text=text)
+        else:
+            call = await self._call(arguments)
+        self.made.append(call)
+        return _message_of(ok=call.status == "ok", text=call.text)
+
+    def _too_many(self) -> str:
+        return f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
+
+    async def _call(self, arguments: dict[str, JsonValue]) -> ToolCall:
+        """Call the tool within its time limit; a slow one has no result."""
+        tool, clock = self._tool, time.monotonic()
+        limit = asyncio.timeout(tool.timeout_s)
+        try:
+            async with limit:
+                result = await tool.call(arguments)
+            self.calls += result.calls
+            ok, text = result.ok, result.text
+        except TimeoutError as failure:
+            if not limit.expired():
+                raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
+            ok, text = False, f"{tool.name} gave no result within {tool.timeout_s:g} s"
+        if len(text) > TEXT_LIMIT:
+            text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
+        return ToolCall(
+            tool=tool.name,
+            arguments=arguments,
+            status="ok" if ok else "error",
+            text=text,
+            duration_s=time.monotonic() - clock,
+        )
+
+
+async def _message(channel: socket.socket) -> bytes | None:
+    """The program's next call, or None once it has closed the channel or is gone, be it in the middle of a call."""
+    header = await _read(channel, 4)
+    if header is None:
+        return None
+    size = int.from_bytes(header, "big")
+    if size > CALL_LIMIT:
+        raise _Ended(f"the program sent its tool {size} bytes, more than {CALL_LIMIT}")
+    return await _read(channel, size)
+
+
+async def _read(channel: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = await asyncio.get_running_loop().sock_recv(channel, min(size - len(data), 65536))
+        except ConnectionError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+async def _send(channel: socket.socket, data: bytes) -> bool:
+    """Whether the program was still there."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(channel, data)
+    except ConnectionError:
+        return False
+    return True
+
+
+def _message_of(*, ok: bool, text: str, end: bool = False) -> bytes:
+    body = json.dumps({"ok": ok, "text": text, "end": end}).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def _read_arguments(body: bytes) -> dict[str, Any]:
+    """A call's arguments; anything but a JSON object was not written by the tool's function, and ends the program."""
+    try:
+        arguments = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise _Ended(f"the program wrote {body[:80]!r} to its tool, which is no JSON object")
+    return arguments
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unfit(arguments: dict[str, Any]) -> str | None:
+    """Why arguments cannot be kept in a trajectory, or None."""
+    if _deeper(arguments, MAX_DEPTH):
+        return f"more than {MAX_DEPTH} levels"
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:  # a number beyond floats, half a surrogate pair
+        return str(error)
+    return None
+
+
+def _deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)

@@ -4,6 +4,8 @@
 not write into files. It does not stop hostile code from reading files or using the network. For code from people you
 do not trust, run midstream as a whole in a container or a virtual machine.
 
+A program with a tool (`code_runner`) runs in a worker that is its own until it ends (`PythonPool.on_worker`).
+
 A call costs one fork of a small process (`zygote.py`), not the start of an interpreter. Code gets the standard library,
 an empty environment, and the same hash seed and `random` state every time, so that the same code prints the same text.
 """
@@ -17,23 +19,25 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox import arithmetic
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "killed"]
 Tier = Literal["process", "arithmetic"]
+T = TypeVar("T")
 
 REASONS: tuple[Reason, ...] = ("killed", "ok", "raised", "timeout", "output_limit", "memory")  # as in zygote.py
 ZYGOTE = Path(__file__).with_name("zygote.py")
 GRACE_S = 10.0  # beyond the code's own timeout, which the zygote keeps: then the zygote itself hangs
 QUEUE_S = 120.0  # a call waits this long for a worker
 WALL_FACTOR = 5  # as in zygote.py, which this process never imports
+PLAIN, PROGRAM, READY = 0, 1, b"+"  # as in zygote.py
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # without them some interpreters do not start
 
 
@@ -50,14 +54,17 @@ class PythonResult:
     reason: Reason
 
 
-class _WorkerDied(Exception):
+class WorkerDied(Exception):
     """A zygote is gone or does not answer."""
 
 
-class _Worker:
-    """One zygote, in a session of its own, and our end of its socket; belongs to no event loop."""
+class Worker:
+    """One zygote, in a session of its own, and our end of its socket; belongs to no event loop.
 
-    def __init__(self, timeout_s: float, memory_mb: int, output_limit: int) -> None:
+    Whatever ends a run early (an error, a cancellation) must end the worker: it may be in the middle of an answer.
+    """
+
+    def __init__(self, timeout_s: float, memory_mb: int, output_limit: int, table: str) -> None:
         self._deadline_s = WALL_FACTOR * timeout_s + GRACE_S
         self._socket, other = socket.socketpair()
         self._socket.setblocking(False)
@@ -80,25 +87,49 @@ class _Worker:
             raise SandboxError(
                 f"could not start a Python worker with {sys.executable}: {error}",
                 cause="the system is out of processes or memory, or this Python was moved",
-                mend="free some memory, or run fewer workers ([tools.python] workers = 1)",
+                mend=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
         finally:
             other.close()
 
     async def ask(self, code: bytes) -> PythonResult:
-        """Run `code`. Whatever else ends this call (an error, a cancellation) ends the worker: it may be mid-answer."""
-        finished = False
+        """Run `code`."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                await asyncio.get_running_loop().sock_sendall(self._socket, len(code).to_bytes(4, "big") + code)
-                result = await self._receive()
-            finished = True
-            return result
+                await self._send(_header(PLAIN, code) + code)
+                return await self._receive()
         except (OSError, TimeoutError) as error:
-            raise _WorkerDied from error
-        finally:
-            if not finished:
-                self.kill()
+            raise WorkerDied from error
+
+    @asynccontextmanager
+    async def start(self, program: bytes) -> AsyncGenerator[socket.socket]:
+        """Start a program (JSON, as zygote.py says); gives our end of its channel, until the end of the block.
+
+        By then the program runs: what it took to start the worker is not to be counted as its time.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    with theirs:
+                        await self._send(_header(PROGRAM, program))
+                        socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
+                    await self._send(program)
+                    await asyncio.get_running_loop().sock_recv(ours, len(READY))
+            except (OSError, TimeoutError) as error:
+                raise WorkerDied from error
+            yield ours
+
+    async def result(self) -> PythonResult:
+        """How the program that was started ended; waits without end, because only the host knows its clock."""
+        try:
+            return await self._receive()
+        except OSError as error:
+            raise WorkerDied from error
+
+    async def _send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def _receive(self) -> PythonResult:
         """Read one answer: reason, length, text."""
@@ -134,6 +165,10 @@ class _Worker:
         self.stop()
 
 
+def _header(kind: int, code: bytes) -> bytes:
+    return bytes([kind]) + len(code).to_bytes(4, "big")
+
+
 class PythonPool:
     """Runs code in up to `workers` processes at once; further calls wait for their turn.
 
@@ -147,6 +182,8 @@ class PythonPool:
         memory_mb: address space of one piece (not enforced by macOS).
         output_limit: characters it may print.
         tier: "auto" takes "process" where the system can fork.
+        queue_s: seconds that a call waits for a worker at most; None: without end.
+        table: the recipe's table that these settings come from, for what errors advise.
     """
 
     def __init__(
@@ -157,6 +194,8 @@ class PythonPool:
         output_limit: int = 4000,
         *,
         tier: Literal["auto", "process", "arithmetic"] = "auto",
+        queue_s: float | None = QUEUE_S,
+        table: str = "tools.python",
     ) -> None:
         can_fork = hasattr(os, "fork")
         if tier == "process" and not can_fork:
@@ -166,12 +205,12 @@ class PythonPool:
                 mend='use tier = "arithmetic", or run midstream under Linux, macOS or WSL',
             )
         self.tier: Tier = tier if tier != "auto" else ("process" if can_fork else "arithmetic")
-        self._workers, self._output_limit = workers, output_limit
-        self._settings = (timeout_s, memory_mb, output_limit)
+        self._workers, self._output_limit, self._queue_s, self._table = workers, output_limit, queue_s, table
+        self._settings = (timeout_s, memory_mb, output_limit, table)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(workers)
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
         self._closed = False
 
     async def run(self, code: str) -> PythonResult:
@@ -182,36 +221,53 @@ class PythonPool:
         """
         if self.tier == "arithmetic":
             return self._arithmetic(code)
+        return await self.on_worker(lambda worker: worker.ask(code.encode("utf-8", "surrogatepass")))
+
+    async def on_worker(self, job: Callable[[Worker], Awaitable[T]]) -> T:
+        """Do `job` on a worker of its own, and once more on another if the first dies (`WorkerDied`).
+
+        Raises:
+            SandboxError: both died, or the pool is closed.
+        """
         self._attach()
         async with self._slot():
             for _ in range(2):
-                worker = self._take()
                 try:
-                    result = await worker.ask(code.encode("utf-8", "surrogatepass"))
-                except _WorkerDied:
+                    async with self._worker() as worker:
+                        return await job(worker)
+                except WorkerDied:
                     self._drop_dead()
-                    continue
-                finally:
-                    self._busy.discard(worker)
-                self._idle.append(worker)
-                return result
         raise SandboxError(
             "the Python sandbox broke down twice over one call",
             cause="the system ends its processes, for example for want of memory",
-            mend="free some memory, or lower the tool's memory_mb and workers",
+            mend=f"free some memory, or lower memory_mb and workers in [{self._table}]",
         )
+
+    @asynccontextmanager
+    async def _worker(self) -> AsyncGenerator[Worker]:
+        """A worker, idle again after the block; if the block ends early, the worker ends too."""
+        worker, finished = self._take(), False
+        try:
+            yield worker
+            finished = True
+        finally:
+            self._busy.discard(worker)
+            if finished and not self._closed:
+                self._idle.append(worker)
+            else:
+                worker.kill()
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[None]:
         """Hold one of the pool's places; a wait without end is the sandbox's failure, not the code's."""
         try:
-            async with asyncio.timeout(QUEUE_S):
+            async with asyncio.timeout(self._queue_s):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise SandboxError(
-                f"no Python worker was free within {QUEUE_S:g} s",
+                f"no Python worker was free within {self._queue_s:g} s",
                 cause=f"{self._workers} workers are too few for so many calls, or each takes too long",
-                mend="raise [tools.python] workers, or lower the rollout's concurrency",
+                mend=f"raise workers in [{self._table}], or lower the rollout's concurrency",
             ) from error
         slots = self._slots
         try:
@@ -238,7 +294,7 @@ class PythonPool:
                 worker.kill()
             self._busy.clear()
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         """An idle worker, or a new one, marked busy."""
         if self._closed:
             raise SandboxError(
@@ -246,7 +302,7 @@ class PythonPool:
                 cause="a tool was called after its close()",
                 mend="close tools once the last rollout has ended",
             )
-        worker = self._idle.pop() if self._idle else _Worker(*self._settings)
+        worker = self._idle.pop() if self._idle else Worker(*self._settings)
         self._busy.add(worker)
         return worker
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.errors import EngineError, ToolServerError
+from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Engine, Request, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message, Sampling
@@ -45,7 +45,7 @@ class BaseGenerator:
         self.timeout_s = config.timeout_s
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The engine's answer; an empty one is `ok=False`.
+        """The engine's answer, with its call; an empty one, or a request too long for the model, is `ok=False`.
 
         Raises:
             ToolServerError: the engine failed.
@@ -59,19 +59,18 @@ class BaseGenerator:
         )
         try:
             call = await self._engine.sample(request)
+        except PromptTooLongError as error:
+            return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
         except EngineError as error:
-            raise self._failed(str(error)) from error
-        if call.error:
-            raise self._failed(call.error.message)
+            failed = ToolServerError(
+                f"the base generator's engine {self._engine.name!r} failed: {error}",
+                cause="its endpoint is down, or refuses the request",
+                mend="check the engine's address and model, then run again",
+            )
+            failed.calls = error.calls
+            raise failed from error
         text = call.completion.strip()
-        return ToolResult(text=text or "the model gave no answer", ok=bool(text))
-
-    def _failed(self, message: str) -> ToolServerError:
-        return ToolServerError(
-            f"the base generator's engine {self._engine.name!r} failed: {message}",
-            cause="its endpoint is down, or refuses the request",
-            mend="check the engine's address and model, then run again",
-        )
+        return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
     async def close(self) -> None:
         """Nothing to release: the engine belongs to whoever made it."""

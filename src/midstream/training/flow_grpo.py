@@ -22,6 +22,7 @@ from midstream.training.rows import RowBatch, build_rows, split_minibatches
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
+MAX_LOGPROB_GAP = 0.1  # mean |learner's log-probability - recorded one| per token that the first step allows
 
 
 class FlowGRPO:
@@ -45,6 +46,7 @@ class FlowGRPO:
         self.config, self.learner, self.environment = config, learner, environment
         self.source, self.publish, self.seed = source, publish, seed
         self.success = dict.fromkeys(families, 0.0)
+        self._gap_checked = False
 
     async def step(self, step: int) -> StepOutcome:
         """Sample, score, learn. `step` counts from 1; everything random in it derives from (seed, step)."""
@@ -113,8 +115,24 @@ class FlowGRPO:
         for batch in batches:
             if batch.rows:
                 stats.append(self.learner.forward_backward(batch.rows, config.loss))
+                self._check_gap(stats[0])
                 norms.append(self.learner.optimizer_step(self._learning_rate(step)))
         return batches, stats, norms
+
+    def _check_gap(self, stats: LossStats) -> None:
+        """Once after each start, before the first update: the learner's weights are those that sampled."""
+        if self._gap_checked:
+            return
+        self._gap_checked = True
+        gap = _logprob_gap(stats)
+        if gap > MAX_LOGPROB_GAP:
+            raise TrainingError(
+                f"the learner's log-probabilities lie {gap:.3f} from the recorded ones (mean per token; at most "
+                f"{MAX_LOGPROB_GAP} is allowed)",
+                cause="the server samples from other weights or another dtype than the learner's, applies settings of "
+                "its own, or records log-probabilities before the temperature",
+                mend="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/serving.md)",
+            )
 
     def _learning_rate(self, step: int) -> float:
         """Linear rise over the first steps, linear fall to a tenth over the last."""
@@ -141,6 +159,10 @@ def _no_usable_group(groups: Sequence[Group]) -> TrainingError:
         cause="what all trajectories need (the model's server, a tool, the reward) is down",
         mend="mend it, then resume the run",
     )
+
+
+def _logprob_gap(stats: LossStats) -> float:
+    return stats.gap_sum / max(1, stats.tokens)
 
 
 def _metrics(
@@ -184,6 +206,7 @@ def _metrics(
         loss=fmean(one.loss for one in stats) if stats else 0.0,
         kl=sum(one.kl_sum for one in stats) / tokens,
         clip_fraction=sum(one.clipped for one in stats) / tokens,
+        logprob_gap=_logprob_gap(stats[0]) if stats else 0.0,
         grad_norm=fmean(norms) if norms else 0.0,
         learning_rate=learning_rate,
     )

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from midstream.core.errors import CheckpointError, StorageError, TrainingError, UnsupportedError
+from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
@@ -64,8 +64,9 @@ class LocalLearner:
             logprobs = completion_logprobs(self.model, picked)
             reference = self._reference(picked) if loss.kl_coefficient else None
             tokens = _Tokens.of([[rows[j] for j in members[i]] for i in chunk], logprobs)
+            new_logprobs = logprobs[tokens.index]
             result = loss.per_token(
-                logprobs[tokens.index],
+                new_logprobs,
                 tokens.old_logprobs,
                 None if reference is None else reference[tokens.index],
                 tokens.advantages,
@@ -78,6 +79,7 @@ class LocalLearner:
             stats = LossStats(
                 loss=stats.loss + total.item(),
                 kl_sum=stats.kl_sum + result.kl.sum().item(),
+                gap_sum=stats.gap_sum + (new_logprobs.detach() - tokens.old_logprobs).abs().sum().item(),
                 clipped=stats.clipped + int(result.clipped.sum()),
                 tokens=stats.tokens + len(tokens.index),
             )
@@ -306,7 +308,7 @@ def _require_plain_head(model: PreTrainedModel) -> None:
 
 def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
     from peft import LoraConfig as PeftConfig  # imported where used: it takes a second
-    from peft import get_peft_model
+    from peft import PeftModel, get_peft_model
 
     if redrawn_ranges(model):
         raise UnsupportedError(
@@ -314,11 +316,25 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
             cause="the trained part of its names lies in the embeddings, which adapters leave alone",
             mend="remove [learner.lora]",
         )
+    if isinstance(model, PeftModel):  # trained further
+        _require_same_lora(model.peft_config["default"], config)
+        return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():
         torch.manual_seed(0)  # half of an adapter starts random: equal runs must start equal
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
         return get_peft_model(model, settings)  # type: ignore[return-value]
+
+
+def _require_same_lora(trained: Any, config: LoraConfig) -> None:
+    """An adapter that is trained further keeps its rank and scale; its target modules are its own."""
+    if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
+        raise RecipeError(
+            f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
+            f"{trained.lora_alpha}",
+            cause="an adapter that is trained further keeps its shape",
+            mend=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
+        )
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from midstream.agents.programs import ClumsyConfig
 from midstream.core.data import Frozen
@@ -31,12 +32,18 @@ class TinyConfig(Frozen):
 
 
 class LocalModelConfig(Frozen):
-    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device."""
+    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device.
+
+    `adapter` is the directory of a LoRA adapter of that model: merged into its weights, or, where `learner.lora` trains
+    this engine, trained further. `chat_template_kwargs` goes to the chat template, e.g. { enable_thinking = false }.
+    """
 
     model: str
+    adapter: Path | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
     max_batch: int = Field(default=64, ge=1)
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class LoraConfig(Frozen):

@@ -1,0 +1,109 @@
+"""JSON objects in a model's reply: as they stand, or, when nothing else is left, repaired.
+
+A repair (by the library json-repair) may change white space, quotation marks, commas, colons, escapes and the spelling
+of true, false and null, and nothing else: every word, number and bracket of the object must stand in the reply in the
+same order. So neither a reply that breaks off nor prose becomes an object, and no value appears that nobody wrote.
+
+    {'query': 'height', "top_k": 3,}                    {"query": "height", "top_k": 3}
+    {"query": "height of Am                             none: the brace that closes it is not there
+    {"query": "height", "top_k": }                      none: a value would have to be made up
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NoReturn
+
+_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
+# What a repair may change: white space, quotation marks, commas, colons, and escapes.
+_PUNCTUATION = re.compile(r"\\.|[\s\"'“”‘’`,:]+", re.DOTALL)
+_QUOTES = "\"'“”‘’`"
+# A repair takes quadratic time in the worst case, and one that nests its own stack: replies with more are not repaired.
+_MAX_REPAIRED = 20_000
+_MAX_MARKS = 1_000
+_MARKS = re.compile(r"[{\[(\"'`]")
+_MAX_OBJECTS = 16
+_MAX_DEPTH = 32
+
+
+def json_objects(text: str) -> Iterator[dict[str, Any]]:
+    """JSON objects in a reply: those of fenced blocks first, then bare ones, outermost, in order."""
+    for block in islice(_FENCED.findall(text), _MAX_OBJECTS):
+        found, _ = _read_object(block.strip(), 0)
+        if found is not None:
+            yield found
+    start = text.find("{")
+    for _ in range(_MAX_OBJECTS):
+        if start < 0:
+            return
+        found, end = _read_object(text, start)
+        if found is not None:
+            yield found
+        start = text.find("{", end)
+
+
+def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    """The object that starts at `start` and where to read on; None for anything a `Command` could not hold."""
+    try:
+        value, end = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)
+        _json(value)
+    except (ValueError, RecursionError):
+        return None, start + 1
+    if not isinstance(value, dict) or _deeper(value, _MAX_DEPTH):
+        return None, end
+    return value, end
+
+
+def repaired_objects(text: str) -> Iterator[dict[str, Any]]:
+    """The one object of a reply that is almost JSON: its first fenced block, or all from its first brace on."""
+    from json_repair import repair_json  # 40 ms, for what few runs need
+
+    fenced = _FENCED.search(text)
+    written = (fenced[1] if fenced else text[max(text.find("{"), 0) :]).strip()
+    if len(written) > _MAX_REPAIRED or len(_MARKS.findall(written)) > _MAX_MARKS:
+        return
+    try:
+        value = repair_json(written, return_objects=True)
+        again = _json(value)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(value, dict) or _deeper(value, _MAX_DEPTH) or _words(again) != _words(written):
+        return
+    # An empty text may fill a gap, and a quotation mark at the edge of one ('it's here') was none of its own.
+    if all(text and text == text.strip(_QUOTES) for text in _texts(value)):
+        yield value
+
+
+def _words(text: str) -> str:
+    """What a repair must leave as it was."""
+    return _PUNCTUATION.sub("", re.sub(r"\bNone\b", "null", text)).casefold()
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text and key in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _texts(item)
+
+
+def _json(value: object) -> str:
+    """One line of JSON; lone surrogates and numbers without end raise `ValueError`."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)

@@ -1,0 +1,284 @@
+"""`midstream doctor`: can this model play AgentFlow's roles?
+
+Each role's real module, with the recipe's prompt and settings, is asked the fixed cases of `doctor_cases.toml`; each
+server is asked two questions about itself. What the model gets wrong is the result; a server that fails is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from midstream.agents.formats import schema_error
+from midstream.agents.prompted import ModuleConfig
+from midstream.build import MODULES, ROOMS, Build, resolve
+from midstream.commands import dry_run
+from midstream.config import Recipe, parse_recipe, read_table, with_overrides
+from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, RecipeError, UnsupportedError
+from midstream.core.protocols import Engine, LockstepEngine, ModuleContext, Request
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Message, Sampling
+from midstream.doctor_cases import ALL_CHECKS, ASK, Cases, load_cases
+from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.report.doctor import (
+    JSON_SCHEMA,
+    TOKEN_IDS,
+    CaseResult,
+    Diagnosis,
+    Probe,
+    RoleResult,
+    advice_on,
+    rates_of,
+    screen,
+    standing_of,
+)
+from midstream.solve import RECIPE, SERVER_OPTIONS, set_server
+
+_AT_A_TIME = 4  # requests under way: seconds are then those of a server that is not crowded
+_CASE_LIMIT_S = 600.0
+_PROBE_SCHEMA: Mapping[str, Any] = {
+    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"], "additionalProperties": False,
+}  # fmt: skip
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Examine the model and print what was found; returns 0, or 1 where a role cannot be played."""
+    recipe = _recipe(options)
+    if options.dry_run:
+        return dry_run(recipe)
+    shown = not (options.json or options.quiet)
+    with Console(stderr=True).status("") if shown else nullcontext() as status:
+
+        def told(done: int, of: int) -> None:
+            if status is not None:
+                status.update(f"{done} of {of} cases")
+
+        diagnosis = asyncio.run(examine(Build(recipe, unsafe=options.unsafe), told))
+    if options.json:
+        print(diagnosis.model_dump_json())
+    else:
+        Console().print(screen(diagnosis))
+    return 0 if diagnosis.works else 1
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    table = read_table(options.recipe or RECIPE)
+    server = {key: value for key in SERVER_OPTIONS if (value := getattr(options, key))}
+    if server:
+        set_server(table, server, planner_from_run=False)
+    if options.seed is not None:
+        table["seed"] = options.seed
+    return parse_recipe(with_overrides(table, options.overrides))
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Role:
+    """A role that is examined: its module and its engine."""
+
+    name: str
+    module: Any
+    config: ModuleConfig
+    engine: Engine
+
+
+async def examine(build: Build, told: Callable[[int, int], None] = lambda done, of: None) -> Diagnosis:
+    """Ask every role its cases, every server its probes. `told(done, of)` hears of each case that is done.
+
+    Raises:
+        InfrastructureError: a request failed for good, whatever the model can do.
+        RecipeError: the recipe has no role that asks a model.
+    """
+    cases = load_cases()
+    roles, skipped = _roles(build)
+    if not roles:
+        raise RecipeError(
+            f"recipe {build.recipe.name!r} has no role to examine",
+            cause="; ".join(f"{one.role}: {one.skipped}" for one in skipped),
+            mend="midstream doctor --model NAME --base-url URL",
+        )
+    engines = {role.engine.name: role.engine for role in roles}
+    slots = asyncio.Semaphore(_AT_A_TIME)
+    jobs = [(role, case) for role in roles for case in getattr(cases, role.name)]
+    done: list[CaseResult] = []
+
+    async def one(order: int, role: _Role, case: Any) -> CaseResult:
+        async with slots:
+            result = await _ask(role, case, cases, build.recipe.seed, order)
+        done.append(result)
+        told(len(done), len(jobs))
+        return result
+
+    try:
+        results = await _together([one(order, *job) for order, job in enumerate(jobs)])
+        probes = [probe for engine in engines.values() for probe in await _probes(engine)]
+    finally:
+        for engine in engines.values():
+            await engine.close()
+    made = [
+        _role_result(role, [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role])
+        for role in roles
+    ]
+    everyone = sorted([*made, *skipped], key=lambda role: MODULES.index(role.role))
+    return Diagnosis(
+        recipe=build.recipe.name,
+        roles=tuple(everyone),
+        probes=tuple(probes),
+        advice=advice_on(everyone, probes),
+        works=all(role.standing != "cannot" for role in made),
+    )
+
+
+def _roles(build: Build) -> tuple[list[_Role], list[RoleResult]]:
+    """The roles that ask a model, and why the others are not examined."""
+    roles: list[_Role] = []
+    skipped: list[RoleResult] = []
+    for name in MODULES:
+        table = getattr(build.recipe.agent, name)
+        component, config = resolve(ROOMS[name], table, f"agent.{name}")
+        reason = "" if table["type"] == "prompted" else f"its type is {table['type']!r}"
+        if getattr(config, "mode", "") == "code":
+            reason = "it writes programs, and the cases are about arguments"
+        if reason:
+            skipped.append(RoleResult(role=name, standing="not examined", skipped=reason))
+        else:
+            module = component.make(config)
+            roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
+    return roles, skipped
+
+
+async def _together(asked: Sequence[Coroutine[None, None, CaseResult]]) -> list[CaseResult]:
+    """All results in order. The first error ends the others: one dead server is not waited for twenty times."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in asked]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@dataclass
+class _Watch:
+    """Takes the time of every ask, as `core.events.Tell`."""
+
+    last_s: float = field(default_factory=time.monotonic)
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, kind: str, value: Any) -> None:
+        if kind == "call":
+            now_s = time.monotonic()
+            self.seconds.append(now_s - self.last_s)
+            self.last_s = now_s
+
+
+async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> CaseResult:
+    watch = _Watch()
+    context = ModuleContext(
+        engine=role.engine,
+        seed=derive_seed(seed, "doctor", role.name, case.name),
+        order=order,
+        deadline_s=time.monotonic() + _CASE_LIMIT_S,
+        tell=watch,
+    )
+    barrier = role.engine if isinstance(role.engine, LockstepEngine) else None
+    if barrier:
+        barrier.join(order)
+    too_long = ""
+    try:
+        (checks, said, wanted), calls = await ASK[role.name](role.module, case, cases, context)
+    except PromptTooLongError as failure:  # the model's context is too small for the role: that is a finding
+        too_long, calls = failure.what, failure.calls
+        checks, said, wanted = dict.fromkeys(ALL_CHECKS[role.name], False), failure.what, "a reply"
+    finally:
+        if barrier:
+            barrier.leave(order)
+    return CaseResult(
+        case=case.name,
+        checks=checks,
+        said=said,
+        wanted=wanted,
+        seconds=tuple(watch.seconds),
+        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
+        completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        retries=sum(len(call.failures) for call in calls),
+        repaired=sum(call.repaired for call in calls),
+        cut_off=sum(call.finish_reason == "length" for call in calls),
+        too_long=too_long,
+    )
+
+
+def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
+    seconds = [one for case in cases for one in case.seconds]
+    costs = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")
+    sums: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in costs}
+    rates = rates_of(cases)
+    return RoleResult(
+        role=role.name,
+        standing=standing_of(rates),
+        model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
+        engine=role.engine.name,
+        structured_output=getattr(role.config, "structured_output", None),
+        rates=rates,
+        asks=len(seconds),
+        median_s=statistics.median(seconds) if seconds else None,
+        cases=tuple(cases),
+        **sums,
+    )
+
+
+# --- asking the server -----------------------------------------------------------------------------------------------
+
+
+async def _probes(engine: Engine) -> list[Probe]:
+    """Does it give token ids and log-probabilities? Does it enforce a JSON schema?"""
+    if not isinstance(engine, OpenAICompatibleEngine):
+        said = "sampled in this process" if engine.token_exact else "not recorded"
+        return [Probe(engine=engine.name, what=TOKEN_IDS, works=engine.token_exact, words=said)]
+    exact = OpenAICompatibleEngine(engine.config.model_copy(update={"token_ids": True}), engine.name)
+    try:
+        return [await _probe(exact, TOKEN_IDS, None), await _probe(engine, JSON_SCHEMA, _PROBE_SCHEMA)]
+    finally:
+        await exact.close()
+
+
+async def _probe(engine: Engine, what: str, schema: Mapping[str, Any] | None) -> Probe:
+    """Ask for one plain word: under a schema, only a server that enforces it can answer in JSON."""
+    request = Request(
+        role="probe",
+        messages=(Message(role="user", content="Reply with the single word hello, in plain text, without JSON."),),
+        sampling=Sampling(temperature=1.0, max_tokens=512),
+        json_schema=schema,
+        deadline_s=time.monotonic() + _CASE_LIMIT_S,
+    )
+    try:
+        call = await engine.sample(request)
+    except UnsupportedError as failure:
+        return Probe(engine=engine.name, what=what, works=False, words=failure.what)
+    except (EngineError, DeadlineError) as failure:
+        # Refused at once is a no; failed again and again, or too late, tells nothing.
+        spent = isinstance(failure, DeadlineError) or any(call.failures for call in failure.calls)
+        return Probe(engine=engine.name, what=what, works=None if spent else False, words=failure.what)
+    if schema is None:
+        return Probe(engine=engine.name, what=what, works=True, words=f"{len(call.completion_ids)} for a short reply")
+    return Probe(
+        engine=engine.name, what=what, works=_satisfies(call.completion, schema), words=f"replied {call.completion}"
+    )
+
+
+def _satisfies(reply: str, schema: Mapping[str, Any]) -> bool:
+    try:
+        value = json.loads(reply)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and schema_error(value, schema) is None

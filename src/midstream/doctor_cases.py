@@ -1,0 +1,218 @@
+"""The fixed cases of `midstream doctor`, and what counts as right in each.
+
+Four functions, `plan`, `command`, `verify` and `generate`, ask a role's real module one case and mark what it makes of
+the reply. A reply that cannot be used passes no check: nobody gets credit for what a module says in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from pydantic import JsonValue
+
+from midstream.agents.formats import parse_verdict
+from midstream.core.data import Frozen
+from midstream.core.errors import UnsupportedError
+from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
+from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
+from midstream.report.doctor import AT_ONCE
+
+
+class CaseTool(Frozen):
+    """A tool that is described to planner and executor. The doctor stops at the command: none is ever called."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    timeout_s: float = 1.0
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Refuse."""
+        raise UnsupportedError(f"{self.name} is a tool of the doctor's cases", cause="it exists in words only")
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+class PastTurn(Frozen):
+    """A turn that memory holds already; the verifier found it valid unless it has an error, and not sufficient."""
+
+    sub_goal: str
+    tool: str
+    context: str
+    arguments: dict[str, JsonValue]
+    result: str = ""
+    error: str | None = None
+    analysis: str = ""
+
+
+class PlannerCase(Frozen):
+    """Right is one of `tools`, and a sub-goal and context that together hold every word of `needs`."""
+
+    name: str
+    question: str
+    tools: tuple[str, ...]
+    needs: tuple[str, ...]
+    memory: tuple[PastTurn, ...] = ()
+
+
+class ExecutorCase(Frozen):
+    """Right are arguments with one of the values in `accept`, and with every word in `holds`."""
+
+    name: str
+    action: Action
+    accept: dict[str, tuple[JsonValue, ...]] = {}
+    holds: dict[str, tuple[str, ...]] = {}
+
+
+class VerifierCase(Frozen):
+    """Right is this verdict; `result_valid` None: not judged."""
+
+    name: str
+    question: str
+    observation: Observation
+    memory_sufficient: bool
+    result_valid: bool | None = None
+    memory: tuple[PastTurn, ...] = ()
+
+
+class GeneratorCase(Frozen):
+    """Right is one of the answers in `accept`."""
+
+    name: str
+    question: str
+    accept: tuple[str, ...]
+    memory: tuple[PastTurn, ...]
+
+
+class Cases(Frozen):
+    """The whole file."""
+
+    tools: tuple[CaseTool, ...]
+    planner: tuple[PlannerCase, ...]
+    executor: tuple[ExecutorCase, ...]
+    verifier: tuple[VerifierCase, ...]
+    generator: tuple[GeneratorCase, ...]
+
+
+def load_cases() -> Cases:
+    """The cases that come with midstream."""
+    text = (resources.files("midstream") / "doctor_cases.toml").read_text(encoding="utf-8")
+    return Cases.model_validate(tomllib.loads(text))
+
+
+def memory_of(turns: Sequence[PastTurn]) -> Memory:
+    """Past turns as an agent's memory holds them."""
+    return Memory(
+        records=tuple(
+            MemoryRecord(
+                turn=index,
+                action=Action(sub_goal=past.sub_goal, tool=past.tool, context=past.context),
+                command=Command(tool=past.tool, arguments=past.arguments),
+                result=past.result,
+                error=past.error,
+                verdict=Verdict(
+                    result_valid=past.error is None,
+                    memory_sufficient=False,
+                    analysis=past.analysis or "Not enough yet.",
+                ),
+            )
+            for index, past in enumerate(turns, 1)
+        )
+    )
+
+
+# --- asking one case -------------------------------------------------------------------------------------------------
+
+Marks = tuple[dict[str, bool], str, str]  # checks passed, what was said, what was wanted
+Asked = tuple[Marks, tuple[Call, ...]]
+
+
+async def plan(module: Planner, case: PlannerCase, cases: Cases, context: ModuleContext) -> Asked:
+    """Ask the planner one case."""
+    action, calls = await module.plan(case.question, cases.tools, memory_of(case.memory), context)
+    checks = {
+        "reply readable": action.error is None,
+        "fitting tool": action.error is None and action.tool in case.tools,
+        "context complete": action.error is None and _holds(f"{action.sub_goal}\n{action.context}", case.needs),
+    }
+    said = action.error or f"{action.tool}: {action.sub_goal} / {action.context}"
+    return (checks, said, f"{' or '.join(case.tools)}, with {', '.join(case.needs)}"), calls
+
+
+async def command(module: Executor, case: ExecutorCase, cases: Cases, context: ModuleContext) -> Asked:
+    """Ask the executor one case."""
+    command, calls = await module.command(case.action, cases.tools, context)
+    valid, given = command.error is None, command.arguments
+    right = all(any(_equal(given.get(name), value) for value in values) for name, values in case.accept.items())
+    right = right and all(_holds(str(given.get(name, "")), words) for name, words in case.holds.items())
+    checks = {AT_ONCE: valid and len(calls) == 1, "valid": valid, "arguments right": valid and right}
+    wanted = {name: values[0] for name, values in case.accept.items()}
+    words = [f"{name} with {', '.join(held)}" for name, held in case.holds.items()]
+    return (checks, command.error or _json(given), "; ".join([_json(wanted)] * bool(wanted) + words)), calls
+
+
+async def verify(module: Verifier, case: VerifierCase, cases: Cases, context: ModuleContext) -> Asked:
+    """Ask the verifier one case."""
+    verdict, calls = await module.verify(case.question, case.observation, memory_of(case.memory), context)
+    readable = calls[-1].repaired or parse_verdict(calls[-1].completion) is not None
+    right = readable and verdict.memory_sufficient == case.memory_sufficient
+    checks = {"verdict readable": readable}
+    said = f"{verdict.signal}, result {'valid' if verdict.result_valid else 'not valid'}: {verdict.analysis}"
+    due = wanted = "STOP" if case.memory_sufficient else "CONTINUE"
+    if case.result_valid is not None:
+        checks["result_valid right"] = readable and verdict.result_valid == case.result_valid
+        wanted += f", result {'valid' if case.result_valid else 'not valid'}"
+    checks |= {"verdict right": right, f"{due} where due": right}
+    return (checks, said if readable else verdict.analysis, wanted), calls
+
+
+async def generate(module: Generator, case: GeneratorCase, cases: Cases, context: ModuleContext) -> Asked:
+    """Ask the generator one case."""
+    answer, calls = await module.generate(case.question, memory_of(case.memory), context)
+    right = answer is not None and _plain(answer) in {_plain(accepted) for accepted in case.accept}
+    checks = {"answer readable": answer is not None, "answer right": right}
+    return (checks, answer or "(no answer)", case.accept[0]), calls
+
+
+ASK: Mapping[str, Callable[..., Awaitable[Asked]]] = {
+    "planner": plan, "executor": command, "verifier": verify, "generator": generate,
+}  # fmt: skip
+ALL_CHECKS: Mapping[str, Sequence[str]] = {
+    "planner": ("reply readable", "fitting tool", "context complete"),
+    "executor": (AT_ONCE, "valid", "arguments right"),
+    "verifier": ("verdict readable", "verdict right"),
+    "generator": ("answer readable", "answer right"),
+}
+
+
+def _holds(text: str, words: Sequence[str]) -> bool:
+    folded = " ".join(text.casefold().split())
+    return all(
+        any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", folded) for one in word.casefold().split("|"))
+        for word in words
+    )
+
+
+def _equal(said: JsonValue, accepted: JsonValue) -> bool:
+    if isinstance(accepted, list):
+        return isinstance(said, list) and len(said) == len(accepted) and all(map(_equal, said, accepted))
+    if isinstance(accepted, int | float):
+        return isinstance(said, int | float) and math.isclose(said, accepted)
+    return str(said).strip().casefold() == str(accepted).casefold()
+
+
+def _plain(answer: str) -> str:
+    text = " ".join(answer.casefold().split()).rstrip(".")
+    return re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,176 @@
+"""One attempt at a request: it goes out, and comes back as a checked reply or as the reason why not.
+
+The key is taken from the environment at each request, is sent as a header, and stands nowhere else: a server's words
+are shown without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from midstream import __version__
+from midstream.core.errors import EngineError, PromptTooLongError, RecipeError
+from midstream.core.events import Tell
+from midstream.engines import http_pool
+from midstream.engines.openai_reply import (
+    LONGEST_WORDS,
+    Reply,
+    TransientError,
+    checked_reply,
+    decoded,
+    no_token_ids,
+    redacted,
+    reported_error,
+    retry_after_s,
+)
+from midstream.engines.openai_request import Outgoing
+from midstream.engines.openai_stream import DONE, EventParser, StreamedReply, event_object
+from midstream.engines.providers import refusal_advice, start_advice
+
+if TYPE_CHECKING:
+    from midstream.engines.openai_compatible import Config
+
+_LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
+_LONGEST_QUOTE = 300
+_RETRIED_STATUS = {408, 409, 425, 429}
+_HEADERS = [
+    (b"Content-Type", b"application/json"),
+    (b"Accept", b"application/json, text/event-stream"),
+    (b"Accept-Encoding", b"identity"),
+    (b"User-Agent", f"midstream/{__version__}".encode()),
+]
+
+
+class Exchange:
+    """Talks to one server for one engine; it remembers only whether the server ever answered."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._config, self._name = config, name
+        self._base_url = config.base_url.rstrip("/")
+        self._root = urlsplit(self._base_url).path
+        self._reached = False
+
+    async def post(self, endpoint: http_pool.Endpoint, path: str, body: bytes) -> tuple[int, str]:
+        """Status and text of any answer, or `TransientError`, or `EngineError`."""
+        try:
+            async with (
+                asyncio.timeout(self._config.timeout_s),
+                endpoint.post(f"{self._root}/{path}", body, self._headers()) as response,
+            ):
+                said = (await response.read()).decode("utf-8", "replace")
+        except TimeoutError as failure:
+            raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
+        except http_pool.TRANSPORT_ERRORS as failure:
+            self._broken(failure)
+        self._reached = True
+        return response.status, redacted(said[:LONGEST_WORDS], self._key())
+
+    async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, tell: Tell) -> Reply:
+        """The checked reply, or `TransientError`, or `EngineError`; of a stream, `tell` is told each piece of text."""
+        streamed, model = StreamedReply(), str(asked.sent["model"])
+        data: dict[str, Any] | None = None
+        try:
+            async with (
+                asyncio.timeout(self._config.timeout_s) as clock,
+                endpoint.post(f"{self._root}/{asked.path}", asked.body, self._headers()) as response,
+            ):
+                self._reached = True
+                if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
+                    await self._read_stream(response, streamed, model, tell, clock)
+                else:
+                    body = await response.read()
+                    data = decoded(body)
+                    self._check(response.status, data, body, model, retry_after_s(response.headers))
+        except TimeoutError as failure:
+            if not streamed.done:
+                raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
+        except http_pool.TRANSPORT_ERRORS as failure:
+            if not streamed.done:
+                self._broken(failure)
+        if data is None:
+            return checked_reply(streamed.whole(), token_ids=self._config.token_ids)
+        reply = checked_reply(data, token_ids=self._config.token_ids)
+        if self._config.stream:  # and the server does not
+            tell("text", reply.text)
+        return reply
+
+    async def _read_stream(
+        self, response: http_pool.Response, streamed: StreamedReply, model: str, tell: Tell, clock: asyncio.Timeout
+    ) -> None:
+        """Events into `streamed`, until its end; a stream may last as long as its next piece comes in time."""
+        parser, now = EventParser(), asyncio.get_running_loop().time
+
+        def take(event: str) -> None:
+            if streamed.done:
+                return
+            if event == DONE:
+                streamed.done = True
+                clock.reschedule(now() + _LAST_BYTES_S)
+                return
+            chunk = event_object(event)
+            self._check(200, chunk, event.encode(), model)
+            clock.reschedule(now() + self._config.timeout_s)
+            piece = streamed.add(chunk)
+            if piece:
+                tell("text", piece)
+
+        async for chunk in response.chunks:
+            for event in parser.feed(chunk):
+                take(event)
+        for event in parser.end():
+            take(event)
+
+    def _check(self, status: int, data: dict[str, Any], body: bytes, model: str, pause_s: float = 0.0) -> None:
+        """Raise what an answer or an event reports, if it reports an error."""
+        refusal = reported_error(status, data, body)
+        if refusal is None:
+            return
+        status, said = refusal.status, redacted(refusal.said, self._key())[:_LONGEST_QUOTE]
+        if not refusal.too_long and (status >= 500 or status in _RETRIED_STATUS):
+            raise TransientError(f"{status}: {said}", pause_s)
+        config = self._config
+        if config.token_ids and "return_token_ids" in refusal.said:
+            raise no_token_ids(f"it answered {status}: {said}")
+        advice = refusal_advice(
+            config.provider, self._base_url, model, config.api_key_env, refusal.status, too_long=refusal.too_long
+        )
+        kind = PromptTooLongError if refusal.too_long else EngineError
+        error = kind(f"{self._name} at {self._base_url} answered {status}: {said}", **advice)
+        error.retryable = False
+        raise error
+
+    def _key(self) -> str:
+        return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        key = self._key()
+        if not (key.isascii() and key.isprintable()):
+            raise RecipeError(
+                f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
+                cause="a line break or an accented letter was copied with it",
+                mend=f"export {self._config.api_key_env}=<your key>",
+            )
+        return [*_HEADERS, (b"Authorization", f"Bearer {key}".encode())] if key else _HEADERS
+
+    def _broken(self, failure: Exception) -> NoReturn:
+        """Raise what a broken connection means: nobody is there, or, once one was, another attempt."""
+        reason = redacted(f"{type(failure).__name__} {failure}".strip(), self._key())
+        if not isinstance(failure, http_pool.NO_CONNECTION):
+            raise TransientError(reason) from None
+        if self._reached:  # it may be a server that restarts
+            raise TransientError(f"no connection ({failure})") from failure
+        if isinstance(failure.__cause__, ssl.SSLError):
+            raise EngineError(
+                f"{self._name}: no TLS with {self._base_url} ({failure})",
+                cause="its certificate is not trusted here, or it speaks plain HTTP",
+                mend='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
+            ) from failure
+        raise EngineError(
+            f"{self._name}: nothing answers at {self._base_url} ({failure})",
+            cause="is the server running?",
+            mend=start_advice(self._config.provider, self._base_url, self._config.model),
+        ) from failure

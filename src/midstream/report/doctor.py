@@ -1,0 +1,246 @@
+"""What `midstream doctor` found: the records, the verdict on each role, what to do about it, the screen.
+
+A role is as good as its worst check: good from 4 of 5 cases on, shaky from half of them on, otherwise it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from midstream.core.data import Frozen
+from midstream.report.numbers import cut, number, visible
+
+Standing = Literal["good", "shaky", "cannot", "not examined"]
+GOOD, SHAKY = 0.8, 0.5
+THRESHOLDS = "good: every check right in 4 of 5 cases; shaky: in half; cannot: in fewer"
+TOKEN_IDS, JSON_SCHEMA = "token ids and log-probabilities", "JSON schema enforced"
+AT_ONCE = "valid at first ask"  # shown, but a mistake that the one correction mends costs no standing
+_COLOURS = {"good": "green", "shaky": "yellow", "cannot": "red", "not examined": "dim"}
+_SAID_LIMIT = 200
+
+
+class CaseResult(Frozen):
+    """One case as it went: whether each check was passed, what the model said, what was wanted, and what it took.
+
+    `seconds` has one entry an ask. `too_long` is the server's word that the prompt does not fit its context.
+    """
+
+    case: str
+    checks: dict[str, bool]
+    said: str
+    wanted: str
+    seconds: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+    repaired: int = 0
+    cut_off: int = 0
+    too_long: str = ""
+
+
+class Rate(Frozen):
+    """In how many cases a check was passed."""
+
+    right: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """In [0, 1]."""
+        return self.right / self.of
+
+
+class RoleResult(Frozen):
+    """One role's cases and what they come to. `skipped` says why it was not examined; it then has no cases."""
+
+    role: str
+    standing: Standing
+    model: str = ""
+    engine: str = ""
+    structured_output: bool | None = None
+    rates: dict[str, Rate] = {}
+    asks: int = 0
+    median_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+    repaired: int = 0
+    cut_off: int = 0
+    cases: tuple[CaseResult, ...] = ()
+    skipped: str = ""
+
+
+class Probe(Frozen):
+    """Whether an engine's server can do a thing, and its words; None: it failed before it could tell."""
+
+    engine: str
+    what: str
+    works: bool | None
+    words: str
+
+
+class Diagnosis(Frozen):
+    """Everything found. `works`: no examined role "cannot"."""
+
+    recipe: str
+    roles: tuple[RoleResult, ...]
+    probes: tuple[Probe, ...]
+    advice: tuple[str, ...]
+    works: bool
+
+
+def rates_of(cases: Sequence[CaseResult]) -> dict[str, Rate]:
+    """Every check over the cases that have it, in the order of their first use."""
+    names = dict.fromkeys(name for case in cases for name in case.checks)
+    marks = {name: [case.checks[name] for case in cases if name in case.checks] for name in names}
+    return {name: Rate(right=sum(passed), of=len(passed)) for name, passed in marks.items()}
+
+
+def standing_of(rates: dict[str, Rate]) -> Standing:
+    """By the worst check that counts."""
+    worst = min((rate.share for name, rate in rates.items() if name != AT_ONCE), default=0.0)
+    return "good" if worst >= GOOD else "shaky" if worst >= SHAKY else "cannot"
+
+
+def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str, ...]:
+    """What to do, the most telling first; nothing if all is well."""
+    enforcing = {probe.engine for probe in probes if probe.what == JSON_SCHEMA and probe.works}
+    advice = [line for role in roles for line in _advice_on_role(role, enforcing)]
+    weak = [role.role for role in roles if role.standing in ("shaky", "cannot")]
+    strong = [role.role for role in roles if role.standing == "good"]
+    if weak and not strong:
+        advice.append("choose a larger model, or one that is trained to follow instructions")
+    elif weak:
+        other = ("type=openai_compatible", "model=NAME", "base_url=URL")
+        settings = [*(f"engines.large.{one}" for one in other), *(f"agent.{role}.engine=large" for role in weak)]
+        advice.append(
+            f"give {_listed(weak)} a larger model, and keep this one for {_listed(strong)}:"
+            + "".join(f"\n  --set {one}" for one in settings)
+        )
+    if sum(role.retries for role in roles):
+        advice.append("some requests had to be sent again: see the server's log, or lower engines.NAME.max_concurrency")
+    planners = {role.engine for role in roles if role.role == "planner"}
+    if any(probe.what == TOKEN_IDS and probe.works is False and probe.engine in planners for probe in probes):
+        advice.append("solve and eval work with this server; to train its planner, serve the model with vLLM")
+    return tuple(advice)
+
+
+def _advice_on_role(role: RoleResult, enforcing: set[str]) -> Iterator[str]:
+    too_long = next((case.too_long for case in role.cases if case.too_long), "")
+    if too_long:
+        yield f"{role.role}: serve a longer context; the server says: {cut(too_long, _SAID_LIMIT)}"
+    if role.cut_off:
+        yield (
+            f"{role.role}: {role.cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
+            "max_tokens, or have the model think less (engines.NAME.extra_body)"
+        )
+    form = [role.rates[name].share for name in ("valid", "verdict readable") if name in role.rates]
+    if form and form[0] < 1 and role.structured_output is False:
+        if role.engine in enforcing:
+            yield f"{role.role}: have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
+        else:
+            yield f"{role.role}: a server that enforces a JSON schema would mend the form of its replies"
+    if role.role == "planner" and role.standing in ("shaky", "cannot"):
+        yield "planner: it is what training improves; a lower agent.planner.sampling.temperature may steady it"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def screen(diagnosis: Diagnosis) -> RenderableType:
+    """The whole result, the conclusion last: that is what stays on a small terminal."""
+    roles = diagnosis.roles
+    parts: list[RenderableType] = [_rates_table(roles), Text(_incidents(roles), "dim")]
+    missed = [part for role in roles for case in role.cases for part in _missed(role, case)]
+    parts += _section("Missed", missed)
+    parts += _section("Server", [_probes_table(diagnosis.probes)] if diagnosis.probes else [])
+    parts += _section("Conclusion", [_conclusions(roles), Text(THRESHOLDS, "dim")])
+    parts += _section("What to do", [Text(visible(line)) for line in diagnosis.advice])
+    return Group(*parts)
+
+
+def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
+    return [Text(f"\n{title}", "bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)] if parts else []
+
+
+def _rates_table(roles: Sequence[RoleResult]) -> Table:
+    models = list(dict.fromkeys(role.model for role in roles if role.model))
+    title = Text(visible(f"Can {_listed(models)} play AgentFlow's roles?"))
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+    for head in ("role", "check"):
+        table.add_column(head, overflow="fold")
+    for head in ("right", "asks", "median s", "tokens in", "out"):
+        table.add_column(head, justify="right")
+    for role in (role for role in roles if role.cases):
+        costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
+        for place, (check, rate) in enumerate(role.rates.items()):
+            first = place == 0
+            table.add_row(role.role if first else "", check, _marked(rate), *(costs if first else ()))
+        table.add_section()
+    return table
+
+
+def _marked(rate: Rate) -> Text:
+    colour = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
+    return Text(f"{rate.right}/{rate.of}", colour)
+
+
+def _incidents(roles: Sequence[RoleResult]) -> str:
+    sums = {
+        "requests sent again": sum(role.retries for role in roles),
+        "replies repaired": sum(role.repaired for role in roles),
+        "cut off": sum(role.cut_off for role in roles),
+        "prompts too long": sum(bool(case.too_long) for role in roles for case in role.cases),
+    }
+    return "  " + ", ".join(f"{what} {count}" for what, count in sums.items())
+
+
+def _missed(role: RoleResult, case: CaseResult) -> list[RenderableType]:
+    failed = [name for name, passed in case.checks.items() if not passed and name != AT_ONCE]
+    if not failed:
+        return []
+    lines = _grid()
+    lines.add_row(Text("  wanted", "dim"), Text(visible(case.wanted)))
+    lines.add_row(Text("  said", "dim"), Text(visible(cut(" ".join(case.said.split()), _SAID_LIMIT))))
+    wrong = [name for name in failed if "where due" not in name]  # said already by "verdict right"
+    return [Text.assemble((f"{role.role}, {case.case}", "yellow"), (f"  not: {', '.join(wrong)}", "dim")), lines]
+
+
+def _probes_table(probes: Sequence[Probe]) -> Table:
+    table = _grid()
+    several = len({probe.engine for probe in probes}) > 1
+    for probe in probes:
+        answer, colour = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}[probe.works]
+        what = f"{probe.engine}: {probe.what}" if several else probe.what
+        words = cut(" ".join(probe.words.split()), _SAID_LIMIT)
+        table.add_row(Text(visible(what)), Text(answer, colour), Text(visible(words), "dim"))
+    return table
+
+
+def _conclusions(roles: Sequence[RoleResult]) -> Table:
+    table = _grid()
+    for role in roles:
+        table.add_row(role.role, Text(role.standing, _COLOURS[role.standing]), Text(visible(_because(role)), "dim"))
+    return table
+
+
+def _because(role: RoleResult) -> str:
+    """The checks that pull a role down; of a good one the case that it missed, which may be an injection."""
+    weak = [f"{n} {r.right}/{r.of}" for n, r in role.rates.items() if n != AT_ONCE and r.share < GOOD]
+    missed = [case.case for case in role.cases if not all(p for n, p in case.checks.items() if n != AT_ONCE)]
+    return role.skipped or ", ".join(weak) or (f"missed: {', '.join(missed)}" if missed else "")
+
+
+def _grid() -> Table:
+    return Table.grid(padding=(0, 2, 0, 0))

@@ -1,0 +1,256 @@
+"""One run on the terminal while it happens: every step as it ends, and a live line with what is under way.
+
+    turn 1
+      sub-goal     find population                               0.4s  11 tokens
+      tool         local_search
+      context      Roseview population
+      command      local_search(query="Roseview population")
+      observation  Roseview population 95                                   0.1s
+      verdict      CONTINUE, result valid
+
+What is printed stays. Below it, on a terminal, stand the last lines of the reply that is being written, dim, and a line
+with what runs and for how long; in a file or pipe there are only the steps. Text of models and tools is never markup,
+and what would steer the terminal is written out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from midstream.core.events import Event
+from midstream.core.trajectory import Call, Command, ErrorInfo, Observation, Trajectory
+from midstream.report.numbers import counted, duration, troubles, visible
+from midstream.report.turn_rows import (
+    Row,
+    action_rows,
+    broken,
+    command_rows,
+    observation_rows,
+    plain,
+    trouble_rows,
+    verdict_rows,
+)
+
+_WIDEST = 110
+_LABEL_WIDTH = len("observation")
+_INDENT = 2 + _LABEL_WIDTH + 2
+_LEAST_ROOM = 8  # columns of text: below this the terminal folds the lines itself
+_LEAST_WIDTH_WITH_NOTES = 60
+_KEPT_TEXT = 4000  # characters of the reply under way, of which the last lines are shown
+_MOST_TEXT_LINES = 6
+_MOST_LINES = 12  # of a row that stays on screen
+
+
+class Screen(Console):
+    """A console that leaves a closed pipe to whoever calls it, where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where a write failed."""
+        raise BrokenPipeError
+
+
+@dataclass(kw_only=True)
+class _Spent:
+    """What requests have cost so far. `tokens` are (prompt, completion)."""
+
+    calls: int = 0
+    tokens: tuple[int, int] = (0, 0)
+    cost_usd: float = 0.0
+
+    def add(self, call: Call) -> None:
+        self.calls += 1
+        self.tokens = (self.tokens[0] + call.usage.prompt_tokens, self.tokens[1] + call.usage.completion_tokens)
+        self.cost_usd += call.usage.cost_usd
+
+    def text(self) -> str:
+        cost = [f"${self.cost_usd:,.4f}"] if self.cost_usd else []
+        return ", ".join([f"{self.tokens[0]:,} + {self.tokens[1]:,} tokens", *cost])
+
+
+class Timeline:
+    """Shows one run: a `core.events.Listener` in `listen`, a context manager that gives the terminal back."""
+
+    def __init__(self, console: Console, question: str) -> None:
+        self._console, self._question = console, question
+        self._width = min(console.width, _WIDEST)
+        self._began = self._step_began = time.monotonic()
+        self._turn = 0
+        self._doing = ""  # the module or tool under way
+        self._text = ""  # what it has written
+        self._calls: list[Call] = []  # of the step under way
+        self._retries = 0
+        self._spent, self._thrown_away = _Spent(), _Spent()
+        self._answer_note = ""
+        self._spinner = Spinner("dots" if console.encoding.startswith("utf") else "line", style="cyan")
+        self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        """Print the question; on a terminal, start the live line."""
+        self._console.print(Text(visible(self._question), "bold"))
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Take the live line away and show the cursor again. What an interrupted module had written stays."""
+        doing, self._doing = self._doing, ""
+        self._live.stop()
+        if kind is None:
+            return
+        if self._text:
+            self._print_rows([(doing, plain(self._text, "dim"))])
+        if not self._turn:
+            return
+        how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
+        what = f"{how} in turn {self._turn} ({doing})" if doing else how
+        self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {self._spent.text()}"))
+
+    def listen(self, event: Event) -> None:
+        """Show one event."""
+        value = event.value
+        match event.kind:
+            case "start":
+                self._start(event)
+            case "text":
+                self._text = (self._text + value)[-_KEPT_TEXT:]
+            case "retry":
+                self._retry(value)
+            case "call":
+                self._called(value)
+            case "action":
+                self._step(action_rows(value, self._calls))
+            case "command":
+                self._commanded(value)
+            case "observation":
+                self._observed(value)
+            case "verdict":
+                self._step(verdict_rows(value))
+            case "answer":
+                self._answer_note, self._text, self._doing = self._note(), "", ""
+            case "restart":
+                self._restart(value)
+
+    def finish(self, trajectory: Trajectory) -> None:
+        """Print the answer, why the run stopped and what it took. An error's text is the caller's to print."""
+        self._doing = self._text = ""
+        self._live.stop()
+        spent = self._thrown_away
+        for call in trajectory.calls:
+            spent.add(call)
+        self._console.print()
+        answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
+        reason = "error, no answer" if trajectory.status == "error" else trajectory.stop_reason.replace("_", " ")
+        reason += f", {counted(len(trajectory.turns), 'turn')}"
+        cost = "" if spent.cost_usd else ", no price set"
+        took = f"{elapsed(time.monotonic() - self._began)}, {counted(spent.calls, 'request')}, {spent.text()}{cost}"
+        trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
+        self._print_rows([("answer", answer)], self._answer_note, whole=True)
+        lost = "bold red" if trajectory.status == "error" else ""
+        self._print_rows([("stopped", Text(reason, lost)), ("spent", Text(took))])
+        self._print_rows([("requests", Text(trouble or "none failed", "yellow" if trouble else ""))])
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _start(self, event: Event) -> None:
+        if event.turn == 1 and self._turn == 0 and not self._spent.calls:
+            self._began = time.monotonic()  # what was loaded before is not the run's time
+        if event.role == "planner":
+            self._console.print(Text(f"\nturn {event.turn}", "bold cyan"))
+            self._turn = event.turn
+        self._begin(event.role)
+
+    def _begin(self, doing: str) -> None:
+        self._doing, self._text, self._calls = doing, "", []
+        self._retries, self._step_began = 0, time.monotonic()
+
+    def _retry(self, reason: str) -> None:
+        self._text = ""
+        self._retries += 1
+        self._print_rows([(f"retry {self._retries}", plain(f"{self._doing}: {reason}", "yellow"))])
+
+    def _called(self, call: Call) -> None:
+        self._text, self._retries = "", 0
+        self._calls.append(call)
+        self._spent.add(call)
+        if call.repaired:
+            self._print_rows(trouble_rows(call)[-1:])  # the attempts that failed stand there already
+
+    def _commanded(self, command: Command) -> None:
+        self._step(command_rows(command))
+        self._begin(visible(command.tool))
+
+    def _observed(self, observation: Observation) -> None:
+        *calls, result = observation_rows(observation)
+        for row, call in zip(calls, observation.tool_calls, strict=True):
+            self._print_rows([row], elapsed(call.duration_s))
+        self._print_rows([result], elapsed(observation.duration_s))
+        self._begin("")
+
+    def _restart(self, error: ErrorInfo) -> None:
+        self._print_rows([("restart", plain(f"the run begins again after {broken(error)}", "bold yellow"))])
+        self._thrown_away = _Spent(calls=self._spent.calls, tokens=self._spent.tokens, cost_usd=self._spent.cost_usd)
+        self._begin("")
+
+    def _step(self, rows: list[Row]) -> None:
+        """A module is done."""
+        self._print_rows(rows, self._note())
+        self._begin("")
+
+    def _note(self) -> str:
+        """What the step took."""
+        tokens = sum(call.usage.completion_tokens for call in self._calls)
+        took = elapsed(time.monotonic() - self._step_began)
+        return f"{took}  {counted(tokens, 'token')}" if self._calls else ""
+
+    # --- drawing --------------------------------------------------------------------------------------------------
+
+    def _print_rows(self, rows: list[Row], note: str = "", *, whole: bool = False) -> None:
+        """Print rows under the turn, long ones cut; `note` stands at the right end of the first if there is room."""
+        for name, content in rows:
+            note = note if self._width >= _LEAST_WIDTH_WITH_NOTES else ""
+            room = max(_LEAST_ROOM, self._width - _INDENT - (len(note) + 2 if note else 0))
+            lines = list(content.wrap(self._console, room, overflow="fold"))
+            if not whole and len(lines) > _MOST_LINES:
+                lines[_MOST_LINES - 1 :] = [Text("… (cut here; --json has all of it)", "dim")]
+            for place, line in enumerate(lines):
+                line.rstrip()
+                label = f"  {visible(name) if place == 0 else '':<{_LABEL_WIDTH}}  "
+                gap = " " * (self._width - _INDENT - line.cell_len - len(note))
+                right = gap + note if note and place == 0 else ""
+                self._console.print(Text.assemble((label, "dim"), line, (right, "dim")), soft_wrap=True)
+            note = ""
+
+    def _screen(self) -> RenderableType:
+        """The live line, below the last lines of what is being written."""
+        now = time.monotonic()
+        line = Table.grid(padding=(0, 1))
+        status = f"starting {elapsed(now - self._began)}"
+        if self._turn:
+            what = f"turn {self._turn}  {self._doing or 'waiting'} {elapsed(now - self._step_began)}"
+            status = f"{what}   in all {elapsed(now - self._began)}, {self._spent.text()}"
+        line.add_column()
+        line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(self._spinner, Text(status, "dim"))
+        text = Text(visible(self._text.strip()), "dim")
+        most = max(1, min(_MOST_TEXT_LINES, self._console.height // 3))
+        written = text.wrap(self._console, max(1, self._width - 2), overflow="fold")[-most:] if text else []
+        return Group(*(Padding(one, (0, 0, 0, 2)) for one in written), line)
+
+
+def elapsed(seconds: float) -> str:
+    """A short time as "0.04s" or "3.2s", a long one as `numbers.duration` has it."""
+    if seconds >= 60:
+        return duration(seconds)
+    return f"{seconds:.1f}s" if seconds >= 0.1 else f"{seconds:.2f}s"

@@ -1,0 +1,175 @@
+"""`midstream solve`: one question, answered by the agent of a recipe or of a run, and watched while it happens."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from midstream.build import MODULES, TOOLS, Build
+from midstream.commands import dry_run, table_of, use_policy
+from midstream.config import Table, parse_recipe, read_table, with_overrides
+from midstream.core.errors import RecipeError, UsageError
+from midstream.core.events import Listener
+from midstream.core.task import Task
+from midstream.core.trajectory import Score, Trajectory
+from midstream.report.numbers import visible
+from midstream.report.timeline import Screen, Timeline
+from midstream.rollout import Environment, rollout
+from midstream.runs import RunDirectory
+
+RECIPE = "agentflow-prompted"
+SERVER_OPTIONS = ("base_url", "model", "provider")
+
+
+def solve(options: argparse.Namespace) -> int:
+    """Answer one question; returns 0, or 1 where the run was lost to an error."""
+    _check_question(options.question)
+    run = RunDirectory.open(Path(options.planner)) if options.planner else None
+    recipe = parse_recipe(_table(options, run))
+    build = Build(recipe, adapters=run.root / "adapters" / "asked" if run else Path("adapters"), unsafe=options.unsafe)
+    if options.dry_run:
+        return dry_run(recipe)
+    if run is None and recipe.warm_start is not None:
+        raise RecipeError(
+            f"the planner of recipe {recipe.name!r} is not trained",
+            cause="its weights come from a warm start and training",
+            mend="midstream demo, then midstream solve ... --planner runs/demo",
+        )
+    trajectory = _watched(build, run, options)
+    if options.json:
+        print(trajectory.model_dump_json())
+    elif options.quiet and trajectory.answer is not None:
+        print(visible(trajectory.answer))
+    if trajectory.error is not None:
+        print(visible(f"error: {trajectory.error.type}: {trajectory.error.message}"), file=sys.stderr)
+    return 0 if trajectory.status == "ok" else 1
+
+
+class _Unjudged:
+    """`core.protocols.Reward` of a question without a gold answer."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        return Score(value=0.0)
+
+
+def _watched(build: Build, run: RunDirectory | None, options: argparse.Namespace) -> Trajectory:
+    """Load, run and show. The screen is taken before the weights are loaded, which is what takes long."""
+    shown = None if options.json or options.quiet else Timeline(Screen(), options.question)
+    temperature = options.temperature
+    with shown or nullcontext():
+        if run is not None:
+            use_policy(build, run)
+            temperature = 0.0 if temperature is None else temperature
+        environment = replace(build.environment(temperature=temperature), reward=_Unjudged())
+        listener = shown.listen if shown else None
+        trajectory = asyncio.run(_run(environment, options.question, build.recipe.seed, listener))
+        if shown:
+            shown.finish(trajectory)
+    return trajectory
+
+
+async def _run(environment: Environment, question: str, seed: int, listener: Listener | None) -> Trajectory:
+    task = Task(id="question", question=question, answer="")
+    try:
+        [group] = await rollout(environment, [task], seed=seed, listener=listener)
+    finally:
+        await environment.close()
+    return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+def _table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
+    """The recipe's table with what the command line changes: server, tools, seed, and last of all `--set`."""
+    table = with_overrides(table_of(run) if run else read_table(options.recipe or RECIPE), options.overrides)
+    server = {key: value for key in SERVER_OPTIONS if (value := getattr(options, key))}
+    if server:
+        set_server(table, server, planner_from_run=run is not None)
+    if options.tools is not None:
+        _set_tools(table, options.tools)
+    for engine in table.get("engines", {}).values():
+        _set_stream(engine, resolved=run is not None)
+    if options.seed is not None:
+        table["seed"] = options.seed
+    return with_overrides(table, options.overrides)
+
+
+def set_server(table: Table, server: Table, *, planner_from_run: bool) -> None:
+    """Put the server in [engines.model]; with a run's planner, the other three modules ask it instead of the run's."""
+    if "model" not in server and (planner_from_run or "provider" in server):
+        raise UsageError(
+            "no model is named",
+            cause=f"--{next(iter(server)).replace('_', '-')} says where to ask, not which model",
+            mend="add --model NAME",
+        )
+    parse_recipe(table)  # what follows relies on its shape
+    agent, name = table["agent"], "model"
+    if planner_from_run:
+        taken = (agent["planner"].get("engine"), (table.get("training") or {}).get("weights"))
+        name = "model" if "model" not in taken else "frozen"
+        for module in MODULES[1:]:
+            settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
+            agent[module] = {**settings, "engine": name}
+    elif all(one.get("engine") != name for one in (*(agent[module] for module in MODULES), *table["tools"].values())):
+        raise UsageError(
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            cause="no module or tool of it asks [engines.model]",
+            mend=f'leave out --recipe (the default is {RECIPE}), or give a module engine = "model"',
+        )
+    engines = table.setdefault("engines", {})
+    kept = engines.get(name, {})
+    if "provider" in server:  # whose address and key are its own
+        kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
+    engines[name] = {"type": "openai_compatible", **kept, **server}
+
+
+def _set_tools(table: Table, names: str) -> None:
+    """Exactly these tools, with the recipe's settings where it has them."""
+    parse_recipe(table)
+    wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
+    known = table["tools"]
+    unknown = [name for name in wanted if name not in known and name not in TOOLS]
+    if unknown or not wanted:
+        raise UsageError(
+            f"--tools {names!r}: " + (f"no tool is called {unknown[0]!r}" if unknown else "no tool is named"),
+            cause="it is misspelt, or its table is missing in the recipe",
+            mend=f"name some of: {', '.join(dict.fromkeys([*known, *TOOLS]))}",
+        )
+    planner = table.get("engines", {}).get(table["agent"]["planner"].get("engine"), {})
+    if planner.get("type") == "tiny" and set(wanted) != set(known):
+        raise UsageError(
+            f"--tools {names!r} does not fit this planner",
+            cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
+            mend='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
+        )
+    defaults = {name: {"engine": "model"} if TOOLS[name].asks else {} for name in wanted if name in TOOLS}
+    table["tools"] = {name: known.get(name, defaults.get(name)) for name in wanted}
+
+
+def _set_stream(engine: Table, *, resolved: bool) -> None:
+    """Have a server stream its replies, so that they can be watched, unless the recipe says otherwise."""
+    if engine.get("type") == "openai_compatible":
+        # A run's recipe holds every default, and so says nothing.
+        engine["stream"] = True if resolved else engine.get("stream", True)
+
+
+def _check_question(question: str) -> None:
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the question is not valid UTF-8: {question!r}",
+            cause="the terminal or the file it came from uses another encoding",
+            mend="type it again, or convert it with iconv",
+        ) from error
+    if not question.strip():
+        raise UsageError(
+            f"the question is empty: {question!r}",
+            cause="nothing stands between the quotes",
+            mend='e.g. midstream solve "What is 45 plus 17 ?"',
+        )

@@ -1,0 +1,138 @@
+"""The HTTP engine in streams: the same replies in pieces, and every way in which a stream breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Call, Message
+from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from support.llm_server import STREAM_FAULTS, Fault, LLMServer, completion, events_of, prompt_of
+
+HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def echo(body: dict[str, Any]) -> str:
+    return "you said: " + prompt_of(body)
+
+
+def engine_for(server: LLMServer, **settings: Any) -> OpenAICompatibleEngine:
+    config = {"model": "m", "base_url": server.base_url, "first_pause_s": 0.001, "timeout_s": 5.0} | settings
+    return OpenAICompatibleEngine(Config.model_validate(config), "engine")
+
+
+def ask(engine: OpenAICompatibleEngine, *requests: Request) -> list[Call]:
+    async def run() -> list[Call]:
+        return await asyncio.gather(*(engine.sample(request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def told_by(request: Request) -> tuple[Request, list[tuple[str, Any]]]:
+    told: list[tuple[str, Any]] = []
+    return replace(request, tell=lambda kind, value: told.append((kind, value))), told
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+@pytest.mark.parametrize(
+    "request_", [HELLO, Request(role="planner", prompt="hello", seed=7)], ids=["chat", "completions"]
+)
+def test_a_streamed_reply_is_the_whole_one(request_: Request, token_ids: bool):
+    with LLMServer(echo) as server:
+        [whole] = ask(engine_for(server, token_ids=token_ids), request_)
+        asked, told = told_by(request_)
+        [streamed] = ask(engine_for(server, token_ids=token_ids, stream=True), asked)
+    assert server.bodies[1]["stream_options"] == {"include_usage": True}
+    assert streamed.model_copy(update={"sent": {}}) == whole.model_copy(update={"sent": {}})
+    assert len(told) > 3
+    assert {kind for kind, _ in told} == {"text"}
+    assert "".join(piece for _, piece in told) == whole.completion
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+@pytest.mark.parametrize("fault", STREAM_FAULTS)
+def test_a_stream_that_breaks_is_tried_again(fault: Fault, token_ids: bool):
+    asked, told = told_by(HELLO)
+    with LLMServer(echo, faults=[fault, fault]) as server:
+        [call] = ask(engine_for(server, token_ids=token_ids, stream=True), asked)
+    assert (call.completion, server.served) == ("you said: hello", {fault: 2, None: 1})
+    kinds = [kind for kind, _ in told]
+    assert kinds.count("retry") == len(call.failures) == 2
+    last = len(kinds) - kinds[::-1].index("retry")
+    assert "".join(piece for _, piece in told[last:]) == call.completion
+    assert tuple(value for kind, value in told if kind == "retry") == call.failures
+
+
+def test_a_stream_that_stalls_is_given_up_but_a_long_one_is_not():
+    with LLMServer(lambda body: "a" * 60, faults=["stall"], slow_s=0.4) as server:
+        [call] = ask(engine_for(server, stream=True, timeout_s=0.2), HELLO)
+    assert call.failures == ("no whole answer within 0.2 s",)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")  # ends with the connection
+        for one in events_of(completion({"model": "m", "messages": []}, "a" * 30)):
+            writer.write(one)
+            await asyncio.sleep(0.03)
+        writer.close()
+
+    async def run() -> Call:
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            config = Config(model="m", base_url=f"http://127.0.0.1:{port}/v1", stream=True, timeout_s=0.25)
+            return await OpenAICompatibleEngine(config, "e").sample(HELLO)
+
+    call = asyncio.run(run())
+    assert (call.completion, call.failures) == ("a" * 30, ())
+
+
+def test_nothing_follows_done_but_the_reply():
+    """A server that keeps the connection open after [DONE]: the reply is there, only the connection is lost."""
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        writer.write(b"".join(events_of(completion({"model": "m", "messages": []}, "ok"))))
+        try:
+            await reader.read()
+        finally:
+            writer.transport.abort()
+
+    async def run() -> Call:
+        server = await asyncio.start_server(hold, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            config = Config(model="m", base_url=f"http://127.0.0.1:{port}/v1", stream=True, max_attempts=1)
+            return await OpenAICompatibleEngine(config, "e").sample(HELLO)
+
+    assert asyncio.run(run()).completion == "ok"
+
+
+def test_a_server_that_does_not_stream_is_understood():
+    asked, told = told_by(HELLO)
+
+    def plain(body: dict[str, Any]) -> dict[str, Any]:
+        return {"choices": [], "error": None} | completion(body, "whole")
+
+    with LLMServer(plain, faults=["slow"], slow_s=0.01) as server:  # a slow answer comes whole
+        [call] = ask(engine_for(server, stream=True), asked)
+    assert (call.completion, told) == ("whole", [("text", "whole")])
+
+
+def test_nothing_is_lost_in_streams_with_thirty_percent_faults():
+    requests = [Request(role="planner", messages=(Message(role="user", content=f"r{i}"),), seed=i) for i in range(200)]
+    with LLMServer(echo, fault_rate=0.3, seed=1) as server:
+        calls = ask(engine_for(server, stream=True), *requests)
+    assert [call.completion for call in calls] == [f"you said: r{i}" for i in range(200)]
+    assert all(server.served[fault] > 0 for fault in STREAM_FAULTS)
+    assert sum(len(call.failures) for call in calls) == sum(server.served.values()) - 200

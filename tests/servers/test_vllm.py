@@ -1,0 +1,315 @@
+"""A real vLLM server samples for training: its token ids, log-probabilities, adapters and errors.
+
+    MIDSTREAM_VLLM_PYTHON=.venv-vllm/bin/python pytest tests/servers/test_vllm.py   (make test-vllm does both)
+
+The server is vLLM's CPU build with a random model of one layer. Numbers that were measured are printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import warnings
+
+import httpx
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from midstream.build import REWARDS
+from midstream.cli import main
+from midstream.core.errors import EngineError, PromptTooLongError
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Message, Sampling
+from midstream.engines import lora
+from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from midstream.engines.transformers_local import TransformersLocal, generate, load_model
+from midstream.runs import RunDirectory
+from support.llm_server import LLMServer
+from support.served_model import CALCULATES, ServedModel, save_model, write_recipe
+
+PYTHON = os.environ.get("MIDSTREAM_VLLM_PYTHON")
+START_TIMEOUT_S = 600.0
+pytestmark = [
+    pytest.mark.skipif(
+        not PYTHON, reason="needs vLLM: make test-vllm, or set MIDSTREAM_VLLM_PYTHON to a Python with it"
+    ),
+    # peft asks transformers by a name that is being retired.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+WORDS = ("a red fox", "how high is the tower", "12 + 30", "zebra", "who knows", "Tool Name: python", "end")
+
+
+@pytest.fixture(scope="module")
+def tell(request):
+    """Writes a line to the terminal, captured or not."""
+    plugins = request.config.pluginmanager
+
+    def write(text):
+        with plugins.get_plugin("capturemanager").global_and_fixture_disabled():
+            plugins.get_plugin("terminalreporter").write_line(f"\n{text}")
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory):
+    """A model whose own sampling defaults would bend the distribution, as those of many instruct models do."""
+    directory = save_model(tmp_path_factory.mktemp("vllm") / "model")
+    defaults = json.loads((directory / "generation_config.json").read_text())
+    defaults |= {"top_k": 2, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.1}
+    (directory / "generation_config.json").write_text(json.dumps(defaults))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def url(model_directory, tell):
+    """The address of a vLLM that serves the model as "m"."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_directory),
+        "--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "8",
+        "--logprobs-mode", "processed_logprobs",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    log = model_directory.parent / "vllm.log"
+    with log.open("w") as file:
+        server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        tell(f"vLLM answers after {wait_until_healthy(server, f'http://127.0.0.1:{port}/health', log):.0f} s")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(30)
+
+
+def wait_until_healthy(server, address, log):
+    started = time.monotonic()
+    while server.poll() is None and time.monotonic() - started < START_TIMEOUT_S:
+        try:
+            if httpx.get(address).status_code == 200:
+                return time.monotonic() - started
+        except httpx.TransportError:
+            time.sleep(0.5)
+    pytest.fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def local(model_directory):
+    """The same weights in process."""
+    return TransformersLocal(*load_model(str(model_directory), "float32", "cpu"), name="weights")
+
+
+def engine_for(url, **settings):
+    return OpenAICompatibleEngine(Config(**{"model": "m", "base_url": url, "token_ids": True} | settings), "policy")
+
+
+def chat(text, seed=0, temperature=0.8, max_tokens=12):
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    messages = (Message(role="system", content="be brief"), Message(role="user", content=text))
+    return Request(role="planner", messages=messages, sampling=sampling, seed=seed)
+
+
+def ask(engine, *requests):
+    async def run():
+        return await asyncio.gather(*(engine.sample(request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def served_models(url):
+    return [one["id"] for one in httpx.get(f"{url}/models").json()["data"]]
+
+
+def gap_of(model, call):
+    """The largest |our log-probability - recorded one| of a call, at its sampling temperature (greedy: at 1)."""
+    with torch.no_grad():
+        logits = model(torch.tensor([call.prompt_ids + call.completion_ids])).logits[0, len(call.prompt_ids) - 1 : -1]
+    own = (logits / (call.sampling.temperature or 1.0)).log_softmax(-1)
+    own = own.gather(1, torch.tensor(call.completion_ids)[:, None])[:, 0]
+    return (own - torch.tensor(call.logprobs)).abs().max().item()
+
+
+# --- tokens and log-probabilities -------------------------------------------------------------------------------------
+
+
+def test_what_the_server_sent_is_what_is_stored(url, local):
+    """Chats, token ids in, and a stream of either: all of one seed are one sample, stored as the wire had it."""
+    request = chat(WORDS[0], seed=3)
+    body = {
+        "model": "m", "messages": [one.model_dump() for one in request.messages], "temperature": 0.8, "top_p": 1.0,
+        "seed": 3, "max_tokens": 12, "logprobs": True, "return_token_ids": True, "top_k": 0, "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }  # fmt: skip
+    raw = httpx.post(f"{url}/chat/completions", json=body, timeout=300).json()
+    [choice] = raw["choices"]
+    calls = []
+    for stream in (False, True):
+        for encode in (None, local.encode):
+            engine = engine_for(url, stream=stream)
+            engine.encode = encode
+            calls += ask(engine, request)
+    assert len(choice["token_ids"]) > 1
+    for call in calls:
+        assert list(call.prompt_ids) == raw["prompt_token_ids"] == local.encode(request)
+        assert list(call.completion_ids) == choice["token_ids"]
+        assert list(call.logprobs) == [one["logprob"] for one in choice["logprobs"]["content"]]
+        assert call.completion == choice["message"]["content"]
+        assert (call.usage.prompt_tokens, call.finish_reason) == (len(call.prompt_ids), choice["finish_reason"])
+
+
+def test_log_probabilities_are_those_of_the_local_model(url, local, tell):
+    """Of the whole distribution at the sampling temperature, though the model's generation_config asks for others."""
+    engine = engine_for(url)
+    engine.encode = local.encode
+    requests = [
+        chat(text * (1 + 20 * (i % 3)), seed=i, temperature=t) for i, text in enumerate(WORDS) for t in (0.7, 1)
+    ]
+    calls = ask(engine, *requests)
+    gaps = [gap_of(local.model, call) for call in calls]
+    tokens, longest = sum(len(one.logprobs) for one in calls), max(len(one.prompt_ids) for one in calls)
+    tell(f"{tokens} tokens, prompts of up to {longest}: largest |local - recorded| {max(gaps):.2e}")
+    assert len({one.completion_ids for one in calls}) > 3
+    assert max(gaps) < 1e-5
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def adapter(model_directory, seed, rank=4):
+    """(the base model with a random adapter, what exports that adapter)."""
+    base, _ = load_model(str(model_directory), "float32", "cpu")
+    torch.manual_seed(seed)
+    settings = LoraConfig(r=rank, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(base, settings).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return model, lambda directory: model.save_pretrained(directory)
+
+
+def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, model_directory, tmp_path, tell):
+    """Greedy tokens change exactly as the adapter's do, also to other weights of one version, as after a resume."""
+    requests = [chat(text, temperature=0.0) for text in WORDS]
+    engine, frozen = engine_for(url), engine_for(url)
+    engine.encode = local.encode
+    greedy, largest = [], 0.0
+    for version, seed in [(0, 1), (1, 2), (1, 3), (2, 4)]:
+        model, export = adapter(model_directory, seed)
+        asyncio.run(lora.hand_over(engine, export, tmp_path, version))
+        calls = ask(engine, *requests)
+        prompts = [(tuple(local.encode(one)), one) for one in requests]
+        expected = [ids for ids, _ in generate(model, prompts, end_ids=local.end_ids)]
+        assert [call.completion_ids for call in calls] == expected
+        assert {call.policy_version for call in calls} == {version}
+        largest = max(largest, *(gap_of(model, call) for call in calls))
+        greedy.append(expected)
+        models = served_models(url)
+        assert len(models) == 2, "the base model and the newest adapter"
+        assert [call.policy_version for call in ask(frozen, requests[0])] == [None]
+    tell(f"four adapters, {len(WORDS)} greedy completions each: equal; largest |local - recorded| {largest:.2e}")
+    assert largest < 1e-5
+    assert all(one != other for i, one in enumerate(greedy) for other in greedy[:i])
+    assert len(list(tmp_path.iterdir())) == 2
+    asyncio.run(engine.drop_adapter(tmp_path / max(path.name for path in tmp_path.iterdir())))
+    assert served_models(url) == ["m"]
+
+
+def test_adapters_that_cannot_be_loaded_say_why(url, model_directory, tmp_path):
+    with pytest.raises(EngineError, match="No adapter found") as caught:
+        asyncio.run(engine_for(url).use_adapter(1, tmp_path / "nothing"))
+    assert "shared disk" in caught.value.mend
+    _, export = adapter(model_directory, seed=1, rank=16)
+    with pytest.raises(EngineError, match="rank 16 is greater") as caught:
+        asyncio.run(lora.hand_over(engine_for(url), export, tmp_path, 1))
+    assert "--max-lora-rank" in caught.value.mend
+    assert served_models(url) == ["m"]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_model_name_is_final(url):
+    with pytest.raises(EngineError, match="does not exist") as caught:
+        ask(engine_for(url, model="unknown"), chat("hello"))
+    assert not caught.value.retryable
+    assert "/models" in caught.value.mend
+
+
+@pytest.mark.parametrize("ids_in", [False, True])
+def test_a_prompt_that_is_too_long_is_named(url, local, ids_in):
+    engine = engine_for(url)
+    engine.encode = local.encode if ids_in else None
+    with pytest.raises(PromptTooLongError, match="maximum context length is 2048"):
+        ask(engine, chat("hello " * 3000))
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_modules(model_directory, monkeypatch):
+    """The address of executor, verifier and generator."""
+    monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
+    with LLMServer(ServedModel(model_directory)) as server:
+        yield server.base_url
+
+
+def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, tell):
+    recipe = write_recipe(tmp_path, other_modules, model_directory, policy_url=url)
+    options = ["--quiet", "--set", "training.steps=3", "--set", "training.learning_rate=1e-2"]
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *options]) == 0
+    run = RunDirectory.open(tmp_path / "run")
+    metrics = run.read_metrics()
+    for one in metrics:
+        tell(
+            f"step {one.step}: version {one.policy_version}, reward {one.reward_mean:.3f}, loss {one.loss:+.2e}, "
+            f"gradient {one.grad_norm:.2f}, kl {one.kl:.2e}, logprob_gap {one.logprob_gap:.2e}"
+        )
+    assert [one.policy_version for one in metrics] == [0, 1, 2]
+    assert [one.trajectories_error for one in metrics] == [0, 0, 0]
+    assert max(one.logprob_gap for one in metrics) < 1e-5, "a version late, it would be the size of an update"
+    assert min(one.grad_norm for one in metrics) > 0
+    assert metrics[-1].kl > 1e-3
+    assert all(torch.isfinite(torch.tensor([one.loss, one.kl])).all() for one in metrics)
+    for step in (1, 2, 3):
+        planned = [call for one in run.read_trajectories(step) for call in one.calls if call.role == "planner"]
+        assert {call.policy_version for call in planned} == {step - 1}
+    kept = sorted((run.root / "adapters").glob("version-*"))
+    assert [path.name.split("-")[1] for path in kept] == ["2", "3"]
+    before, after = ((path / "adapter_model.safetensors").read_bytes() for path in kept)
+    assert before != after
+    assert served_models(url) == ["m", lora.name_of(kept[-1])]
+    trained = PeftModel.from_pretrained(load_model(str(model_directory), "float32", "cpu")[0], kept[-1]).eval()
+    served = engine_for(url)
+    asyncio.run(served.use_adapter(3, kept[-1]))
+    assert gap_of(trained, ask(served, chat(WORDS[1]))[0]) < 1e-5
+    asyncio.run(served.drop_adapter(kept[-1]))
+
+
+def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp_path, capsys, tell):
+    recipe = write_recipe(tmp_path, other_modules, save_model(tmp_path / "other", seed=1), policy_url=url)
+    assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    err = capsys.readouterr().err
+    tell(err)
+    assert "from the recorded ones" in err
+    assert RunDirectory.open(tmp_path / "run").read_metrics() == []

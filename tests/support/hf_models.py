@@ -1,0 +1,76 @@
+"""Small random Hugging Face chat models of several families, saved as a user would have them.
+
+directory = save_chat_model(tmp_path / "model", "qwen3")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+POSITIONS = 64
+SPECIAL = ("<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<think/>")
+VOCABULARY = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()))
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think/>"
+    "{% endif %}{% endif %}"
+)
+_SHARED: Mapping[str, Any] = {
+    "vocab_size": len(VOCABULARY), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": POSITIONS, "initializer_range": 0.3,
+    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+_HEADS: Mapping[str, Any] = {**_SHARED, "head_dim": 8}
+_MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: Mapping[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHARED)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHARED)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_HEADS)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHARED, sliding_window=8)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_HEADS, **_MIXED, query_pre_attn_scalar=8)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(VOCABULARY), n_embd=16, n_layer=2, n_head=2, n_positions=POSITIONS, initializer_range=0.3,
+            bos_token_id=1, eos_token_id=1,
+        )
+    ),
+}  # fmt: skip
+
+
+def save_chat_model(directory: Path, family: str, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
+    """Write a random model, a tokeniser of bytes and a chat template; returns the directory."""
+    # Byte-level BPE: transformers reads any tokeniser of a Qwen2 as one, whatever was saved.
+    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    inner.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.chat_template = template
+    torch.manual_seed(seed)
+    FAMILIES[family]().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
