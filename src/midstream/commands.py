@@ -27,11 +27,12 @@ from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
-LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and for
-nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up and a
-result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the test's
-differ from the training's in their places, facts and numbers, not in their wording. What this shows is that the loop,
-the credit and the update work, on real tools and held-out facts; it says nothing about how much a large model gains."""
+TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
+for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
+and a result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the
+test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
+the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
+model gains."""
 
 
 def train(options: argparse.Namespace) -> int:
@@ -208,9 +209,8 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     from midstream.training.session import Session
 
     unsafe = getattr(options, "unsafe", False)  # the demo has no such option
-    parts = Build(
-        recipe, adapters=root / "adapters", unsafe=unsafe
-    ).parts()  # what cannot be built leaves no run behind
+    build = Build(recipe, adapters=root / "adapters", unsafe=unsafe)
+    parts = build.parts()  # what cannot be built leaves no run behind
     run = run or _create_run(root, recipe)
     console = Console(stderr=True)
     with run.lock():
@@ -252,7 +252,7 @@ def _show_demo(run: RunDirectory) -> None:
     seconds = sum(one.cpu_s for one in run.read_timings())
     console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
     console.print("\n[bold]Limits[/bold]")
-    console.print(" ".join(LIMITS.split()), markup=False)
+    console.print(" ".join(TINY_LIMITS.split()), markup=False)
     console.print("\n[bold]Next[/bold]")
     for line in next_steps(run):
         console.print(f"  {line}", markup=False, soft_wrap=True)
@@ -296,6 +296,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
 def write_report(run: RunDirectory) -> None:
     """Write the run's self-contained HTML report."""
     info = run.info()
+    trains_tiny = any(engine.get("type") == "tiny" for engine in recipe_of(run).engines.values())
     html.write_report(
         run.report_path,
         html.ReportData(
@@ -311,7 +312,7 @@ def write_report(run: RunDirectory) -> None:
             timings=run.read_timings(),
             evaluations=run.read_evaluations(),
             samples=samples(run),
-            limits=" ".join(LIMITS.split()),
+            limits=" ".join(TINY_LIMITS.split()) if trains_tiny else "",
             next_steps=next_steps(run),
         ),
     )  # fmt: skip

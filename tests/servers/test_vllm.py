@@ -16,7 +16,7 @@ import subprocess
 import time
 import warnings
 
-import httpx
+import httpx2
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -103,9 +103,9 @@ def wait_until_healthy(server, address, log):
     started = time.monotonic()
     while server.poll() is None and time.monotonic() - started < START_TIMEOUT_S:
         try:
-            if httpx.get(address).status_code == 200:
+            if httpx2.get(address).status_code == 200:
                 return time.monotonic() - started
-        except httpx.TransportError:
+        except httpx2.TransportError:
             time.sleep(0.5)
     pytest.fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
 
@@ -134,7 +134,7 @@ def ask(engine, *requests):
 
 
 def served_models(url):
-    return [one["id"] for one in httpx.get(f"{url}/models").json()["data"]]
+    return [one["id"] for one in httpx2.get(f"{url}/models").json()["data"]]
 
 
 def gap_of(model, call):
@@ -157,7 +157,7 @@ def test_what_the_server_sent_is_what_is_stored(url, local):
         "seed": 3, "max_tokens": 12, "logprobs": True, "return_token_ids": True, "top_k": 0, "min_p": 0.0,
         "repetition_penalty": 1.0,
     }  # fmt: skip
-    raw = httpx.post(f"{url}/chat/completions", json=body, timeout=300).json()
+    raw = httpx2.post(f"{url}/chat/completions", json=body, timeout=300).json()
     [choice] = raw["choices"]
     calls = []
     for stream in (False, True):

@@ -162,7 +162,7 @@ class Planned:
     def __init__(self, actions):
         self.actions = actions
 
-    async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None):
+    async def run(self, task, tools, engines, *, seed, **rest):
         tool, context = self.actions[task.question]
         action = Action(sub_goal="find", tool=tool, context=context)
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))

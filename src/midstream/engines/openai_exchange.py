@@ -10,7 +10,8 @@ import asyncio
 import os
 import ssl
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
+
+import httpx2
 
 from midstream import __version__
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 _LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
 _LONGEST_QUOTE = 300
 _RETRIED_STATUS = {408, 409, 425, 429}
-_HEADERS = [
-    (b"Content-Type", b"application/json"),
-    (b"Accept", b"application/json, text/event-stream"),
-    (b"Accept-Encoding", b"identity"),
-    (b"User-Agent", f"midstream/{__version__}".encode()),
-]
+_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"midstream/{__version__}",
+}
 
 
 class Exchange:
@@ -51,7 +52,6 @@ class Exchange:
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
-        self._root = urlsplit(self._base_url).path
         self._reached = False
 
     async def post(self, endpoint: http_pool.Endpoint, path: str, body: bytes) -> tuple[int, str]:
@@ -59,15 +59,15 @@ class Exchange:
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
-                endpoint.post(f"{self._root}/{path}", body, self._headers()) as response,
+                endpoint.post(f"{self._base_url}/{path}", body, self._headers()) as response,
             ):
-                said = (await response.read()).decode("utf-8", "replace")
+                said = (await response.aread()).decode("utf-8", "replace")
         except TimeoutError as failure:
             raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
-        except http_pool.TRANSPORT_ERRORS as failure:
+        except httpx2.TransportError as failure:
             self._broken(failure)
         self._reached = True
-        return response.status, redacted(said[:LONGEST_WORDS], self._key())
+        return response.status_code, redacted(said[:LONGEST_WORDS], self._key())
 
     async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, tell: Tell) -> Reply:
         """The checked reply, or `TransientError`, or `EngineError`; of a stream, `tell` is told each piece of text."""
@@ -76,19 +76,19 @@ class Exchange:
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s) as clock,
-                endpoint.post(f"{self._root}/{asked.path}", asked.body, self._headers()) as response,
+                endpoint.post(f"{self._base_url}/{asked.path}", asked.body, self._headers()) as response,
             ):
                 self._reached = True
-                if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
+                if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, tell, clock)
                 else:
-                    body = await response.read()
+                    body = await response.aread()
                     data = decoded(body)
-                    self._check(response.status, data, body, model, retry_after_s(response.headers))
+                    self._check(response.status_code, data, body, model, retry_after_s(response.headers))
         except TimeoutError as failure:
             if not streamed.done:
                 raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
-        except http_pool.TRANSPORT_ERRORS as failure:
+        except httpx2.TransportError as failure:
             if not streamed.done:
                 self._broken(failure)
         if data is None:
@@ -99,7 +99,7 @@ class Exchange:
         return reply
 
     async def _read_stream(
-        self, response: http_pool.Response, streamed: StreamedReply, model: str, tell: Tell, clock: asyncio.Timeout
+        self, response: httpx2.Response, streamed: StreamedReply, model: str, tell: Tell, clock: asyncio.Timeout
     ) -> None:
         """Events into `streamed`, until its end; a stream may last as long as its next piece comes in time."""
         parser, now = EventParser(), asyncio.get_running_loop().time
@@ -118,7 +118,7 @@ class Exchange:
             if piece:
                 tell("text", piece)
 
-        async for chunk in response.chunks:
+        async for chunk in response.aiter_raw():
             for event in parser.feed(chunk):
                 take(event)
         for event in parser.end():
@@ -146,7 +146,7 @@ class Exchange:
     def _key(self) -> str:
         return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""
 
-    def _headers(self) -> list[tuple[bytes, bytes]]:
+    def _headers(self) -> dict[str, str]:
         key = self._key()
         if not (key.isascii() and key.isprintable()):
             raise RecipeError(
@@ -154,7 +154,7 @@ class Exchange:
                 cause="a line break or an accented letter was copied with it",
                 mend=f"export {self._config.api_key_env}=<your key>",
             )
-        return [*_HEADERS, (b"Authorization", f"Bearer {key}".encode())] if key else _HEADERS
+        return _HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS
 
     def _broken(self, failure: Exception) -> NoReturn:
         """Raise what a broken connection means: nobody is there, or, once one was, another attempt."""
@@ -163,7 +163,7 @@ class Exchange:
             raise TransientError(reason) from None
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
-        if isinstance(failure.__cause__, ssl.SSLError):
+        if _has_ssl_error(failure):
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
                 cause="its certificate is not trusted here, or it speaks plain HTTP",
@@ -174,3 +174,11 @@ class Exchange:
             cause="is the server running?",
             mend=start_advice(self._config.provider, self._base_url, self._config.model),
         ) from failure
+
+
+def _has_ssl_error(failure: BaseException) -> bool:
+    """Whether TLS is among the causes of a failed connection."""
+    cause: BaseException | None = failure
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

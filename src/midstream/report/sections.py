@@ -267,6 +267,13 @@ def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming])
     """KL, clip fraction, gradient norm and seconds a step, small."""
     return charts(
         small_line("KL to the reference", "k3, per token", [(m.step, m.kl) for m in metrics], "c4", as_percent=False),
+        small_line(
+            "Sampler gap",
+            "learner and sampler apart, nats per token",
+            [(m.step, m.logprob_gap) for m in metrics],
+            "c1",
+            as_percent=False,
+        ),
         small_line("Clipped tokens", "share of tokens", [(m.step, m.clip_fraction) for m in metrics], "c2"),
         small_line(
             "Gradient norm", "before clipping", [(m.step, m.grad_norm) for m in metrics], "c5", as_percent=False

@@ -187,7 +187,7 @@ def _add_metrics(rows: Table, metrics: Sequence[StepMetrics]) -> None:
     rows.add_row("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10")
     rows.add_row("tools", f"{percent(last.tool_use.error_rate)} of turns in error, {last.turns_mean:.2f} turns a run")
     update = f"loss {number(last.loss)}, KL {number(last.kl)}, clipped {percent(last.clip_fraction)}"
-    rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}")
+    rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}, sampler gap {number(last.logprob_gap)}")
     lost, total = sum(step.trajectories_error for step in metrics), sum(step.trajectories for step in metrics)
     retried = sum(step.trajectories_retried for step in metrics)
     again = f", {retried:,} run again" if retried else ""

@@ -22,7 +22,7 @@ RUN_FORMAT = 1
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
-_PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpcore2")
+_PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpx2")
 
 
 class RunInfo(Frozen):
