@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cached_property
 from urllib.parse import urlsplit
 
@@ -22,8 +22,9 @@ import httpx2
 
 from midstream.core.errors import UnsupportedError
 
-CONNECT_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 4.0  # below the five seconds after which uvicorn, under vLLM and SGLang, hangs up
+_TIMEOUTS = {"timeout": {"connect": _CONNECT_TIMEOUT_S}}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 
@@ -99,7 +100,7 @@ class Endpoint:
             await client.aclose()
 
     @contextlib.asynccontextmanager
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
+    async def post(self, url: httpx2.URL, body: bytes, headers: httpx2.Headers) -> AsyncIterator[httpx2.Response]:
         """Send one request; its answer can be read until the block ends. The caller's clock bounds it.
 
         Raises:
@@ -109,8 +110,13 @@ class Endpoint:
         client = self._idle.pop() if self._idle else self._new_client()
         answered = False
         try:
-            async with client.stream("POST", url, content=body, headers=headers) as answer:
+            # Not `client.stream`, which would take address and headers apart again for every request.
+            request = httpx2.Request("POST", url, headers=headers, content=body, extensions=_TIMEOUTS)
+            answer = await client.send(request, stream=True)
+            try:
                 yield answer
+            finally:
+                await answer.aclose()
             answered = True
         finally:
             if answered and self._limits:
@@ -121,9 +127,7 @@ class Endpoint:
     def _new_client(self) -> httpx2.AsyncClient:
         try:
             return httpx2.AsyncClient(
-                verify=self._tls,
-                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S),
+                verify=self._tls, limits=httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
             )
         except (ImportError, ValueError) as failure:  # a SOCKS proxy needs another package; others it does not know
             raise UnsupportedError(
