@@ -72,6 +72,12 @@ def test_engines_are_checked_against_those_there_are(ten_steps, override, named)
         check(recipe(ten_steps, override))
 
 
+def test_a_default_that_hangs_on_a_wrong_key_is_no_second_problem(ten_steps):
+    with pytest.raises(RecipeError, match=r"base_url = 'nowhere'") as caught:
+        check(recipe(ten_steps, "engines.other={type='openai_compatible',model='m',base_url='nowhere'}"))
+    assert ";" not in caught.value.what
+
+
 def test_a_resolved_recipe_holds_every_default(ten_steps):
     resolved = check(recipe(ten_steps))
     assert resolved["engines"]["policy"]["heads"] == 4

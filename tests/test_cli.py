@@ -46,6 +46,8 @@ def bare(code, *arguments):
     )  # fmt: skip
 
 
+COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "study")
+
 # -- the base install ------------------------------------------------------------------------------------------------
 
 
@@ -53,7 +55,7 @@ def test_help_and_import_need_no_torch():
     code = "import midstream, midstream.training, midstream.build; from midstream.cli import main; main(['--help'])"
     done = bare(code)
     assert (done.returncode, done.stderr) == (0, "")
-    for command in ("demo", "train", "resume", "eval", "solve", "show", "study"):
+    for command in COMMANDS:
         assert command in done.stdout
 
 
@@ -73,12 +75,14 @@ def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_version_and_help(capsys):
+def test_version_and_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(capsys, "--version") == (0, f"midstream {__version__}\n", "")
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert "midstream demo" in out
-    for command in ("demo", "train", "resume", "eval", "solve", "show", "study"):
+    assert max(map(len, out.splitlines())) <= 80
+    for command in COMMANDS:
         code, out, _ = run(capsys, command, "--help")
         assert (code, "--help" in out) == (0, True)
 

@@ -85,7 +85,7 @@ def test_a_perfect_model_passes_every_check(capsys: pytest.CaptureFixture[str]) 
     assert found["works"]
     assert [right(role) for role in found["roles"]] == [
         {"reply readable": "5/5", "fitting tool": "5/5", "context complete": "5/5"},
-        {"valid at first ask": "5/5", "valid": "5/5", "arguments right": "5/5"},
+        {"valid": "5/5", "arguments right": "5/5"},
         {"verdict readable": "5/5", "result_valid right": "3/3", "verdict right": "5/5", "STOP where due": "2/2",
          "CONTINUE where due": "3/3"},
         {"answer readable": "5/5", "answer right": "5/5"},
@@ -168,7 +168,7 @@ def test_valid_arguments_may_be_wrong(capsys: pytest.CaptureFixture[str]) -> Non
     with LLMServer(reply) as server:
         code, found = examined(server, capsys)
     assert code == 1
-    assert right(found["roles"][1]) == {"valid at first ask": "5/5", "valid": "5/5", "arguments right": "1/5"}
+    assert right(found["roles"][1]) == {"valid": "5/5", "arguments right": "1/5"}
 
 
 def test_an_invalid_command_is_mended_by_the_correction(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_an_invalid_command_is_mended_by_the_correction(capsys: pytest.CaptureFi
         code, found = examined(server, capsys)
     executor = found["roles"][1]
     assert code == 0
-    assert right(executor) == {"valid at first ask": "0/5", "valid": "5/5", "arguments right": "5/5"}
+    assert right(executor) == {"valid": "5/5", "arguments right": "5/5"}
     assert (executor["standing"], executor["asks"]) == ("good", 10)
 
 
@@ -250,7 +250,7 @@ def test_a_prompt_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[s
     with LLMServer(lambda body: error if role_of(prompt_of(body)) == "planner" else perfect(body)) as server:
         code, found = examined(server, capsys)
     assert code == 1
-    assert right(found["roles"][0]) == {"reply readable": "0/5", "fitting tool": "0/5", "context complete": "0/5"}
+    assert right(found["roles"][0]) == {"prompt fits": "0/5"}
     assert [role["standing"] for role in found["roles"]] == ["cannot", "good", "good", "good"]
     assert all("512" in case["too_long"] for case in found["roles"][0]["cases"])
     assert any("serve a longer context" in line for line in found["advice"])
@@ -303,6 +303,13 @@ def test_roles_that_ask_no_model_are_not_examined(capsys: pytest.CaptureFixture[
     assert found["roles"][2]["standing"] == "not examined"
     assert "form" in found["roles"][2]["skipped"]
     assert not any(role_of(prompt_of(body)) == "verifier" for body in server.bodies)
+
+
+def test_an_executor_that_writes_programs_is_not_examined(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLMServer(perfect) as server:
+        code, found = examined(server, capsys, "--set", "agent.executor.mode=code")
+    assert code == 0
+    assert "writes programs" in found["roles"][1]["skipped"]
 
 
 def test_a_recipe_without_models_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from midstream.build import REWARDS
 from midstream.cli import main
 from midstream.config import recipes_directory
-from midstream.engines.transformers_local import load_model
+from midstream.engines.pretrained import load_model
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig

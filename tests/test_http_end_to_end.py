@@ -11,7 +11,7 @@ import torch
 from midstream.build import REWARDS
 from midstream.cli import main
 from midstream.core.trajectory import Trajectory
-from midstream.engines.transformers_local import load_model
+from midstream.engines.pretrained import load_model
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from support.llm_server import AgentFlowReplies, LLMServer

@@ -292,11 +292,11 @@ class Build:
     def pretrained(self, config: LocalModelConfig, name: str) -> tuple[Any, Any]:
         """(model, tokenizer) of a Hugging Face causal language model; the trained one keeps its adapter apart."""
         require_training_extra()
-        from midstream.engines.transformers_local import load_model
+        from midstream.engines.pretrained import load_model
 
-        named = self.recipe.training.weights if self.recipe.training else None
-        trained = name == (named or self.recipe.agent.planner.get("engine"))
-        trainable = trained and self.recipe.training is not None and self.recipe.learner.lora is not None
+        training = self.recipe.training
+        trained = training is not None and name == (training.weights or self.recipe.agent.planner.get("engine"))
+        trainable = trained and self.recipe.learner.lora is not None
         return load_model(config.model, config.dtype, config.device, adapter=config.adapter, trainable=trainable)
 
     def local_engine(self, name: str, model: Any, tokenizer: Any, config: TinyConfig | LocalModelConfig) -> Engine:

@@ -12,15 +12,15 @@ from midstream import __version__
 from midstream.core.errors import MidstreamError, UsageError
 
 EXAMPLES = """examples:
-  midstream demo                                      train a tiny planner offline and watch it become better
+  midstream demo                       train offline in minutes, see it improve
   midstream train flow-grpo-tiny --set training.steps=50
-  midstream resume runs/demo                          go on after Ctrl-C, a kill or a power cut
-  midstream eval runs/demo                            evaluate its newest checkpoint
+  midstream resume runs/demo           after Ctrl-C, a kill or a power cut
+  midstream eval runs/demo             evaluate the newest checkpoint
   midstream solve "What is 45 plus 17 ?" --planner runs/demo
   midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
-  midstream doctor --base-url http://localhost:11434/v1 --model qwen2.5:7b     can this model play the roles?
-  midstream show runs/demo                            numbers of a run; add an id for one trajectory
-  midstream study controls --seeds 3                  the recipe beside its controls, with intervals"""
+  midstream doctor --provider ollama --model qwen2.5:7b
+  midstream show runs/demo             numbers; add an id for one trajectory
+  midstream study controls --seeds 3   a recipe beside its controls"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     """The argument parser."""
     root = argparse.ArgumentParser(
         prog="midstream",
-        description="Agents that plan and call tools, made better in the flow from the outcome of their own runs.",
+        description="Agents that plan and call tools, made better in the flow by their own outcomes.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -97,15 +97,17 @@ def parser() -> argparse.ArgumentParser:
     _output_options(evaluate)
 
     solve = commands.add_parser("solve", help="answer one question, turn by turn")
-    solve.add_argument("question")
+    solve.add_argument("question", help="in quotes")
     source = solve.add_mutually_exclusive_group()
     source.add_argument(
-        "--planner", metavar="RUN", help="the planner of this run; with --model, the other modules ask it"
+        "--planner", metavar="RUN", help="the planner of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=None, help="the agent of this recipe (default: agentflow-prompted)")
     _server_options(solve)
     solve.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
-    solve.add_argument("--temperature", type=float, default=None, help="the planner's temperature (with --planner: 0)")
+    solve.add_argument(
+        "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
+    )
     _unsafe_option(solve)
     _recipe_options(solve)
     _output_options(solve)
@@ -113,7 +115,6 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="can this model play planner, executor, verifier and generator?")
     doctor.add_argument("--recipe", default=None, help="the modules of this recipe (default: agentflow-prompted)")
     _server_options(doctor)
-    _unsafe_option(doctor)
     _recipe_options(doctor)
     _output_options(doctor)
 
@@ -127,28 +128,34 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--seeds", type=int, default=3, help="training seeds of each recipe (default 3)")
     study.add_argument("--out", default="runs/study-controls", help="directory; finished runs in it are not repeated")
     study.add_argument("--only", nargs="*", default=None, metavar="RECIPE", help="some of the recipes")
-    study.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=C")
+    _set_option(study)
     _output_options(study)
     return root
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", help="the server's name of the model")
-    command.add_argument("--base-url", help="its address, e.g. http://localhost:11434/v1 (Ollama)")
-    command.add_argument("--provider", help="the server by name, e.g. ollama, vllm; a wrong name lists them")
+    command.add_argument("--model", metavar="NAME", help="a model, by its name on the server")
+    command.add_argument("--base-url", metavar="URL", help="the server, e.g. http://localhost:11434/v1 (Ollama)")
+    command.add_argument(
+        "--provider", metavar="NAME", help="the server by name, e.g. ollama, vllm; a wrong name lists them"
+    )
 
 
 def _recipe_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
-    )
+    _set_option(command)
     command.add_argument("--seed", type=int, default=None, help="the run seed")
     command.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
 
 
+def _set_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
+    )
+
+
 def _unsafe_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--unsafe", action="store_true", help="run programs that a model writes without real isolation"
+        "--unsafe", action="store_true", help="run programs that a model writes; nothing isolates them safely"
     )
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,23 +15,17 @@ from rich.console import Console
 
 from midstream import evaluation
 from midstream.build import Build, check, require_training_extra
-from midstream.config import Recipe, Table, load_recipe, parse_recipe, to_toml, with_overrides
+from midstream.config import Recipe, load_recipe, parse_recipe, to_toml, with_overrides
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.progress import ProgressDisplay
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
-from midstream.report import html, progress, tables
+from midstream.report import progress, tables
+from midstream.results import recipe_of, show_demo, show_result, table_of, write_report
 from midstream.runs import RunDirectory
-from midstream.runs.directory import damaged_recipe
 
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
-TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
-for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
-and a result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the
-test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
-the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
-model gains."""
 
 
 def train(options: argparse.Namespace) -> int:
@@ -42,7 +35,7 @@ def train(options: argparse.Namespace) -> int:
         return dry_run(recipe)
     root = Path(options.out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     run = _train(root, None, recipe, options)
-    _show_result(run, options)
+    show_result(run, options)
     if not options.json:
         Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
     return 0
@@ -52,7 +45,7 @@ def resume(options: argparse.Namespace) -> int:
     """`midstream resume RUN`."""
     run = RunDirectory.open(Path(options.run))
     _train(run.root, run, recipe_of(run), options)
-    _show_result(run, options)
+    show_result(run, options)
     if not options.json:
         Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
     return 0
@@ -67,9 +60,9 @@ def demo(options: argparse.Namespace) -> int:
     if options.no_resume and (root / "run.json").exists():
         raise _holds_a_run(root)
     run = _train(root, _existing_run(root, recipe), recipe, options)
-    _show_result(run, options)
+    show_result(run, options)
     if not options.json:
-        _show_demo(run)
+        show_demo(run)
     return 0
 
 
@@ -113,19 +106,6 @@ def show(options: argparse.Namespace) -> int:
     if status.state in ("interrupted", "failed"):
         console.print(f"go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
     return 0
-
-
-def recipe_of(run: RunDirectory) -> Recipe:
-    """The resolved recipe that a run was started with."""
-    return parse_recipe(table_of(run))
-
-
-def table_of(run: RunDirectory) -> Table:
-    """The resolved recipe of a run as it was written down."""
-    try:
-        return tomllib.loads(run.recipe())
-    except tomllib.TOMLDecodeError as error:
-        raise damaged_recipe(run.recipe_path, error) from error
 
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
@@ -230,94 +210,6 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     return run
 
 
-def _show_result(run: RunDirectory, options: argparse.Namespace) -> None:
-    if options.json:
-        print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.read_evaluations()]}))
-        return
-    console = Console()
-    before, after = before_and_after(run)
-    if _only(after, "test"):
-        console.print(tables.before_after_table(*(_only(side, "test") for side in (before, after))))
-    if _only(after, "test", "T=1"):
-        console.print(tables.tool_shift_table(*(_only(side, "test", "T=1") for side in (before, after))))
-    for name in dict.fromkeys(one.set_name for one in after if one.set_name not in ("test", "validation")):
-        console.print(tables.before_after_table(_only(before, name), _only(after, name)))
-
-
-def _show_demo(run: RunDirectory) -> None:
-    console = Console()
-    console.print("[bold]One held-out question, turn by turn[/bold]\n")
-    for _, trajectory in samples(run)[-1:]:
-        console.print(tables.trajectory_view(trajectory))
-    seconds = sum(one.cpu_s for one in run.read_timings())
-    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
-    console.print("\n[bold]Limits[/bold]")
-    console.print(" ".join(TINY_LIMITS.split()), markup=False)
-    console.print("\n[bold]Next[/bold]")
-    for line in next_steps(run):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
-
-
-def next_steps(run: RunDirectory) -> list[str]:
-    """Commands to try after a run."""
-    question = next((one.question for _, one in samples(run)[-1:]), "What is 45 plus 17 ?")
-    root = shlex.quote(str(run.root))
-    return [
-        f'midstream solve "{question}" --planner {root}',
-        f"midstream show {root}",
-        f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
-        f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
-        f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
-        "midstream study controls --seeds 3",
-    ]
-
-
-def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
-    """The evaluations of step 0 and of the last evaluated step."""
-    results = [one for one in run.read_evaluations() if one.step is not None]
-    last = max((one.step or 0 for one in results), default=0)
-    return [one for one in results if one.step == 0], [one for one in results if one.step == last and last > 0]
-
-
-def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
-    """One test question before and after training: of those newly solved, the one with the most different actions."""
-    before, after = before_and_after(run)
-    if not before or not after or not _only(before, "test") or not _only(after, "test"):
-        return []
-    named = [one.sampling for one in _only(after, "test")]
-    sampling = ("greedy" if "greedy" in named else named[-1]).replace("=", "")
-    first = run.read_evaluation_trajectories(f"test-{sampling}-0")
-    last = run.read_evaluation_trajectories(f"test-{sampling}-{after[0].step}")
-    pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
-    pair = max(pairs, key=lambda pair: _different_actions(pair[1]), default=None) or (first[-1], last[-1])
-    return [("before training", pair[0]), ("after training", pair[1])]
-
-
-def write_report(run: RunDirectory) -> None:
-    """Write the run's self-contained HTML report."""
-    info = run.info()
-    trains_tiny = any(engine.get("type") == "tiny" for engine in recipe_of(run).engines.values())
-    html.write_report(
-        run.report_path,
-        html.ReportData(
-            title=f"{info.recipe_name}, seed {info.seed}",
-            recipe_toml=run.recipe(),
-            run_info={
-                "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
-                "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
-                "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.read_timings()), 1),
-                **info.packages,
-            },
-            metrics=run.read_metrics(),
-            timings=run.read_timings(),
-            evaluations=run.read_evaluations(),
-            samples=samples(run),
-            limits=" ".join(TINY_LIMITS.split()) if trains_tiny else "",
-            next_steps=next_steps(run),
-        ),
-    )  # fmt: skip
-
-
 async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
     """Evaluate the recipe's agent on every set under every temperature."""
     config, seed = build.recipe.evaluation, build.recipe.seed
@@ -351,15 +243,3 @@ def _check_any_result(trajectories: Sequence[Trajectory]) -> None:
     errors = [one.error for one in trajectories if one.error]
     if len(errors) == len(trajectories):
         raise InfrastructureError(f"all {len(errors)} tasks ended without a result; the first:\n{errors[0].message}")
-
-
-def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:
-    return [one for one in results if one.set_name == name and sampling in (None, one.sampling)]
-
-
-def _different_actions(trajectory: Trajectory) -> int:
-    return len({turn.action.model_dump_json() for turn in trajectory.turns if turn.action})
-
-
-def _solved(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None and trajectory.reward.value == 1

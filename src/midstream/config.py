@@ -141,7 +141,8 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
     try:
         return kind.model_validate(dict(table))
     except ValidationError as failure:
-        errors = failure.errors()
+        # A default that another key decides is missing only because that key is wrong.
+        errors = [one for one in failure.errors() if one["type"] != "default_factory_not_called"]
         problems = [
             f"{'.'.join(filter(None, [where, *map(str, one['loc'])]))} = {_shown(one['input'])}: {one['msg']}"
             for one in errors

@@ -27,7 +27,7 @@ from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message, Sampling
-from midstream.doctor_cases import ALL_CHECKS, ASK, Cases, load_cases
+from midstream.doctor_cases import ASK, Cases, load_cases
 from midstream.engines.openai_compatible import OpenAICompatibleEngine
 from midstream.report.doctor import (
     JSON_SCHEMA,
@@ -41,7 +41,7 @@ from midstream.report.doctor import (
     screen,
     standing_of,
 )
-from midstream.solve import RECIPE, SERVER_OPTIONS, set_server
+from midstream.solve import RECIPE, set_server
 
 _AT_A_TIME = 4  # requests under way: seconds are then those of a server that is not crowded
 _CASE_LIMIT_S = 600.0
@@ -62,7 +62,8 @@ def diagnose(options: argparse.Namespace) -> int:
             if status is not None:
                 status.update(f"{done} of {of} cases")
 
-        diagnosis = asyncio.run(examine(Build(recipe, unsafe=options.unsafe), told))
+        # No program is run: an executor that writes them is not examined.
+        diagnosis = asyncio.run(examine(Build(recipe, unsafe=True), told))
     if options.json:
         print(diagnosis.model_dump_json())
     else:
@@ -72,9 +73,7 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def _recipe(options: argparse.Namespace) -> Recipe:
     table = read_table(options.recipe or RECIPE)
-    server = {key: value for key in SERVER_OPTIONS if (value := getattr(options, key))}
-    if server:
-        set_server(table, server, planner_from_run=False)
+    set_server(table, options)
     if options.seed is not None:
         table["seed"] = options.seed
     return parse_recipe(with_overrides(table, options.overrides))
@@ -199,7 +198,7 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         (checks, said, wanted), calls = await ASK[role.name](role.module, case, cases, context)
     except PromptTooLongError as failure:  # the model's context is too small for the role: that is a finding
         too_long, calls = failure.what, failure.calls
-        checks, said, wanted = dict.fromkeys(ALL_CHECKS[role.name], False), failure.what, "a reply"
+        checks, said, wanted = {"prompt fits": False}, failure.what, "a reply"
     finally:
         if barrier:
             barrier.leave(order)

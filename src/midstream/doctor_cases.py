@@ -1,7 +1,7 @@
 """The fixed cases of `midstream doctor`, and what counts as right in each.
 
-Four functions, `plan`, `command`, `verify` and `generate`, ask a role's real module one case and mark what it makes of
-the reply. A reply that cannot be used passes no check: nobody gets credit for what a module says in its place.
+The functions in `ASK` put a case to a role's real module and mark what it makes of the reply. A reply that cannot be
+used passes no check: nobody gets credit for what a module says in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from midstream.core.errors import UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
-from midstream.report.doctor import AT_ONCE
 
 
 class CaseTool(Frozen):
@@ -135,8 +134,7 @@ Marks = tuple[dict[str, bool], str, str]  # checks passed, what was said, what w
 Asked = tuple[Marks, tuple[Call, ...]]
 
 
-async def plan(module: Planner, case: PlannerCase, cases: Cases, context: ModuleContext) -> Asked:
-    """Ask the planner one case."""
+async def _ask_planner(module: Planner, case: PlannerCase, cases: Cases, context: ModuleContext) -> Asked:
     action, calls = await module.plan(case.question, cases.tools, memory_of(case.memory), context)
     checks = {
         "reply readable": action.error is None,
@@ -147,20 +145,18 @@ async def plan(module: Planner, case: PlannerCase, cases: Cases, context: Module
     return (checks, said, f"{' or '.join(case.tools)}, with {', '.join(case.needs)}"), calls
 
 
-async def command(module: Executor, case: ExecutorCase, cases: Cases, context: ModuleContext) -> Asked:
-    """Ask the executor one case."""
+async def _ask_executor(module: Executor, case: ExecutorCase, cases: Cases, context: ModuleContext) -> Asked:
     command, calls = await module.command(case.action, cases.tools, context)
     valid, given = command.error is None, command.arguments
     right = all(any(_equal(given.get(name), value) for value in values) for name, values in case.accept.items())
     right = right and all(_holds(str(given.get(name, "")), words) for name, words in case.holds.items())
-    checks = {AT_ONCE: valid and len(calls) == 1, "valid": valid, "arguments right": valid and right}
+    checks = {"valid": valid, "arguments right": valid and right}
     wanted = {name: values[0] for name, values in case.accept.items()}
     words = [f"{name} with {', '.join(held)}" for name, held in case.holds.items()]
     return (checks, command.error or _json(given), "; ".join([_json(wanted)] * bool(wanted) + words)), calls
 
 
-async def verify(module: Verifier, case: VerifierCase, cases: Cases, context: ModuleContext) -> Asked:
-    """Ask the verifier one case."""
+async def _ask_verifier(module: Verifier, case: VerifierCase, cases: Cases, context: ModuleContext) -> Asked:
     verdict, calls = await module.verify(case.question, case.observation, memory_of(case.memory), context)
     readable = calls[-1].repaired or parse_verdict(calls[-1].completion) is not None
     right = readable and verdict.memory_sufficient == case.memory_sufficient
@@ -174,8 +170,7 @@ async def verify(module: Verifier, case: VerifierCase, cases: Cases, context: Mo
     return (checks, said if readable else verdict.analysis, wanted), calls
 
 
-async def generate(module: Generator, case: GeneratorCase, cases: Cases, context: ModuleContext) -> Asked:
-    """Ask the generator one case."""
+async def _ask_generator(module: Generator, case: GeneratorCase, cases: Cases, context: ModuleContext) -> Asked:
     answer, calls = await module.generate(case.question, memory_of(case.memory), context)
     right = answer is not None and _plain(answer) in {_plain(accepted) for accepted in case.accept}
     checks = {"answer readable": answer is not None, "answer right": right}
@@ -183,14 +178,8 @@ async def generate(module: Generator, case: GeneratorCase, cases: Cases, context
 
 
 ASK: Mapping[str, Callable[..., Awaitable[Asked]]] = {
-    "planner": plan, "executor": command, "verifier": verify, "generator": generate,
+    "planner": _ask_planner, "executor": _ask_executor, "verifier": _ask_verifier, "generator": _ask_generator,
 }  # fmt: skip
-ALL_CHECKS: Mapping[str, Sequence[str]] = {
-    "planner": ("reply readable", "fitting tool", "context complete"),
-    "executor": (AT_ONCE, "valid", "arguments right"),
-    "verifier": ("verdict readable", "verdict right"),
-    "generator": ("answer readable", "answer right"),
-}
 
 
 def _holds(text: str, words: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from midstream.build import MODULES, TOOLS, Build
-from midstream.commands import dry_run, table_of, use_policy
+from midstream.commands import dry_run, use_policy
 from midstream.config import Table, parse_recipe, read_table, with_overrides
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.events import Listener
@@ -18,11 +18,11 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.report.numbers import visible
 from midstream.report.timeline import Screen, Timeline
+from midstream.results import table_of
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
 
 RECIPE = "agentflow-prompted"
-SERVER_OPTIONS = ("base_url", "model", "provider")
 
 
 def solve(options: argparse.Namespace) -> int:
@@ -86,10 +86,9 @@ async def _run(environment: Environment, question: str, seed: int, listener: Lis
 
 def _table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
     """The recipe's table with what the command line changes: server, tools, seed, and last of all `--set`."""
+    # What options change must be there already, and what both change is as `--set` says.
     table = with_overrides(table_of(run) if run else read_table(options.recipe or RECIPE), options.overrides)
-    server = {key: value for key in SERVER_OPTIONS if (value := getattr(options, key))}
-    if server:
-        set_server(table, server, planner_from_run=run is not None)
+    set_server(table, options, planner_from_run=run is not None)
     if options.tools is not None:
         _set_tools(table, options.tools)
     for engine in table.get("engines", {}).values():
@@ -99,8 +98,11 @@ def _table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
     return with_overrides(table, options.overrides)
 
 
-def set_server(table: Table, server: Table, *, planner_from_run: bool) -> None:
+def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: bool = False) -> None:
     """Put the server in [engines.model]; with a run's planner, the other three modules ask it instead of the run's."""
+    server = {key: value for key in ("base_url", "model", "provider") if (value := getattr(options, key))}
+    if not server:
+        return
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError(
             "no model is named",

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.errors import EngineError, UnsupportedError
+from midstream.core.errors import EngineError, UnsupportedError, UsageError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
 from midstream.engines import http_pool
@@ -345,6 +345,14 @@ def test_a_certificate_is_verified(certificate: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
     assert asyncio.run(run()) == ["1 POST /v1/chat/completions HTTP/1.1"] * 2
     gc.collect()
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "empty.pem").write_text("")
+    for name in ("nowhere.pem", "empty.pem"):
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+        with pytest.raises(UsageError, match=rf"SSL_CERT_FILE='\S*{name}'[\s\S]*mend: export SSL_CERT_FILE"):
+            asyncio.run(engine_at("http://127.0.0.1:9/v1").sample(HELLO))
 
 
 def test_tls_with_a_plain_server_is_explained():

@@ -20,31 +20,14 @@ from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
 from midstream.engines.openai_reply import TransientError, checked_reply
-from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion, prompt_of
-
-HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)
+from support.http_engine import HELLO, ask, echo, engine_for
+from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion
 
 
 @pytest.fixture(autouse=True)
 def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-
-def echo(body: dict[str, Any]) -> str:
-    return "you said: " + prompt_of(body)
-
-
-def engine_for(server: LLMServer, **settings: Any) -> OpenAICompatibleEngine:
-    config = {"model": "m", "base_url": server.base_url, "first_pause_s": 0.001, "timeout_s": 5.0} | settings
-    return OpenAICompatibleEngine(Config.model_validate(config), "engine")
-
-
-def ask(engine: OpenAICompatibleEngine, *requests: Request) -> list[Call]:
-    async def run() -> list[Call]:
-        return await asyncio.gather(*(engine.sample(request) for request in requests))
-
-    return asyncio.run(run())
 
 
 def test_a_chat_is_sent_and_recorded():
@@ -311,6 +294,23 @@ def test_a_server_without_adapters_says_how_to_get_them():
 )
 def test_odd_but_valid_replies(choice: dict[str, Any], text: str):
     assert checked_reply({"choices": [choice], "usage": None}, token_ids=False).text == text
+
+
+def test_what_no_file_can_hold_is_not_kept():
+    """JSON can spell half a surrogate pair and integers beyond any float."""
+
+    def odd(body: dict[str, Any]) -> dict[str, Any]:
+        if len(server.bodies) == 1:
+            return {"error": {"message": "over\ud800loaded", "code": 503}}
+        made = completion(body, "ok")
+        made["choices"][0]["finish_reason"] = "st\udfffop"
+        return made | {"usage": {"prompt_tokens": 10**400, "completion_tokens": 2}}
+
+    with LLMServer(odd) as server:
+        [call] = ask(engine_for(server, price_prompt_usd=1.0), HELLO)
+    assert (call.failures, call.finish_reason) == (("503: over?loaded",), "st?op")
+    assert (call.usage.prompt_tokens, call.usage.completion_tokens) == (0, 2)
+    assert Call.model_validate_json(call.model_dump_json()) == call
 
 
 json_values = st.recursive(

@@ -136,7 +136,17 @@ def test_an_address_with_a_secret_is_refused_and_not_shown(address: str):
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:1/v1", "ftp://h/v1", "http:///v1", "http://h:99999/v1", "http://[::1/v1", "http://h /v1"]
+    "address",
+    [
+        "localhost:1/v1",
+        "ftp://h/v1",
+        "http:///v1",
+        "http://h:99999/v1",
+        "http://[::1/v1",
+        "http://h /v1",
+        "http://h/\x7f",
+        "http://[v1.x]/v1",
+    ],
 )
 def test_what_is_no_address_is_refused(address: str):
     with pytest.raises(ValueError, match="not an address such as"):

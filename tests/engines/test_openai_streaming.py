@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from midstream.core.errors import EngineError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from support.llm_server import STREAM_FAULTS, Fault, LLMServer, completion, events_of, prompt_of
-
-HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)
+from support.http_engine import HELLO, ask, echo, engine_for
+from support.llm_server import STREAM_FAULTS, Fault, LLMServer, completion, events_of
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +23,32 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def echo(body: dict[str, Any]) -> str:
-    return "you said: " + prompt_of(body)
-
-
-def engine_for(server: LLMServer, **settings: Any) -> OpenAICompatibleEngine:
-    config = {"model": "m", "base_url": server.base_url, "first_pause_s": 0.001, "timeout_s": 5.0} | settings
-    return OpenAICompatibleEngine(Config.model_validate(config), "engine")
-
-
-def ask(engine: OpenAICompatibleEngine, *requests: Request) -> list[Call]:
-    async def run() -> list[Call]:
-        return await asyncio.gather(*(engine.sample(request) for request in requests))
-
-    return asyncio.run(run())
-
-
 def told_by(request: Request) -> tuple[Request, list[tuple[str, Any]]]:
     told: list[tuple[str, Any]] = []
     return replace(request, tell=lambda kind, value: told.append((kind, value))), told
+
+
+def ask_raw(serve: Callable[[asyncio.StreamWriter], Awaitable[None]], **settings: Any) -> Call:
+    """One attempt at a server whose stream is what `serve` writes, and ends with the connection."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer.transport), contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+            await serve(writer)
+
+    async def run() -> Call:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with asyncio.timeout(5), server:
+            base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            config = Config(model="m", base_url=base_url, stream=True, max_attempts=1, **settings)
+            try:
+                return await OpenAICompatibleEngine(config, "e").sample(HELLO)
+            finally:
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()  # on Python 3.12 and newer, a server waits for its connections
+
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize("token_ids", [False, True])
@@ -77,45 +86,34 @@ def test_a_stream_that_stalls_is_given_up_but_a_long_one_is_not():
         [call] = ask(engine_for(server, stream=True, timeout_s=0.2), HELLO)
     assert call.failures == ("no whole answer within 0.2 s",)
 
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")  # ends with the connection
+    async def drip(writer: asyncio.StreamWriter) -> None:
         for one in events_of(completion({"model": "m", "messages": []}, "a" * 30)):
             writer.write(one)
             await asyncio.sleep(0.03)
-        writer.close()
 
-    async def run() -> Call:
-        server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            config = Config(model="m", base_url=f"http://127.0.0.1:{port}/v1", stream=True, timeout_s=0.25)
-            return await OpenAICompatibleEngine(config, "e").sample(HELLO)
-
-    call = asyncio.run(run())
+    call = ask_raw(drip, timeout_s=0.25)
     assert (call.completion, call.failures) == ("a" * 30, ())
+
+
+def test_a_stream_without_an_end_is_given_up():
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(EngineError, match=r"the stream did not end within 0\.4 s"):
+        ask_raw(drip, timeout_s=0.04)
 
 
 def test_nothing_follows_done_but_the_reply():
     """A server that keeps the connection open after [DONE]: the reply is there, only the connection is lost."""
 
-    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    async def hold(writer: asyncio.StreamWriter) -> None:
         writer.write(b"".join(events_of(completion({"model": "m", "messages": []}, "ok"))))
-        try:
-            await reader.read()
-        finally:
-            writer.transport.abort()
+        await asyncio.sleep(60)
 
-    async def run() -> Call:
-        server = await asyncio.start_server(hold, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            config = Config(model="m", base_url=f"http://127.0.0.1:{port}/v1", stream=True, max_attempts=1)
-            return await OpenAICompatibleEngine(config, "e").sample(HELLO)
-
-    assert asyncio.run(run()).completion == "ok"
+    assert ask_raw(hold).completion == "ok"
 
 
 def test_a_server_that_does_not_stream_is_understood():

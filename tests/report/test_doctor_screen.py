@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from midstream.report.doctor import (
-    AT_ONCE,
     JSON_SCHEMA,
     TOKEN_IDS,
     CaseResult,
@@ -61,10 +60,6 @@ def test_a_check_is_counted_over_the_cases_that_have_it() -> None:
 )  # fmt: skip
 def test_thresholds_are_those_that_the_screen_states(right: int, of: int, standing: str) -> None:
     assert standing_of({"a": Rate(right=of, of=of), "b": Rate(right=right, of=of)}) == standing
-
-
-def test_a_mistake_that_the_correction_mends_costs_no_standing() -> None:
-    assert standing_of({AT_ONCE: Rate(right=0, of=5), "valid": Rate(right=5, of=5)}) == "good"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1))

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from midstream.core.trajectory import Command, Observation
-from midstream.report.turn_rows import clipped, command_text, observation_rows, plain, turn_rows
+from midstream.report.turn_rows import command_text, observation_rows, plain, turn_rows
 
 
 def said(rows: list[tuple[str, Text]]) -> list[tuple[str, str]]:
@@ -44,21 +44,6 @@ def test_code_and_invalid_commands():
 
 def test_nothing_printed_is_said():
     assert said(observation_rows(Observation(status="ok", text=""))) == [("observation", "(empty)")]
-
-
-@given(st.text(st.characters(codec="utf-8"), max_size=80), st.integers(1, 30), st.integers(1, 5))
-def test_cutting_keeps_the_beginning_and_counts_the_rest(text, characters, lines):
-    cut = clipped(text, characters, lines)
-    kept, note, rest = cut.rpartition(" … (")
-    if cut == text:
-        assert len(text) <= characters
-        assert text.count("\n") < lines
-    else:
-        assert note
-        assert text.startswith(kept)
-        assert len(kept) <= characters
-        assert kept.count("\n") < lines
-        assert len(kept) + int(rest.split()[0]) == len(text)
 
 
 @given(st.text(st.characters(codec=None), max_size=40))

@@ -24,12 +24,13 @@ from pydantic import JsonValue
 from midstream.agents.formats import schema_error
 from midstream.core.errors import EngineError, SandboxError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
-from midstream.core.trajectory import Call, Observation, ToolCall
+from midstream.core.trajectory import Call, Observation
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import NOTHING, Config, ProgramRunner, function_name
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import Config as PythonConfig
 from midstream.tools.python import PythonTool
+from support.processes import gone
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -86,21 +87,6 @@ def run(*codes: str, tool: Tool | None = None, **settings: Any) -> list[Observat
             await runner.close()
 
     return asyncio.run(go())
-
-
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Whether no process `pid` is left (a zombie counts as gone: it waits for whoever adopted it)."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        status = Path(f"/proc/{pid}/stat")
-        if status.exists() and ") Z " in status.read_text():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # --- what a program can do --------------------------------------------------------------------------------------------
@@ -277,7 +263,6 @@ def test_a_slow_tool_is_a_tool_error():
         ("send(b'[')\ntime.sleep(60)", "which is no JSON object"),
         ("send(b'[]')\ntime.sleep(60)", "which is no JSON object"),
         ("send(b'')\ntime.sleep(60)", "which is no JSON object"),
-        ("send(b'{\"text\": NaN}')\ntime.sleep(60)", "which is no JSON object"),
         ("send(b'[' * 50_000)\ntime.sleep(60)", "which is no JSON object"),
         ("send(b'\\xff\\xfe')\ntime.sleep(60)", "which is no JSON object"),
         ("while True: os.write(fd, b'\\0' * 4 * 10**6)", "which is no JSON object"),
@@ -328,19 +313,6 @@ def test_any_bytes_are_arguments_or_end_the_program(body: bytes):
     except code_runner._Ended:
         return
     assert isinstance(arguments, dict)
-
-
-json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
-)
-
-
-@given(st.dictionaries(st.text(st.characters()), json_like, max_size=4))
-def test_arguments_that_fit_can_be_stored(arguments: dict[str, Any]):
-    if code_runner._unfit(arguments) is None:
-        call = ToolCall(tool="echo", arguments=arguments, status="ok", text="")
-        assert ToolCall.model_validate_json(call.model_dump_json()) == call
 
 
 # --- many at once, and what breaks ------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from midstream.core.errors import SandboxError, UnsupportedError
-from midstream.sandbox.pool import REASONS, PythonPool, PythonResult
+from midstream.sandbox.pool import PythonPool
+from midstream.sandbox.worker import REASONS, PythonResult
+from support.processes import gone
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 PARENT = "import os\nos.getppid()"
@@ -26,21 +28,6 @@ def run(*codes: str, **settings) -> list[PythonResult]:
             await pool.close()
 
     return asyncio.run(go())
-
-
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Whether no process `pid` is left (a zombie counts as left only if it is our own child)."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        status = Path(f"/proc/{pid}/stat")
-        if status.exists() and ") Z " in status.read_text():
-            return True  # waits for whoever adopted it
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines import lora
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.transformers_local import TransformersLocal, generate, load_model
+from midstream.engines.pretrained import load_model
+from midstream.engines.transformers_local import TransformersLocal, generate
 from midstream.runs import RunDirectory
 from support.llm_server import LLMServer
 from support.served_model import CALCULATES, ServedModel, save_model, write_recipe

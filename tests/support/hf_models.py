@@ -74,3 +74,13 @@ def save_chat_model(directory: Path, family: str, *, seed: int = 0, template: st
     FAMILIES[family]().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+@torch.no_grad()
+def forward_logprobs(
+    model: Any, prompt: tuple[int, ...], completion: tuple[int, ...], temperature: float = 1.0
+) -> list[float]:
+    """Of a completion's tokens, by one plain forward pass over its own sequence alone."""
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    logprobs = (logits / temperature).log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()

@@ -28,7 +28,8 @@ from midstream.build import Component
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory
-from midstream.engines.transformers_local import generate, load_model
+from midstream.engines.pretrained import load_model
+from midstream.engines.transformers_local import generate
 from support.llm_server import Body, prompt_of
 
 CALCULATE = "Sub-Goal: calculate\nTool Name: python\nContext: 1 + 1\n"

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Grani
 
 from midstream.core.errors import CheckpointError, TrainingError, UnsupportedError
 from midstream.core.protocols import Row
-from midstream.training.learner import LocalLearner, completion_logprobs
+from midstream.training.learner import LocalLearner
+from midstream.training.logprobs import completion_logprobs
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
 from midstream.training.settings import LearnerConfig, LoraConfig
 

@@ -14,7 +14,7 @@ from midstream.build import Build
 from midstream.config import load_recipe
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.trajectory import Action
-from midstream.engines.transformers_local import load_model
+from midstream.engines.pretrained import load_model
 from midstream.rollout import rollout
 from midstream.training.tiny import LARGEST_NUMBER, UNKNOWN, redraw, redrawn_ranges, share_gradient
 

@@ -18,12 +18,13 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import DeadlineError, InfrastructureError, ToolServerError
+from midstream.core.errors import DeadlineError, InfrastructureError
 from midstream.core.events import Event, Listener, Tell, tell_nobody
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import CodeRunner, Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import (
     Action,
     Call,
@@ -223,7 +224,10 @@ class AgentFlow:
             return Observation(status="error", text=command.error), ()
         tool = next(tool for tool in tools if tool.name == command.tool)
         if command.code is None:
-            return await _called(tool, command)
+            clock = time.monotonic()
+            result = await call_tool(tool, command.arguments)
+            status = "ok" if result.ok else "error"
+            return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
         assert self.code_runner is not None, "build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 
@@ -265,22 +269,6 @@ def _keep_broken(run: _Run, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
         return
     run.draft.called(calls)
     run.turns.append(run.draft.turn(error))
-
-
-async def _called(tool: Tool, command: Command) -> tuple[Observation, tuple[Call, ...]]:
-    """Call a tool within its time limit; a slow one is an error observation."""
-    clock = time.monotonic()
-    limit = asyncio.timeout(tool.timeout_s)
-    try:
-        async with limit:
-            result = await tool.call(command.arguments)
-    except TimeoutError as failure:
-        if not limit.expired():
-            raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
-        text = f"{tool.name} gave no result within {tool.timeout_s:g} s"
-        return Observation(status="error", text=text, duration_s=time.monotonic() - clock), ()
-    status = "ok" if result.ok else "error"
-    return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
 
 
 def _record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:

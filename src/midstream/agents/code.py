@@ -16,9 +16,8 @@ import warnings
 from collections.abc import Sequence
 
 from midstream.agents.formats import spoken
-from midstream.agents.prompted import ExecutorConfig, _Prompted
+from midstream.agents.prompted import ExecutorConfig, PromptedModule
 from midstream.agents.rendering import to_json
-from midstream.agents.template import PromptTemplate
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.trajectory import Action, Call, Command
@@ -29,7 +28,7 @@ _PYTHON = ("python", "python3", "py")
 _MAX_CODE = 50_000  # characters: more is no short program, and compiling it would hold up every other run
 
 
-class CodeExecutor(_Prompted):
+class CodeExecutor(PromptedModule):
     """`core.protocols.Executor` on an engine that writes programs.
 
     Like the executor that writes arguments it sees the action and the tools, never the query, the memory or lessons.
@@ -38,7 +37,7 @@ class CodeExecutor(_Prompted):
         RecipeError: `structured_output` is on, or the prompt file does not do.
     """
 
-    role, layout = "executor", ("tools", "action")
+    role, layout, prompt = "executor", ("tools", "action"), "executor_code"
 
     def __init__(self, config: ExecutorConfig) -> None:
         if config.structured_output:
@@ -47,8 +46,7 @@ class CodeExecutor(_Prompted):
                 cause="a server can enforce the schema of arguments, not of a program",
                 mend='set structured_output = false, or mode = "arguments"',
             )
-        self.config = config
-        self._template = PromptTemplate("executor_code", self.layout, config.prompt_file)
+        super().__init__(config)
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext

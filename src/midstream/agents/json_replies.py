@@ -15,18 +15,16 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
+
+from midstream.core.data import unfit
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 # What a repair may change: white space, quotation marks, commas, colons, and escapes.
 _PUNCTUATION = re.compile(r"\\.|[\s\"'“”‘’`,:]+", re.DOTALL)
 _QUOTES = "\"'“”‘’`"
-# A repair takes quadratic time in the worst case, and one that nests its own stack: replies with more are not repaired.
-_MAX_REPAIRED = 20_000
-_MAX_MARKS = 1_000
-_MARKS = re.compile(r"[{\[(\"'`]")
+_MAX_REPAIRED = 8_000  # characters: a repair may take a second for as many brackets, and nobody else runs meanwhile
 _MAX_OBJECTS = 16
-_MAX_DEPTH = 32
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:
@@ -48,13 +46,10 @@ def json_objects(text: str) -> Iterator[dict[str, Any]]:
 def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
     """The object that starts at `start` and where to read on; None for anything a `Command` could not hold."""
     try:
-        value, end = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, start)
-        _json(value)
+        value, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
         return None, start + 1
-    if not isinstance(value, dict) or _deeper(value, _MAX_DEPTH):
-        return None, end
-    return value, end
+    return (value if isinstance(value, dict) and unfit(value) is None else None), end
 
 
 def repaired_objects(text: str) -> Iterator[dict[str, Any]]:
@@ -63,14 +58,15 @@ def repaired_objects(text: str) -> Iterator[dict[str, Any]]:
 
     fenced = _FENCED.search(text)
     written = (fenced[1] if fenced else text[max(text.find("{"), 0) :]).strip()
-    if len(written) > _MAX_REPAIRED or len(_MARKS.findall(written)) > _MAX_MARKS:
+    if len(written) > _MAX_REPAIRED:
         return
     try:
         value = repair_json(written, return_objects=True)
-        again = _json(value)
     except (ValueError, RecursionError):
         return
-    if not isinstance(value, dict) or _deeper(value, _MAX_DEPTH) or _words(again) != _words(written):
+    if not isinstance(value, dict) or unfit(value):
+        return
+    if _words(json.dumps(value, ensure_ascii=False)) != _words(written):
         return
     # An empty text may fill a gap, and a quotation mark at the edge of one ('it's here') was none of its own.
     if all(text and text == text.strip(_QUOTES) for text in _texts(value)):
@@ -91,19 +87,3 @@ def _texts(value: object) -> Iterator[str]:
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
         yield from _texts(item)
-
-
-def _json(value: object) -> str:
-    """One line of JSON; lone surrogates and numbers without end raise `ValueError`."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    text.encode()
-    return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _deeper(value: object, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)

@@ -82,15 +82,16 @@ class ExecutorConfig(ModuleConfig):
     program: code_runner.Config = code_runner.Config()
 
 
-class _Prompted:
+class PromptedModule:
     """What the four modules share: a prompt, and asking an engine until the reply can be used."""
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
+    prompt: ClassVar[str] = ""  # the file that ships with midstream, where it is not named after the role
 
     def __init__(self, config: ModuleConfig) -> None:
         self.config = config
-        self._template = PromptTemplate(self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
 
     async def _ask(
         self,
@@ -146,7 +147,7 @@ def _correction(completion: str, problem: str) -> tuple[Message, Message]:
     return Message(role="assistant", content=said), Message(role="user", content=neutral(advice))
 
 
-class _Remembering(_Prompted):
+class _Remembering(PromptedModule):
     """What planner, verifier and generator share: they see the query, the memory and lessons."""
 
     def __init__(self, config: Config) -> None:
@@ -159,7 +160,7 @@ class _Remembering(_Prompted):
         lessons = neutral(context.lessons.strip())
         return {
             "lessons": f"# Lessons from earlier tasks\n\n{lessons}\n\n" if lessons else "",
-            "query": self._template.query(question),
+            "query": neutral(question),
             "memory": render_memory(memory, self._style),
         }
 
@@ -175,9 +176,6 @@ class PromptedPlanner(_Remembering):
 
     role, layout = "planner", ("tools", "query", "memory")
 
-    def __init__(self, config: PlannerConfig) -> None:
-        super().__init__(config)
-
     async def plan(
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
@@ -186,7 +184,7 @@ class PromptedPlanner(_Remembering):
         return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
 
 
-class PromptedExecutor(_Prompted):
+class PromptedExecutor(PromptedModule):
     """`core.protocols.Executor` on an engine: JSON arguments, validated against the tool's schema.
 
     It sees the action and the tools, never the query, the memory or lessons.

@@ -16,14 +16,13 @@ Three styles hold the same records. Fields at their default are left out, so a s
 Two properties hold for any text a tool or model may have produced:
 - Append-only: the text of n records is a prefix of the text of n + 1, so turns of one trajectory share their prompt.
 - No forgery: line breaks, control characters and whatever opens a chat-template token or a tag (`<|im_start|>`,
-  `</s>`, `[INST]`, `<think>`) come out as unicode escapes, so no text can start a record or a chat turn.
+  `</s>`, `[INST]`, `<div>`) come out as unicode escapes, so no text can start a record or a chat turn.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
@@ -34,23 +33,28 @@ from midstream.core.memory import Memory, MemoryRecord
 
 MemoryStyle = Literal["json", "toon", "table"]
 
-# Of `<` only what opens a tag or a token (not the less-than of "a < b" or "x<3"), of `[` only what opens a token in
-# capitals ([INST], [/INST], [gMASK]). Patterns start with one set of characters: `re` then skips all others quickly.
-_CAPITALS = r"(?<=\[)(?=/?\w{0,40}[A-Z]{2}\w{0,40}\])"
-_BRACKETS = rf"(?<=<)(?![\s\d=])|{_CAPITALS}"
-# Line breaks of any kind and lone surrogates, which JSON leaves as they are.
+# Of `<` only what opens a tag or a token (not the less-than of "a < b" or "x<3"), of `[` only what opens a token
+# ([INST], [/INST], [gMASK], [|user|]). Patterns start with one set of characters: `re` then skips all others quickly.
+_BRACKETS = r"(?<=<)(?![\s\d=])|(?<=\[)(?=\||/?\w{0,40}[A-Z]{2}\w{0,40}\])"
+# What JSON leaves as it is: line breaks of any kind, control characters, halves of a surrogate pair.
 _BREAKS = r"\x7f-\x9f\u2028\u2029\ud800-\udfff"
 _UNSAFE = re.compile(rf"[{_BREAKS}<\[](?:(?<![<\[])|{_BRACKETS})")
 # TOON knows no escape for `<` and the like: theirs are put on top of it, and where they stand already, on themselves.
 _ESCAPE = "u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])"
 _ESCAPED = re.compile(rf"\\{_ESCAPE}")
 _UNSAFE_IN_TOON = re.compile(rf"[{_BREAKS}<\[\\](?:(?<![<\[\\])|{_BRACKETS}|(?<=\\)(?={_ESCAPE}))")
-# For text that is never parsed back: less-than signs of prose and formulae stay, only a whole token is broken.
-_TOKEN = re.compile(rf"[\ud800-\udfff<\[](?:(?<![<\[])|(?<=<)(?=[^\s<>]{{1,60}}>)|{_CAPITALS})")
-# Half a surrogate pair, which neither TOON nor two JSON escapes in a row can hold, is spelt out behind a control
-# character that no text is likely to hold; where one does, it is spelt out too.
-_HALF = re.compile("[\x9f\ud800-\udfff]")
-_SPELT_HALF = re.compile("\x9f([0-9a-f]{4})")
+# In text that people write and nobody parses back only a token of known chat templates: "<div>", "a<b>", "[DNA]" stay.
+_TOKEN = re.compile(
+    r"""
+    <(?=  \|[^\s<>|]{1,60}\|>  |  ｜[^\s<>｜]{1,60}｜>                             # ChatML, Llama 3, GLM; DeepSeek
+       |  /?(?:s|bos|eos|pad|unk|sop|eop|BOS_TOKEN|EOS_TOKEN|seed:\w{1,20})>       # Llama 2, Gemma, GLM, Cohere, Seed
+       |  (?:start|end|beginning)_of_\w{1,20}>  |  </?SYS>>                        # Gemma; Llama 2
+       |  /?(?:think|tool_call|tool_response)> )                                   # Qwen and kin
+  | \[(?= \|\w{1,20}\|\]  |  [gs]MASK\]                                            # EXAONE; GLM
+       |  /?(?:INST|THINK|ARGS|CALL_ID|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{1,20})\] )    # Llama 2, Mistral
+    """,
+    re.VERBOSE,
+)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _COLUMNS = ("turn", "sub_goal", "tool", "context", "command", "result", "error", "more")
 _TABLE_HEADER = " | ".join(_COLUMNS) + "\n"
@@ -62,12 +66,15 @@ def render_memory(memory: Memory, style: MemoryStyle) -> str:
     Raises `UnsupportedError` for the style toon without its library.
     """
     if style == "json":
-        return "".join(to_json(_dump(record)) + "\n" for record in memory.records)
+        return "".join(to_json(record.model_dump(exclude_defaults=True)) + "\n" for record in memory.records)
     if style == "toon":
         encode = toon_library().encode
-        documents = (_UNSAFE_IN_TOON.sub(_unicode_escape, encode(_dump(record))) for record in memory.records)
+        documents = (
+            _UNSAFE_IN_TOON.sub(_unicode_escape, encode(record.model_dump(exclude_defaults=True)))
+            for record in memory.records
+        )
         return "\n".join(document + "\n" for document in documents)
-    return _TABLE_HEADER + "".join(_table_row(_dump(record)) for record in memory.records)
+    return _TABLE_HEADER + "".join(_table_row(record.model_dump(exclude_defaults=True)) for record in memory.records)
 
 
 def parse_memory(text: str, style: MemoryStyle) -> Memory:
@@ -80,7 +87,7 @@ def parse_memory(text: str, style: MemoryStyle) -> Memory:
         records = [json.loads(line) for line in text.split("\n")[:-1]]
     else:
         records = [_table_parse(line) for line in text.split("\n")[1:-1]]
-    return Memory(records=tuple(MemoryRecord.model_validate(_map_texts(record, _join_halves)) for record in records))
+    return Memory(records=tuple(MemoryRecord.model_validate(record) for record in records))
 
 
 def to_json(value: object) -> str:
@@ -91,7 +98,7 @@ def to_json(value: object) -> str:
 
 
 def neutral(text: str) -> str:
-    """`text` with whatever opens a chat-template token as a unicode escape, and nothing else changed."""
+    """`text` with the bracket that opens a chat-template token as a unicode escape, and nothing else changed."""
     return _TOKEN.sub(_unicode_escape, text)
 
 
@@ -114,27 +121,6 @@ def _unicode_escape(match: re.Match[str]) -> str:
 
 def _unescape(match: re.Match[str]) -> str:
     return chr(int(match[1], 16))
-
-
-def _dump(record: MemoryRecord) -> dict[str, Any]:
-    return _map_texts(record.model_dump(exclude_defaults=True), _spell_halves)
-
-
-def _spell_halves(text: str) -> str:
-    return text if text.isascii() else _HALF.sub(lambda match: f"\x9f{ord(match[0]):04x}", text)
-
-
-def _join_halves(text: str) -> str:
-    return text if text.isascii() else _SPELT_HALF.sub(_unescape, text)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with `change` made to every text and key in it."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key): _map_texts(item, change) for key, item in value.items()}
-    return [_map_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _is_bare(text: str) -> bool:

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from midstream.agents.rendering import neutral
 from midstream.core.errors import RecipeError
 from midstream.core.trajectory import Message
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_HEADING = re.compile(r"^#+ *(.*\w)", re.MULTILINE)
 _USER_PART = "<!-- user -->\n"
 
 
@@ -43,12 +41,6 @@ class PromptTemplate:
                 f"all) first, and one line {_USER_PART.strip()} where the user message starts",
             )
         self._system, self._user = text.split(_USER_PART)
-        headings = "|".join(re.escape(heading) for heading in _HEADING.findall(text)) or "(?!)"
-        self._forged = re.compile(rf"^([ \t]*)#(?=#*[ \t]*(?:{headings})\b)", re.MULTILINE | re.IGNORECASE)
-
-    def query(self, question: str) -> str:
-        """The question as it goes into a prompt: it can forge neither a heading of this prompt nor a token."""
-        return self._forged.sub(r"\1\\u0023", neutral(question))
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:
         """The system and the user message. Values are put in as they are: a placeholder inside one stays text."""

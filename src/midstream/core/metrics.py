@@ -10,7 +10,7 @@ class ToolUse(Frozen):
     """How planner turns were spent. Shares add up to 1 over tools and "malformed" (a turn whose action named none).
 
     `error_rate` is the share of turns whose observation is an error: a malformed action, an invalid command, or a
-    tool that answered with an error.
+    tool that answered with an error. Turns that something around the model broke are not counted.
     """
 
     turns: int = 0

@@ -51,7 +51,10 @@ class Engine(Protocol):
     token_exact: bool
 
     async def sample(self, request: Request) -> Call:
-        """Answer one request, or raise `EngineError`, with the failed call in `calls`, once retries are spent."""
+        """Answer one request. Once retries are spent: `EngineError`, with the failed call in `calls`.
+
+        Where the engine can tell, `DeadlineError` when `request.deadline_s` passes first.
+        """
         ...
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 An endpoint (scheme, host, port) has a limit of requests at a time and a list of idle connections, of which the newest
 is used first: what is idle longest runs out. Each is an httpx2 client with a single connection: the book-keeping of a
-client with many costs more than the request itself where hundreds are under way (docs/benchmarks.md).
+client with many costs as much as the request itself where hundreds are under way (docs/architecture.md).
 
 What httpx2 takes from the environment holds: certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY,
 HTTPS_PROXY, ALL_PROXY, NO_PROXY).
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from functools import cached_property
 from urllib.parse import urlsplit
 
 import httpx2
 
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import UnsupportedError, UsageError
 
 _CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 4.0  # below the five seconds after which uvicorn, under vLLM and SGLang, hangs up
@@ -146,12 +146,8 @@ class _Pool:
 
     def __init__(self) -> None:
         self.endpoints: dict[tuple[str, str, int], Endpoint] = {}
+        self.tls = _tls()  # once for all endpoints: reading the certificates takes 20 ms
         self.closer = self._closer()
-
-    @cached_property
-    def tls(self) -> ssl.SSLContext:
-        """What TLS connections are verified with; reading the certificates takes 20 ms."""
-        return httpx2.create_ssl_context()
 
     async def _closer(self) -> AsyncGenerator[None]:
         """Closes all connections when it is closed itself.
@@ -165,6 +161,18 @@ class _Pool:
             _pools.pop(asyncio.get_running_loop(), None)
             for endpoint in self.endpoints.values():
                 await endpoint.close()
+
+
+def _tls() -> ssl.SSLContext:
+    """What TLS connections are verified with."""
+    try:
+        return httpx2.create_ssl_context()
+    except OSError as failure:  # an ssl.SSLError is one
+        raise UsageError(
+            f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
+            cause="there is no such file, or it holds no certificates",
+            mend="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
+        ) from failure
 
 
 async def endpoint_of(base_url: str) -> Endpoint:

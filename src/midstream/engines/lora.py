@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from midstream.core.errors import EngineError, StorageError
-from midstream.engines.openai_reply import TransientError
+from midstream.engines.openai_reply import LONGEST_PAUSE_S, TransientError, may_pass
 
 KEPT = 2  # directories: the adapter in use, and the one before
-_LONGEST_PAUSE_S = 60.0
-_RETRIED_STATUS = {408, 409, 425, 429}
 
 
 class AdapterEngine(Protocol):
@@ -124,12 +122,13 @@ class AdapterCalls:
             except TransientError as failure:
                 seen = str(failure)
             else:
-                if not _may_pass(status, said):
+                # What vLLM's worker says of the adapter itself is final, though its status is 500.
+                if not may_pass(status) or "add_lora" in said:
                     return status, said
                 seen = f"{status}: {said[:300]}"
             if attempt < self.max_attempts:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         raise EngineError(
             f"{self.address}/{action} failed {self.max_attempts} times, at last: {seen}",
             cause="the server is overloaded or broken",
@@ -146,8 +145,3 @@ class AdapterCalls:
             cause = "the server does not see the run directory: it has another disk, or may not read it"
             mend = "run both on one machine or on a shared disk, under the same path"
         return EngineError(f"{self.address}/{action} answered {status}: {said[:300]}", cause=cause, mend=mend)
-
-
-def _may_pass(status: int, said: str) -> bool:
-    """Another attempt may mend it. What vLLM's worker says of the adapter itself is final, though its status is 500."""
-    return status in _RETRIED_STATUS or (status >= 500 and "add_lora" not in said)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.data import Frozen
@@ -25,11 +26,10 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines import http_pool, lora
 from midstream.engines.openai_exchange import Exchange
-from midstream.engines.openai_reply import Reply, TransientError
+from midstream.engines.openai_reply import LONGEST_PAUSE_S, Reply, TransientError
 from midstream.engines.openai_request import Outgoing, outgoing
 from midstream.engines.providers import PROVIDERS, ProviderName, default_base_url, limit_field
 
-_LONGEST_PAUSE_S = 60.0
 _NO_REPLY = Reply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
 
 
@@ -40,14 +40,15 @@ class Config(Frozen):
     one address share its connections and the smallest `max_concurrency` among them. `token_ids` asks for the sampled
     token ids and their log-probabilities, which training needs. Only vLLM gives them, and under the sampling
     temperature only if started with `--logprobs-mode processed_logprobs`. `stream` has replies come in pieces, for
-    those who watch. `timeout_s` bounds one attempt, of a stream the wait for its next piece; `first_pause_s` is the
-    pause before the second attempt (each later pause is twice as long, up to a minute). Prices are US dollars per
-    million tokens. `extra_body` is added to every request as it is, e.g.
+    those who watch. `timeout_s` bounds one attempt, of a stream the wait for its next piece (and ten times as long the
+    whole); `first_pause_s` is the pause before the second attempt (each later pause is twice as long, up to a minute).
+    Prices are US dollars per million tokens. `extra_body` is added to every request as it is, e.g.
     {"chat_template_kwargs": {"enable_thinking": false}}.
     """
 
     model: str
     provider: ProviderName = "openai"
+    # Older versions of pydantic call a default's factory where `provider` is wrong, and so not known.
     base_url: str = Field(
         default_factory=lambda known: default_base_url(known.get("provider", "openai")), validate_default=True
     )
@@ -74,7 +75,8 @@ class Config(Frozen):
         try:
             url = urlsplit(value)
             sound = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
-        except ValueError:  # a port out of range, half an IPv6 address
+            httpx2.URL(value)
+        except (ValueError, httpx2.InvalidURL):  # a port out of range, half an IPv6 address, a control character
             sound = False
         if not sound or any(character <= " " for character in value):
             raise ValueError("not an address such as http://localhost:11434/v1")
@@ -222,7 +224,7 @@ class OpenAICompatibleEngine:
         """Twice as long each time, half of it random (by the request, so that it repeats); never below Retry-After."""
         full = self.config.first_pause_s * 2 ** (attempt - 1)
         chance = random.Random(derive_seed(request.seed, request.order, request.role, attempt)).uniform(0.5, 1.0)
-        return min(max(full * chance, failure.pause_s), _LONGEST_PAUSE_S)
+        return min(max(full * chance, failure.pause_s), LONGEST_PAUSE_S)
 
     def _check_echo(self, sent: tuple[int, ...], read: tuple[int, ...]) -> None:
         if sent == read:

@@ -24,6 +24,7 @@ from midstream.engines.openai_reply import (
     TransientError,
     checked_reply,
     decoded,
+    may_pass,
     no_token_ids,
     redacted,
     reported_error,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
 _LONGEST_QUOTE = 300
-_RETRIED_STATUS = {408, 409, 425, 429}
+_LONGEST_STREAM = 10  # times `timeout_s`
 _HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json, text/event-stream",
@@ -102,8 +103,9 @@ class Exchange:
     async def _read_stream(
         self, response: httpx2.Response, streamed: StreamedReply, model: str, tell: Tell, clock: asyncio.Timeout
     ) -> None:
-        """Events into `streamed`, until its end; a stream may last as long as its next piece comes in time."""
-        parser, now = EventParser(), asyncio.get_running_loop().time
+        """Events into `streamed`, until its end; it may take as long as each piece comes in time, but not for ever."""
+        parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self._config.timeout_s
+        latest = now() + _LONGEST_STREAM * timeout_s
 
         def take(event: str) -> None:
             if streamed.done:
@@ -112,9 +114,11 @@ class Exchange:
                 streamed.done = True
                 clock.reschedule(now() + _LAST_BYTES_S)
                 return
+            if now() > latest:
+                raise TransientError(f"the stream did not end within {_LONGEST_STREAM * timeout_s:g} s")
             chunk = event_object(event)
             self._check(200, chunk, event.encode(), model)
-            clock.reschedule(now() + self._config.timeout_s)
+            clock.reschedule(now() + timeout_s)
             piece = streamed.add(chunk)
             if piece:
                 tell("text", piece)
@@ -131,13 +135,13 @@ class Exchange:
         if refusal is None:
             return
         status, said = refusal.status, redacted(refusal.said, self._key())[:_LONGEST_QUOTE]
-        if not refusal.too_long and (status >= 500 or status in _RETRIED_STATUS):
+        if may_pass(status) and not refusal.too_long:
             raise TransientError(f"{status}: {said}", pause_s)
         config = self._config
         if config.token_ids and "return_token_ids" in refusal.said:
             raise no_token_ids(f"it answered {status}: {said}")
         advice = refusal_advice(
-            config.provider, self._base_url, model, config.api_key_env, refusal.status, too_long=refusal.too_long
+            config.provider, self._base_url, model, config.api_key_env, status, too_long=refusal.too_long
         )
         kind = PromptTooLongError if refusal.too_long else EngineError
         error = kind(f"{self._name} at {self._base_url} answered {status}: {said}", **advice)

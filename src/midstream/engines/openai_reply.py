@@ -16,8 +16,9 @@ from midstream.core.errors import UnsupportedError
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
 _MASKED = re.compile(r"\S*\*{3,}\S*")
 _LONGEST_SHOWN = 5
-LONGEST_WORDS = 2000
-"""Characters of a server's words that are looked at."""
+_RETRIED_STATUS = {408, 409, 425, 429}
+LONGEST_WORDS = 2000  # characters of a server's words that are looked at
+LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
 
 
 class TransientError(Exception):
@@ -26,6 +27,11 @@ class TransientError(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+def may_pass(status: int) -> bool:
+    """Whether what a status reports may be over at the next attempt."""
+    return status >= 500 or status in _RETRIED_STATUS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +77,7 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
     if status == 200:
         return None
-    said = str(fields.get("message") or body.decode("utf-8", "replace"))[:LONGEST_WORDS]
+    said = _sound(str(fields.get("message") or body.decode("utf-8", "replace")))[:LONGEST_WORDS]
     if code == "insufficient_quota":  # OpenAI's 429 for an empty account, which no pause refills
         status = 402
     named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
@@ -124,7 +130,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     exact = _token_fields(data, choice) if token_ids else {}
     return Reply(
         text=text,
-        finish_reason=finish_reason if isinstance(finish_reason, str) else "",
+        finish_reason=_sound(finish_reason) if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         **exact,
@@ -141,11 +147,17 @@ def _text(choice: dict[str, Any]) -> str:
         text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
     if not isinstance(text, str):
         raise TransientError("the answer holds no text")
-    return text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, which no file can hold
+    return _sound(text)
+
+
+def _sound(text: str) -> str:
+    """JSON can spell lone surrogates, which no file can hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    """JSON's integers have no limit, a price times one has: what no server can have counted is no count."""
+    return value if type(value) is int and 0 <= value < 2**53 else 0
 
 
 def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +192,7 @@ def _logprobs(field: object) -> tuple[float, ...]:
 
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
 
 
 def _size(value: object) -> str:

@@ -8,141 +8,20 @@ sampled is recorded as token ids with log-probabilities, so its calls can be tra
 from __future__ import annotations
 
 import asyncio
-import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jinja2 import TemplateError
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
-
-_ADAPTER_CONFIG = "adapter_config.json"
-
-
-def load_model(
-    name: str, dtype: str, device: str, *, adapter: Path | None = None, trainable: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights and tokenizer from a directory or the hub, and a LoRA adapter from its directory.
-
-    The adapter is merged into the weights, or, to train it further, stays beside them (`trainable`: a peft model).
-
-    Raises:
-        RecipeError: model, adapter, dtype or device is missing, unknown, or does not fit the others.
-    """
-    _require_device(device)
-    if (Path(name) / _ADAPTER_CONFIG).is_file():
-        raise RecipeError(
-            f"model {name!r} is a LoRA adapter, not a whole model",
-            cause="it is the policy of a run with [learner.lora]",
-            mend=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
-        )
-    try:
-        pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=_dtype(dtype), output_loading_info=True)
-        model, loaded = pair
-        # A small planner is a Qwen2 with a tokenizer of its own; AutoTokenizer would give it Qwen's pieces.
-        kind = PreTrainedTokenizerFast if hasattr(model.config, "midstream_redrawn") else AutoTokenizer
-        tokenizer = kind.from_pretrained(name)
-    except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
-        raise RecipeError(
-            f"model {name!r} could not be loaded: {_one_line(failure)}",
-            cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
-            mend="correct `model` in the recipe's [engines.*] table",
-        ) from failure
-    if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
-        raise RecipeError(
-            f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
-            cause="it is no causal language model (an encoder, a classifier), or its files are incomplete",
-            mend="name another model, or save it again",
-        )
-    if adapter is not None:
-        model = _with_adapter(model, name, adapter, trainable)
-    return model.to(device), tokenizer
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RecipeError(
-            f"dtype {name!r} does not exist",
-            cause="it is none of PyTorch's names",
-            mend='set dtype = "float32", "bfloat16" or "float16"',
-        )
-    return dtype
-
-
-def _require_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as failure:  # PyTorch without CUDA asserts
-        raise RecipeError(
-            f"device {device!r} cannot be used: {_one_line(failure)}",
-            cause="the name is unknown, or this machine or this build of PyTorch has no such device",
-            mend='set device = "cpu", or install PyTorch for the device',
-        ) from failure
-
-
-def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: bool) -> Any:
-    """The model with a LoRA adapter: merged, or beside its weights and trainable."""
-    config = _adapter_config(adapter)
-    base = str(config.get("base_model_name_or_path") or "")
-    if Path(base).name not in ("", Path(name).name):  # the same model may lie elsewhere now
-        raise _other_base(adapter, name, f"it was trained on {base!r}")
-    from peft import PeftModel  # imported where used: it takes a second
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
-            warnings.filterwarnings("error", "Found missing adapter keys")  # those would stay as they were drawn
-            adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
-    except (OSError, RuntimeError, SafetensorError, UserWarning, ValueError) as failure:
-        raise _other_base(adapter, name, _one_line(failure)) from failure
-    if trainable:
-        return adapted.eval()
-    return adapted.merge_and_unload().eval().requires_grad_(True)  # type: ignore[operator]  # peft froze it
-
-
-def _adapter_config(adapter: Path) -> Mapping[str, Any]:
-    """What a LoRA adapter's directory says of it."""
-    try:
-        config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        if config["peft_type"] != "LORA":
-            raise ValueError(f"peft_type is {config['peft_type']!r}")
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        raise RecipeError(
-            f"adapter {str(adapter)!r} is no LoRA adapter: {_one_line(failure)}",
-            cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
-            mend="correct `adapter` in the recipe's [engines.*] table",
-        ) from failure
-    return config
-
-
-def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
-    return RecipeError(
-        f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
-        cause="an adapter changes the weights of the one model that it was trained on",
-        mend="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
-        f"{_ADAPTER_CONFIG}",
-    )
-
-
-def _one_line(failure: Exception) -> str:
-    return " ".join(str(failure).split())[:300]
+from midstream.engines.pretrained import one_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +107,7 @@ class TransformersLocal:
         except (TemplateError, TypeError) as failure:
             raise RecipeError(
                 f"the chat template of {self.name} refuses {'+'.join(one.role for one in request.messages)} messages "
-                f"with chat_template_kwargs = {self.chat_template_kwargs}: {_one_line(failure)}",
+                f"with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
                 cause="it knows no such role (Gemma's first versions take no system message) or setting",
                 mend="name another model, or correct chat_template_kwargs",
             ) from failure

@@ -21,7 +21,6 @@ Standing = Literal["good", "shaky", "cannot", "not examined"]
 GOOD, SHAKY = 0.8, 0.5
 THRESHOLDS = "good: every check right in 4 of 5 cases; shaky: in half; cannot: in fewer"
 TOKEN_IDS, JSON_SCHEMA = "token ids and log-probabilities", "JSON schema enforced"
-AT_ONCE = "valid at first ask"  # shown, but a mistake that the one correction mends costs no standing
 _COLOURS = {"good": "green", "shaky": "yellow", "cannot": "red", "not examined": "dim"}
 _SAID_LIMIT = 200
 
@@ -104,8 +103,8 @@ def rates_of(cases: Sequence[CaseResult]) -> dict[str, Rate]:
 
 
 def standing_of(rates: dict[str, Rate]) -> Standing:
-    """By the worst check that counts."""
-    worst = min((rate.share for name, rate in rates.items() if name != AT_ONCE), default=0.0)
+    """By the worst check."""
+    worst = min((rate.share for rate in rates.values()), default=0.0)
     return "good" if worst >= GOOD else "shaky" if worst >= SHAKY else "cannot"
 
 
@@ -147,8 +146,6 @@ def _advice_on_role(role: RoleResult, enforcing: set[str]) -> Iterator[str]:
             yield f"{role.role}: have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
         else:
             yield f"{role.role}: a server that enforces a JSON schema would mend the form of its replies"
-    if role.role == "planner" and role.standing in ("shaky", "cannot"):
-        yield "planner: it is what training improves; a lower agent.planner.sampling.temperature may steady it"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -207,7 +204,7 @@ def _incidents(roles: Sequence[RoleResult]) -> str:
 
 
 def _missed(role: RoleResult, case: CaseResult) -> list[RenderableType]:
-    failed = [name for name, passed in case.checks.items() if not passed and name != AT_ONCE]
+    failed = [name for name, passed in case.checks.items() if not passed]
     if not failed:
         return []
     lines = _grid()
@@ -237,8 +234,8 @@ def _conclusions(roles: Sequence[RoleResult]) -> Table:
 
 def _because(role: RoleResult) -> str:
     """The checks that pull a role down; of a good one the case that it missed, which may be an injection."""
-    weak = [f"{n} {r.right}/{r.of}" for n, r in role.rates.items() if n != AT_ONCE and r.share < GOOD]
-    missed = [case.case for case in role.cases if not all(p for n, p in case.checks.items() if n != AT_ONCE)]
+    weak = [f"{n} {r.right}/{r.of}" for n, r in role.rates.items() if r.share < GOOD]
+    missed = [case.case for case in role.cases if not all(case.checks.values())]
     return role.skipped or ", ".join(weak) or (f"missed: {', '.join(missed)}" if missed else "")
 
 

@@ -55,27 +55,22 @@ class _Clock:
         return pace * max(0, self.steps - self.done)
 
 
-class _Losses:
+class _Troubles:
     """What went wrong around the model, summed over steps and evaluations."""
 
     def __init__(self) -> None:
         self.lost = self.request_failures = self.replies_repaired = 0
 
-    def step(self, metrics: StepMetrics) -> None:
-        self.lost += metrics.trajectories_error
-        self._requests(metrics)
-
-    def evaluation(self, result: EvaluationResult) -> None:
-        self._requests(result)
-
-    def _requests(self, counts: StepMetrics | EvaluationResult) -> None:
+    def add(self, counts: StepMetrics | EvaluationResult) -> None:
+        if isinstance(counts, StepMetrics):  # an evaluation tells its own lost tasks
+            self.lost += counts.trajectories_error
         self.request_failures += counts.request_failures
         self.replies_repaired += counts.replies_repaired
 
     def text(self, lost: str) -> str:
         """In words, with `lost` for what became of the trajectories; "" for nothing."""
         parts = [f"{counted(self.lost, 'trajectory', 'trajectories')} {lost}"] if self.lost else []
-        return ", ".join([*parts, *filter(None, [troubles(self.request_failures, self.replies_repaired)])])
+        return ", ".join(filter(None, [*parts, troubles(self.request_failures, self.replies_repaired)]))
 
 
 class WarningsOnly(NoProgress):
@@ -97,7 +92,7 @@ class PlainProgress:
         self._every = every
         self._clock = _Clock()
         self._rewards: list[float] = []
-        self._losses = _Losses()  # since the last line
+        self._troubles = _Troubles()  # since the last line
         self._phase = ""
 
     def __enter__(self) -> Self:
@@ -126,7 +121,7 @@ class PlainProgress:
         """Print every `every`-th step and the last one."""
         self._clock.step(metrics.step, timing.duration_s)
         self._rewards.append(metrics.reward_mean)
-        self._losses.step(metrics)
+        self._troubles.add(metrics)
         if metrics.step % self._every and metrics.step != self._clock.steps:
             return
         parts = [
@@ -137,9 +132,9 @@ class PlainProgress:
             f"{number(timing.tokens_per_s)} tokens/s",
             f"{duration(self._clock.left_s or 0.0)} left",
         ]
-        parts += filter(None, [self._losses.text("lost to errors")])
+        parts += filter(None, [self._troubles.text("lost to errors")])
         self._line(" | ".join(parts))
-        self._rewards, self._losses = [], _Losses()
+        self._rewards, self._troubles = [], _Troubles()
 
     def evaluation(self, result: EvaluationResult) -> None:
         """Print the result on one line."""
@@ -166,7 +161,7 @@ class TerminalProgress:
         self._clock = _Clock()
         self._rewards: list[float] = []
         self._last: tuple[StepMetrics, StepTiming] | None = None
-        self._losses = _Losses()
+        self._troubles = _Troubles()
         self._newest: EvaluationResult | None = None
         self._best: dict[tuple[str, str], EvaluationResult] = {}
         # Last, because it draws once at once.
@@ -198,12 +193,12 @@ class TerminalProgress:
         """Move the bar and replace the numbers."""
         self._clock.step(metrics.step, timing.duration_s)
         self._last = (metrics, timing)
-        self._losses.step(metrics)
+        self._troubles.add(metrics)
         self._rewards = [*self._rewards[1 - _SPARK_STEPS :], metrics.reward_mean]
 
     def evaluation(self, result: EvaluationResult) -> None:
         """The newest greedy result is the held-out line, beside the best of its set; sampled ones fill in before."""
-        self._losses.evaluation(result)
+        self._troubles.add(result)
         key = (result.set_name, result.sampling)
         if key not in self._best or result.success >= self._best[key].success:
             self._best = {**self._best, key: result}
@@ -254,7 +249,7 @@ class TerminalProgress:
             pace = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run   "
             rows.append(("tool errors", Text(f"{pace}{number(timing.tokens_per_s)} tokens/s")))
             rows.append(("tools", _shares(metrics.tool_use.share)))
-        errors = self._losses.text("lost, left out of training")
+        errors = self._troubles.text("lost, left out of training")
         if errors:
             rows.append(("errors", Text(errors, "bold yellow")))
         return rows

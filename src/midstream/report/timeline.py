@@ -16,7 +16,7 @@ and what would steer the terminal is written out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -200,7 +200,7 @@ class Timeline:
 
     def _restart(self, error: ErrorInfo) -> None:
         self._print_rows([("restart", plain(f"the run begins again after {broken(error)}", "bold yellow"))])
-        self._thrown_away = _Spent(calls=self._spent.calls, tokens=self._spent.tokens, cost_usd=self._spent.cost_usd)
+        self._thrown_away = replace(self._spent)
         self._begin("")
 
     def _step(self, rows: list[Row]) -> None:

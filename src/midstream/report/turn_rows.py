@@ -9,24 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Turn, Verdict
-from midstream.report.numbers import visible
+from midstream.report.numbers import shorten, visible
 
-_MOST_CHARACTERS = 1500
-_MOST_LINES = 24
+_TEXT_LIMIT = 1500
 
 Row = tuple[str, Text]
 
 
 def plain(text: str, style: str = "") -> Text:
     """Model or tool text for the terminal: never markup, control characters written out, long text cut with a note."""
-    return Text(visible(clipped(text)), style)
-
-
-def clipped(text: str, characters: int = _MOST_CHARACTERS, lines: int = _MOST_LINES) -> str:
-    """The beginning of `text`, within so many characters and lines, saying how much was left out."""
-    kept = "\n".join(text[:characters].split("\n")[:lines])
-    left = len(text) - len(kept)
-    return text if not left else f"{kept} … ({left:,} characters more)"
+    return Text(visible(shorten(text, _TEXT_LIMIT)), style)
 
 
 def fields() -> Table:

@@ -18,22 +18,23 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
-from midstream.core.errors import InfrastructureError, SandboxError, ToolServerError
+from midstream.core.data import Frozen, unfit
+from midstream.core.errors import InfrastructureError, SandboxError
 from midstream.core.protocols import Tool
+from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
-from midstream.sandbox.pool import WALL_FACTOR, PythonPool, PythonResult, Worker, WorkerDied
+from midstream.sandbox.pool import PythonPool
+from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied
 
 T = TypeVar("T")
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
 CALL_LIMIT = 1_000_000  # bytes of one call's arguments, as in zygote.py
 TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
-MAX_DEPTH = 32  # levels of one call's arguments
 NOTHING = "(the program printed nothing)"
 
 
@@ -165,7 +166,7 @@ class _Conversation:
         self._over = len(self.made) >= self._config.max_tool_calls
         if self._over:
             return _message_of(ok=False, text=self._too_many(), end=True)
-        problem = _unfit(arguments)
+        problem = unfit(arguments)
         if problem:
             arguments = {}
         problem = problem or self._check(arguments, self._tool.parameters)
@@ -181,24 +182,16 @@ class _Conversation:
         return f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
 
     async def _call(self, arguments: dict[str, JsonValue]) -> ToolCall:
-        """Call the tool within its time limit; a slow one has no result."""
-        tool, clock = self._tool, time.monotonic()
-        limit = asyncio.timeout(tool.timeout_s)
-        try:
-            async with limit:
-                result = await tool.call(arguments)
-            self.calls += result.calls
-            ok, text = result.ok, result.text
-        except TimeoutError as failure:
-            if not limit.expired():
-                raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
-            ok, text = False, f"{tool.name} gave no result within {tool.timeout_s:g} s"
+        clock = time.monotonic()
+        result = await call_tool(self._tool, arguments)
+        self.calls += result.calls
+        text = result.text
         if len(text) > TEXT_LIMIT:
             text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
         return ToolCall(
-            tool=tool.name,
+            tool=self._tool.name,
             arguments=arguments,
-            status="ok" if ok else "error",
+            status="ok" if result.ok else "error",
             text=text,
             duration_s=time.monotonic() - clock,
         )
@@ -245,29 +238,9 @@ def _message_of(*, ok: bool, text: str, end: bool = False) -> bytes:
 def _read_arguments(body: bytes) -> dict[str, Any]:
     """A call's arguments; anything but a JSON object was not written by the tool's function, and ends the program."""
     try:
-        arguments = json.loads(body, parse_constant=_refuse_constant)
+        arguments = json.loads(body)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise _Ended(f"the program wrote {body[:80]!r} to its tool, which is no JSON object")
     return arguments
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unfit(arguments: dict[str, Any]) -> str | None:
-    """Why arguments cannot be kept in a trajectory, or None."""
-    if _deeper(arguments, MAX_DEPTH):
-        return f"more than {MAX_DEPTH} levels"
-    try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError as error:  # a number beyond floats, half a surrogate pair
-        return str(error)
-    return None
-
-
-def _deeper(value: object, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)

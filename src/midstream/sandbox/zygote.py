@@ -288,9 +288,8 @@ class Zygote:
     def receive_channel(self) -> int:
         """The file descriptor that comes with a program."""
         import _socket  # here, so that workers without programs do without both
-        import json as _json  # for the children
 
-        del _json
+        __import__("json")  # for the children
         size = 4
         socket = _socket.socket(fileno=self.socket_fd)
         try:

@@ -62,12 +62,8 @@ class BaseGenerator:
         except PromptTooLongError as error:
             return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
         except EngineError as error:
-            failed = ToolServerError(
-                f"the base generator's engine {self._engine.name!r} failed: {error}",
-                cause="its endpoint is down, or refuses the request",
-                mend="check the engine's address and model, then run again",
-            )
-            failed.calls = error.calls
+            failed = ToolServerError(f"the base generator failed: {error.what}", cause=error.cause, mend=error.mend)
+            failed.calls, failed.retryable = error.calls, error.retryable
             raise failed from error
         text = call.completion.strip()
         return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))

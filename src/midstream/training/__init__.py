@@ -1,4 +1,4 @@
-"""Weight space: advantages, rows, losses, learner. The only room with torch besides engines/transformers_local.
+"""Weight space: advantages, rows, losses, learner. With the in-process engine, the only room with torch.
 
 Names load on first use, so that importing the package needs no torch.
 """

@@ -1,8 +1,7 @@
 """The learner: forward, backward and AdamW on one process's weights, full or LoRA.
 
 Rows are padded into chunks of bounded size; equal sequences are computed once and their log-probabilities shared by
-all rows that hold them (eight rollouts of one task often sample the same action). The language-model head runs on
-completion positions only.
+all rows that hold them (eight rollouts of one task often sample the same action).
 """
 
 from __future__ import annotations
@@ -22,11 +21,17 @@ from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
+from midstream.training.logprobs import (
+    TokenSequence,
+    completion_logprobs,
+    head,
+    hidden_states,
+    padded,
+    require_plain_head,
+)
 from midstream.training.losses import PolicyLoss
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream.training.tiny import redraw, redrawn_ranges, share_gradient
-
-TokenSequence = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
 
 
 class LocalLearner:
@@ -42,7 +47,7 @@ class LocalLearner:
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
         self.config = config
         torch.set_num_threads(config.threads)
-        _require_plain_head(model)
+        require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)
         share_gradient(self.model)
@@ -109,13 +114,13 @@ class LocalLearner:
 
     def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
         """One step of cross-entropy on completions (weight 1) and prompts (`prompt_weight`); returns the loss."""
-        ids, _ = _pad([(row.prompt_ids, row.completion_ids, 1.0) for row in rows], self.model.device)
+        ids, _ = padded([(row.prompt_ids, row.completion_ids, 1.0) for row in rows], self.model.device)
         weights = torch.zeros_like(ids, dtype=torch.float32)
         for i, row in enumerate(rows):
             prompt, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.completion_ids)
             weights[i, 1:prompt], weights[i, prompt:end] = prompt_weight, 1.0
         picked = weights[:, 1:] > 0
-        logits = _head(self.model, _hidden(self.model, ids[:, :-1])[picked])
+        logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
         losses = functional.cross_entropy(logits.float(), ids[:, 1:][picked], reduction="none")
         loss = (losses * weights[:, 1:][picked]).sum() / weights.sum()
         _require_finite(loss.item(), "supervised loss")
@@ -214,47 +219,6 @@ class _Tokens:
         )
 
 
-def completion_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """Log-probabilities of all completion tokens, flat [_N], at each sequence's sampling temperature."""
-    ids, completion = _pad(sequences, model.device)
-    mask = completion[:, 1:]
-    logits = _head(model, _hidden(model, ids[:, :-1])[mask]).float()
-    temperatures = [temperature or 1.0 for _, completion_ids, temperature in sequences for _ in completion_ids]
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / logits.new_tensor(temperatures)[:, None]
-    return -functional.cross_entropy(logits, ids[:, 1:][mask], reduction="none")
-
-
-def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Last hidden states [rows, _T, hidden]. Rows are padded on the right, where causal attention never looks."""
-    return _causal_lm(model).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def _head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    return _output_layer(model)(hidden)
-
-
-def _output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    return _causal_lm(model).get_output_embeddings()  # type: ignore[return-value]
-
-
-def _causal_lm(model: Any) -> Any:
-    """The causal language model under a peft wrapper; its adapter layers are inside it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64, is-completion bool), both [rows, longest], padded on the right with id 0."""
-    longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
-    ids = torch.zeros(len(sequences), longest, dtype=torch.long)
-    mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
-    for i, (prompt, completion, _) in enumerate(sequences):
-        end = len(prompt) + len(completion)
-        ids[i, :end] = torch.tensor(prompt + completion)
-        mask[i, len(prompt) : end] = True
-    return ids.to(device), mask.to(device)
-
-
 def _unique(rows: Sequence[Row]) -> tuple[list[TokenSequence], list[list[int]]]:
     """Distinct sequences in order of first appearance, and the rows that hold each."""
     members: dict[TokenSequence, list[int]] = {}
@@ -274,36 +238,6 @@ def _chunks(sequences: Sequence[TokenSequence], limit: int) -> Iterator[list[int
         chunk.append(i)
     if chunk:
         yield chunk
-
-
-@torch.no_grad()
-def _require_plain_head(model: PreTrainedModel) -> None:
-    """Refuse a model that changes hidden states before its head, or logits after it.
-
-    In one forward pass the head answers with a ramp: what comes out otherwise was scaled or capped, also where the
-    model's own logits are too small to show it.
-    """
-    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def answer(head: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        ramp = torch.linspace(-100, 100, output.numel(), device=output.device, dtype=output.dtype).view_as(output)
-        seen.append((inputs[0], ramp))
-        return ramp
-
-    hook = _output_layer(model).register_forward_hook(answer)
-    try:
-        logits = model(input_ids=ids, use_cache=False).logits
-    finally:
-        hook.remove()
-    hidden, ramp = seen[0]
-    if torch.allclose(hidden, _hidden(model, ids), atol=1e-3, rtol=1e-2) and torch.allclose(logits.to(ramp), ramp):
-        return
-    raise UnsupportedError(
-        f"{type(model).__name__} scales or caps its logits",
-        cause="the learner computes log-probabilities from the head on the last hidden states alone",
-        mend="train a model that does neither (Llama, Qwen, Mistral, GPT-2 and their kin)",
-    )
 
 
 def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:

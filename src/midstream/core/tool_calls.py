@@ -1,0 +1,31 @@
+"""Calling a tool: the same for a command's arguments and for the calls of a program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from midstream.core.errors import ToolServerError
+from midstream.core.protocols import Tool, ToolResult
+
+
+async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:
+    """Call a tool within its time limit: a slow one has no result (`ok=False`).
+
+    The text is valid Unicode: half a surrogate pair, which no file and no request can hold, becomes "?".
+
+    Raises:
+        InfrastructureError: the tool's own; a time limit of its back end is a `ToolServerError`.
+    """
+    limit = asyncio.timeout(tool.timeout_s)
+    try:
+        async with limit:
+            result = await tool.call(arguments)
+    except TimeoutError as failure:
+        if not limit.expired():
+            raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
+        return ToolResult(text=f"{tool.name} gave no result within {tool.timeout_s:g} s", ok=False)
+    text = result.text.encode("utf-8", "replace").decode()
+    return ToolResult(text=text, ok=result.ok, calls=result.calls)

@@ -1,0 +1,140 @@
+"""What a run came to: its recipe, its numbers before and after, its report, what to try next."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import tomllib
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from midstream.config import Recipe, Table, parse_recipe
+from midstream.core.metrics import EvaluationResult
+from midstream.core.trajectory import Trajectory
+from midstream.report import html, tables
+from midstream.runs import RunDirectory
+from midstream.runs.directory import damaged_recipe
+
+TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
+for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
+and a result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the
+test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
+the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
+model gains."""
+
+
+def recipe_of(run: RunDirectory) -> Recipe:
+    """The resolved recipe that a run was started with."""
+    return parse_recipe(table_of(run))
+
+
+def table_of(run: RunDirectory) -> Table:
+    """The resolved recipe of a run as it was written down."""
+    try:
+        return tomllib.loads(run.recipe())
+    except tomllib.TOMLDecodeError as error:
+        raise damaged_recipe(run.recipe_path, error) from error
+
+
+def show_result(run: RunDirectory, options: argparse.Namespace) -> None:
+    """Print the evaluations before and after training, or all of them as JSON."""
+    if options.json:
+        print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.read_evaluations()]}))
+        return
+    console = Console()
+    before, after = before_and_after(run)
+    if _only(after, "test"):
+        console.print(tables.before_after_table(*(_only(side, "test") for side in (before, after))))
+    if _only(after, "test", "T=1"):
+        console.print(tables.tool_shift_table(*(_only(side, "test", "T=1") for side in (before, after))))
+    for name in dict.fromkeys(one.set_name for one in after if one.set_name not in ("test", "validation")):
+        console.print(tables.before_after_table(_only(before, name), _only(after, name)))
+
+
+def show_demo(run: RunDirectory) -> None:
+    """Print one question turn by turn, what the demo cannot show, and what to try next."""
+    console = Console()
+    console.print("[bold]One held-out question, turn by turn[/bold]\n")
+    for _, trajectory in samples(run)[-1:]:
+        console.print(tables.trajectory_view(trajectory))
+    seconds = sum(one.cpu_s for one in run.read_timings())
+    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
+    console.print("\n[bold]Limits[/bold]")
+    console.print(" ".join(TINY_LIMITS.split()), markup=False)
+    console.print("\n[bold]Next[/bold]")
+    for line in next_steps(run):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write the run's self-contained HTML report."""
+    info = run.info()
+    trains_tiny = any(engine.get("type") == "tiny" for engine in recipe_of(run).engines.values())
+    html.write_report(
+        run.report_path,
+        html.ReportData(
+            title=f"{info.recipe_name}, seed {info.seed}",
+            recipe_toml=run.recipe(),
+            run_info={
+                "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+                "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+                "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.read_timings()), 1),
+                **info.packages,
+            },
+            metrics=run.read_metrics(),
+            timings=run.read_timings(),
+            evaluations=run.read_evaluations(),
+            samples=samples(run),
+            limits=" ".join(TINY_LIMITS.split()) if trains_tiny else "",
+            next_steps=next_steps(run),
+        ),
+    )  # fmt: skip
+
+
+def next_steps(run: RunDirectory) -> list[str]:
+    """Commands to try after a run."""
+    question = next((one.question for _, one in samples(run)[-1:]), "What is 45 plus 17 ?")
+    root = shlex.quote(str(run.root))
+    return [
+        f'midstream solve "{question}" --planner {root}',
+        f"midstream show {root}",
+        f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
+        f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
+        f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
+        "midstream study controls --seeds 3",
+    ]
+
+
+def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
+    """The evaluations of step 0 and of the last evaluated step."""
+    results = [one for one in run.read_evaluations() if one.step is not None]
+    last = max((one.step or 0 for one in results), default=0)
+    return [one for one in results if one.step == 0], [one for one in results if one.step == last and last > 0]
+
+
+def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
+    """One test question before and after training: of those newly solved, the one with the most different actions."""
+    before, after = before_and_after(run)
+    if not before or not after or not _only(before, "test") or not _only(after, "test"):
+        return []
+    named = [one.sampling for one in _only(after, "test")]
+    sampling = ("greedy" if "greedy" in named else named[-1]).replace("=", "")
+    first = run.read_evaluation_trajectories(f"test-{sampling}-0")
+    last = run.read_evaluation_trajectories(f"test-{sampling}-{after[0].step}")
+    pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
+    pair = max(pairs, key=lambda pair: _different_actions(pair[1]), default=None) or (first[-1], last[-1])
+    return [("before training", pair[0]), ("after training", pair[1])]
+
+
+def _only(results: Sequence[EvaluationResult], name: str, sampling: str | None = None) -> list[EvaluationResult]:
+    return [one for one in results if one.set_name == name and sampling in (None, one.sampling)]
+
+
+def _different_actions(trajectory: Trajectory) -> int:
+    return len({turn.action.model_dump_json() for turn in trajectory.turns if turn.action})
+
+
+def _solved(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and trajectory.reward.value == 1

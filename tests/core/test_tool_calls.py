@@ -1,0 +1,53 @@
+"""Calling a tool: its limit, its failures, its text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from midstream.core.errors import ToolServerError
+from midstream.core.protocols import ToolResult
+from midstream.core.tool_calls import call_tool
+from midstream.core.trajectory import Call, Observation
+
+CALLS = (Call(role="tool"),)
+
+
+@dataclass
+class Sleeper:
+    delay_s: float = 0.0
+    failure: Exception | None = None
+    text: str = "done"
+    name: str = "sleeper"
+    description: str = ""
+    timeout_s: float = 0.05
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        await asyncio.sleep(self.delay_s)
+        if self.failure:
+            raise self.failure
+        return ToolResult(text=self.text, ok=False, calls=CALLS)
+
+    async def close(self) -> None: ...
+
+
+def test_a_result_comes_as_it_is_and_can_be_stored():
+    result = asyncio.run(call_tool(Sleeper(text="é\ud800\n"), {}))
+    assert result == ToolResult(text="é?\n", ok=False, calls=CALLS)
+    assert Observation(status="ok", text=result.text).model_dump_json()
+
+
+def test_a_slow_tool_has_no_result():
+    result = asyncio.run(call_tool(Sleeper(delay_s=9.0), {}))
+    assert result == ToolResult(text="sleeper gave no result within 0.05 s", ok=False)
+
+
+def test_a_time_limit_inside_a_tool_is_its_failure():
+    with pytest.raises(ToolServerError, match=r"sleeper: TimeoutError\('inside'\)"):
+        asyncio.run(call_tool(Sleeper(failure=TimeoutError("inside")), {}))
