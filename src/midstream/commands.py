@@ -23,6 +23,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.report import progress, tables
 from midstream.results import recipe_of, show_demo, show_result, table_of, write_report
+from midstream.rollout import Environment
 from midstream.runs import RunDirectory
 
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
@@ -219,7 +220,8 @@ async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None
             cause="it has no [[evaluation.sets]]",
             mend='add one, e.g. name = "test", split = "test", per_family = 60',
         )
-    results = []
+    results: list[EvaluationResult] = []
+    environment: Environment | None = None
     try:
         for chosen in config.sets:
             for temperature in config.temperatures:
@@ -234,7 +236,8 @@ async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None
                 _check_any_result(trajectories)
                 results.append(result)
     finally:
-        await build.environment().close()
+        if environment is not None:  # all of them share tools and engines
+            await environment.close()
     return results
 
 

@@ -44,6 +44,8 @@ def solve(options: argparse.Namespace) -> int:
         print(trajectory.model_dump_json())
     elif options.quiet and trajectory.answer is not None:
         print(visible(trajectory.answer))
+    elif options.quiet and trajectory.error is None:
+        print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:
         print(visible(f"error: {trajectory.error.type}: {trajectory.error.message}"), file=sys.stderr)
     return 0 if trajectory.status == "ok" else 1
@@ -100,7 +102,14 @@ def _table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
 
 def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: bool = False) -> None:
     """Put the server in [engines.model]; with a run's planner, the other three modules ask it instead of the run's."""
-    server = {key: value for key in ("base_url", "model", "provider") if (value := getattr(options, key))}
+    server = {key: value for key in ("base_url", "model", "provider") if (value := getattr(options, key)) is not None}
+    for key, value in server.items():
+        if not value.strip():
+            raise UsageError(
+                f"--{key.replace('_', '-')} is empty: {value!r}",
+                cause="the variable that it came from is not set",
+                mend="name it, or leave the option out for the recipe's own",
+            )
     if not server:
         return
     if "model" not in server and (planner_from_run or "provider" in server):

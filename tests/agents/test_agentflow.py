@@ -319,7 +319,11 @@ def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
     trajectory = run(Modules(), Echo(slow_at=slow_at), deadline_s=0.3, max_turns=3)
     assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
     assert trajectory.error
-    assert (trajectory.error.type, trajectory.error.message) == ("DeadlineError", f"no answer after {kept} whole turns")
+    assert trajectory.error.type == "DeadlineError"
+    what, cause, mend = trajectory.error.message.splitlines()
+    assert what == f"the run's time was up after {kept} whole turns"
+    assert cause == "  cause: a tool or a module was still at work"
+    assert "rollout.deadline_s" in mend
     assert [turn.error for turn in trajectory.turns] == [None] * kept + [trajectory.error]
     assert 0.3 <= trajectory.duration_s < 10
 
@@ -328,6 +332,25 @@ def test_an_engine_that_runs_out_of_time_first_says_the_same():
     trajectory = run(FailsAt("verifier", 2, DeadlineError("no reply in time")), deadline_s=60)
     assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
     assert [turn.verdict is None for turn in trajectory.turns] == [False, True]
+
+
+def test_an_engine_that_keeps_the_deadline_says_what_it_asked():
+    """Its clock and the run's stand at the same time: the run's lets it speak first."""
+
+    class Slow(Modules):
+        async def verify(self, question, observation, memory, context):
+            try:
+                async with asyncio.timeout(context.deadline_s - time.monotonic()):
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                failure = DeadlineError("no reply in time")
+                failure.calls = (Call(role="verifier", failures=("500", "500")),)
+                raise failure from None
+
+    trajectory = run(Slow(), deadline_s=0.2)
+    assert (trajectory.stop_reason, trajectory.request_failures) == ("deadline", 2)
+    assert trajectory.error
+    assert "cause: no reply in time" in trajectory.error.message
 
 
 def test_a_deadline_already_passed():

@@ -86,7 +86,7 @@ def test_the_program_in_a_reply(reply: str, code: str):
         ("I will search.", "SyntaxError: invalid syntax (line 1: I will search.)"),
         ("```python\nx = 1\nprint(x\n```\n```python\n(\n```", "SyntaxError: '(' was never closed (line 2: print(x)"),
         ("```python\n if x:\n```", "IndentationError: unexpected indent (line 1: if x:)"),
-        ("return 1", "SyntaxError: 'return' outside function (line 1: return 1)"),
+        ("1 +", "SyntaxError: invalid syntax (line 1: 1 +)"),
         ("x = '\0'", "null bytes"),
         ("(" * 5000, "too many nested parentheses"),
         ("-" * 40_000 + "1", "Error"),

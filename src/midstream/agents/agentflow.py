@@ -38,6 +38,8 @@ from midstream.core.trajectory import (
     Verdict,
 )
 
+_GRACE_S = 0.25  # an engine keeps the deadline itself, and then says what it asked and how often that failed
+
 
 class Config(Frozen):
     """Settings of the loop. `memory_update="every_turn"` is Algorithm 1, "on_continue" section 3.1 of the paper."""
@@ -141,7 +143,12 @@ class AgentFlow:
             if isinstance(failure, TimeoutError) and not limit.expired():
                 raise  # by another clock than this run's
             run.stop_reason = "deadline"
-            error = ErrorInfo(type=DeadlineError.__name__, message=f"no answer after {len(run.turns)} whole turns")
+            late = DeadlineError(
+                f"the run's time was up after {len(run.turns)} whole turns",
+                cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still at work",
+                mend="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
+            )
+            error = ErrorInfo(type=DeadlineError.__name__, message=str(late))
             _keep_broken(run, error, getattr(failure, "calls", ()))
         except InfrastructureError as failure:
             run.stop_reason = "error"
@@ -161,7 +168,7 @@ class AgentFlow:
             status="error" if error else "ok",
             error=error,
             cost_usd=sum(call.usage.cost_usd for call in calls),
-            request_failures=sum(len(call.failures) for call in calls),
+            request_failures=sum(max(len(call.failures), call.error is not None) for call in calls),
             started_at=started,
             duration_s=time.monotonic() - clock,
         )
@@ -287,7 +294,7 @@ def _record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:
 
 
 def _loop_time(deadline_s: float | None) -> float | None:
-    """A deadline of `time.monotonic()` on the running loop's clock."""
+    """A little after a deadline of `time.monotonic()`, on the running loop's clock."""
     if deadline_s is None:
         return None
-    return asyncio.get_running_loop().time() + deadline_s - time.monotonic()
+    return asyncio.get_running_loop().time() + deadline_s + _GRACE_S - time.monotonic()

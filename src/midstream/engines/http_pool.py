@@ -129,7 +129,11 @@ class Endpoint:
             return httpx2.AsyncClient(
                 verify=self._tls, limits=httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
             )
-        except (ImportError, ValueError) as failure:  # a SOCKS proxy needs another package; others it does not know
+        except (
+            ImportError,
+            ValueError,
+            httpx2.InvalidURL,
+        ) as failure:  # a SOCKS proxy needs another package; others it does not know
             raise UnsupportedError(
                 f"the proxy that the environment names cannot be used: {failure}",
                 cause="http_proxy, https_proxy or all_proxy is set to something other than an http:// address",

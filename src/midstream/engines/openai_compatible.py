@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +63,17 @@ class Config(Frozen):
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
+            raise RecipeError(  # a ValueError would show the value, which may be the key
+                "api_key_env is not the name of an environment variable",
+                cause="the key itself may stand there; it would be written into run directories",
+                mend='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
+            )
+        return value
 
     @field_validator("base_url")
     @classmethod

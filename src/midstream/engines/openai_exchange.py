@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import httpx2
 
 from midstream import __version__
-from midstream.core.errors import EngineError, PromptTooLongError, RecipeError
+from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.events import Tell
 from midstream.engines import http_pool
 from midstream.engines.openai_reply import (
+    LONGEST_BODY,
     LONGEST_WORDS,
     Reply,
     TransientError,
@@ -49,12 +50,12 @@ _HEADERS = {
 
 
 class Exchange:
-    """Talks to one server for one engine; it remembers only whether the server ever answered."""
+    """Talks to one server for one engine; it remembers only whether the server ever answered, and ever with ids."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
-        self._reached = False
+        self._reached = self._exact = False
 
     async def post(self, endpoint: http_pool.Endpoint, path: str, body: bytes) -> tuple[int, str]:
         """Status and text of any answer, or `TransientError`, or `EngineError`."""
@@ -63,7 +64,7 @@ class Exchange:
                 asyncio.timeout(self._config.timeout_s),
                 endpoint.post(_url(f"{self._base_url}/{path}"), body, self._headers()) as response,
             ):
-                said = (await response.aread()).decode("utf-8", "replace")
+                said = (await _whole(response)).decode("utf-8", "replace")
         except TimeoutError as failure:
             raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
         except httpx2.TransportError as failure:
@@ -84,7 +85,7 @@ class Exchange:
                 if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, tell, clock)
                 else:
-                    body = await response.aread()
+                    body = await _whole(response)
                     data = decoded(body)
                     self._check(response.status_code, data, body, model, retry_after_s(response.headers))
         except TimeoutError as failure:
@@ -93,11 +94,28 @@ class Exchange:
         except httpx2.TransportError as failure:
             if not streamed.done:
                 self._broken(failure)
-        if data is None:
-            return checked_reply(streamed.whole(), token_ids=self._config.token_ids)
-        reply = checked_reply(data, token_ids=self._config.token_ids)
-        if self._config.stream:  # and the server does not
+        reply = self._checked(streamed.whole() if data is None else data)
+        if data is not None and self._config.stream:  # and the server does not
             tell("text", reply.text)
+        return reply
+
+    def _checked(self, data: dict[str, Any]) -> Reply:
+        key = self._key()
+        try:
+            reply = checked_reply(data, token_ids=self._config.token_ids)
+        except UnsupportedError as failure:
+            if not self._exact:
+                raise
+            raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
+        self._exact = self._config.token_ids
+        if key and key in reply.text:
+            error = EngineError(
+                f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
+                cause="the server repeats what it was sent as a header, and a trace must not hold it",
+                mend="do not send this server a key, and make a new one",
+            )
+            error.retryable = False
+            raise error
         return reply
 
     async def _read_stream(
@@ -163,12 +181,18 @@ class Exchange:
 
     def _broken(self, failure: Exception) -> NoReturn:
         """Raise what a broken connection means: nobody is there, or, once one was, another attempt."""
-        reason = redacted(f"{type(failure).__name__} {failure}".strip(), self._key())
+        reason = redacted(f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS], self._key())[:_LONGEST_QUOTE]
         if not isinstance(failure, http_pool.NO_CONNECTION):
             raise TransientError(reason) from None
+        if _has_cause(failure, OSError) and "Too many open files" in str(failure):
+            raise EngineError(
+                f"{self._name}: {failure}",
+                cause="every request under way has a connection, and this process may not open more",
+                mend="ulimit -n 4096, or lower max_concurrency",
+            ) from failure
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
-        if _has_ssl_error(failure):
+        if _has_cause(failure, ssl.SSLError):
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
                 cause="its certificate is not trusted here, or it speaks plain HTTP",
@@ -187,9 +211,21 @@ def _url(address: str) -> httpx2.URL:
     return httpx2.URL(address)
 
 
-def _has_ssl_error(failure: BaseException) -> bool:
-    """Whether TLS is among the causes of a failed connection."""
+async def _whole(response: httpx2.Response) -> bytes:
+    """The body, as long as a reply can be and not a byte longer: a server must not fill this machine's memory."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise TransientError("the answer is compressed, which was not asked for")
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > LONGEST_BODY:
+            raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
+    return bytes(body)
+
+
+def _has_cause(failure: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an error of a kind is among the causes of a failed connection."""
     cause: BaseException | None = failure
-    while cause is not None and not isinstance(cause, ssl.SSLError):
+    while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__ or cause.__context__
     return cause is not None

@@ -14,9 +14,11 @@ from typing import Any, TypeGuard
 from midstream.core.errors import UnsupportedError
 
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
-_MASKED = re.compile(r"\S*\*{3,}\S*")
+_MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
 _LONGEST_SHOWN = 5
+_ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
+LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
 LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
 
@@ -105,7 +107,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):  # a date of another age
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
@@ -128,6 +130,8 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
         raise TransientError("the answer ended in an error")
     text = _text(choice)  # before the token ids: a broken answer lacks them too, and is worth another try
     exact = _token_fields(data, choice) if token_ids else {}
+    if text and token_ids and not exact["completion_ids"]:
+        raise TransientError("the answer holds text, and no token ids for it")
     return Reply(
         text=text,
         finish_reason=_sound(finish_reason) if isinstance(finish_reason, str) else "",
@@ -185,10 +189,15 @@ def _logprobs(field: object) -> tuple[float, ...]:
     if not isinstance(field, dict):
         return ()
     content = field.get("content")
-    values = [entry.get("logprob") for entry in content] if isinstance(content, list) else field.get("token_logprobs")
-    if not isinstance(values, list) or not all(isinstance(v, int | float) and abs(v) < 1e9 for v in values):
-        return ()
-    return tuple(float(value) for value in values)
+    values = field.get("token_logprobs")
+    if isinstance(content, list):
+        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    sound = [float(value) for value in values if _is_logprob(value)] if isinstance(values, list) else []
+    return tuple(sound) if isinstance(values, list) and len(sound) == len(values) else ()
+
+
+def _is_logprob(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
 
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:

@@ -20,6 +20,7 @@ from typing import Any
 from midstream.engines.openai_reply import TransientError
 
 DONE = "[DONE]"
+_LONGEST_LINE = 4 << 20  # bytes; with a log-probability a token, an event has hundreds
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -32,7 +33,13 @@ class EventParser:
         self._after_return = False
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The events that this piece completes. Text is decoded by line, so a piece may end inside a character."""
+        """The events that this piece completes. Text is decoded by line, so a piece may end inside a character.
+
+        Raises:
+            TransientError: a line is longer than any event's can be.
+        """
+        if len(self._rest) > _LONGEST_LINE:
+            raise TransientError(f"the stream holds a line of more than {_LONGEST_LINE >> 20} MB")
         if self._after_return and chunk.startswith(b"\n"):
             chunk, self._after_return = chunk[1:], False  # the second half of a line end
         if not chunk:

@@ -82,7 +82,7 @@ class Timeline:
 
     def __init__(self, console: Console, question: str) -> None:
         self._console, self._question = console, question
-        self._width = min(console.width, _WIDEST)
+        self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
         self._turn = 0
         self._doing = ""  # the module or tool under way
