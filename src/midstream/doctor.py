@@ -11,7 +11,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,7 @@ from midstream.report.doctor import (
     screen,
     standing_of,
 )
+from midstream.rollout import together
 from midstream.solve import RECIPE, set_server
 
 _AT_A_TIME = 4  # requests under way: seconds are then those of a server that is not crowded
@@ -120,7 +121,7 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
         return result
 
     try:
-        results = await _together([one(order, *job) for order, job in enumerate(jobs)])
+        results = await together([one(order, *job) for order, job in enumerate(jobs)])
         probes = [probe for engine in engines.values() for probe in await _probes(engine)]
     finally:
         for engine in engines.values():
@@ -155,16 +156,6 @@ def _roles(build: Build) -> tuple[list[_Role], list[RoleResult]]:
             module = component.make(config)
             roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
     return roles, skipped
-
-
-async def _together(asked: Sequence[Coroutine[None, None, CaseResult]]) -> list[CaseResult]:
-    """All results in order. The first error ends the others: one dead server is not waited for twenty times."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in asked]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 @dataclass

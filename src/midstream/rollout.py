@@ -104,7 +104,7 @@ async def rollout(
             for order, _, _ in wave:
                 barrier.join(order)
         try:
-            done += await _together([one(*job) for job in wave])
+            done += await together([one(*job) for job in wave])
         finally:
             for barrier in barriers:  # of runs, too, that were cancelled before they began
                 for order, _, _ in wave:
@@ -128,8 +128,8 @@ def _barriers(environment: Environment) -> list[LockstepEngine]:
     return barriers
 
 
-async def _together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """All results in order. The first error, which can only be the user's, ends the other runs before it is raised."""
+async def together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """All results in order. The first error, of a rollout only the user's, ends the others before it is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run) for run in runs]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import time
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from midstream.core.errors import EngineError, MidstreamError, RecipeError, Unsu
 from midstream.core.trajectory import Call
 from midstream.engines import openai_exchange, openai_stream
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.openai_reply import TransientError, checked_reply, redacted, retry_after_s
+from midstream.engines.openai_reply import LONGEST_WORDS, TransientError, checked_reply, redacted, retry_after_s
 from midstream.engines.openai_stream import EventParser
 from support.http_engine import HELLO, engine_for
 from support.llm_server import LLMServer, completion
@@ -71,16 +70,18 @@ def test_a_long_line_of_a_stream_is_given_up(monkeypatch: pytest.MonkeyPatch):
         list(parser.feed(b"x"))
 
 
-def test_a_broken_header_is_told_in_a_few_words():
+def test_a_broken_header_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch):
+    """And searched for the key no further than that: the search takes long where a server masks much."""
+    searched: list[int] = []
+
+    def noting(text: str, key: str) -> str:
+        searched.append(len(text))
+        return redacted(text, key)
+
+    monkeypatch.setattr(openai_exchange, "redacted", noting)
     [first, _] = failures_of(b"HTTP/1.1 200 OK\r\n" + b"*" * 9000 + b"\r\n")
     assert len(first) <= 300
-
-
-@pytest.mark.parametrize("text", ["*" * 50_000, "a" * 50_000, ("*" * 3 + "a") * 12_000, "a" * 25_000 + "*" * 25_000])
-def test_hiding_a_key_takes_linear_time(text: str):
-    started = time.process_time()
-    redacted(text, "sk-123456")
-    assert time.process_time() - started < 5  # the quadratic way took minutes
+    assert 0 < max(searched) <= LONGEST_WORDS
 
 
 @pytest.mark.parametrize("date", ["Mon, 01 Jan 2024 00:00:00 +99999999999999", "soon", "nan", "-5", "1e999"])
