@@ -1,5 +1,6 @@
 # make demo    train the tiny planner and watch it become better     make test     all tests
 # make check   linters, types, import directions                      make figures  the recipe beside its controls
+# make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 #
 # On Linux, `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` installs PyTorch's smaller build without CUDA.
@@ -7,17 +8,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+MCP_NODE ?= .node-mcp
 TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-vllm check figures clean-venv
+.PHONY: demo test test-mcp test-vllm check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest
+
+test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
+	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest tests/tools/test_mcp_node.py
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	MIDSTREAM_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(VENV)/bin/python -m pytest tests/servers/test_vllm.py
@@ -51,6 +56,12 @@ $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
 	$(pip_install) -e '.[train,dev]'
 	@touch $@ $(VENV)/.installed-train
+
+# The conformance suite wants Node.js 22, which comes as a package too.
+$(MCP_NODE)/.installed:
+	npm install --silent --no-audit --no-fund --prefix $(MCP_NODE) node@22 \
+	  @modelcontextprotocol/server-everything@2026.8.31 @modelcontextprotocol/conformance@0.1.16
+	@touch $@
 
 # pip may pick builds of the last three that do not fit vLLM's PyTorch, and a text model needs none of them.
 $(VLLM_VENV)/.installed: | $(VENV)/.created

@@ -55,7 +55,7 @@ Run = Callable[[int, int], Awaitable[None]]  # (trajectories at once, trajectori
 class Archive:
     """A tool that costs nothing."""
 
-    name, description, timeout_s = "archive", "knows the heights of places", 30.0
+    name, description, timeout_s, output_tokens = "archive", "knows the heights of places", 30.0, 1000
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"text": {"type": "string", "description": "what to look up"}},

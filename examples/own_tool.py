@@ -1,18 +1,15 @@
-"""A tool of your own: any class with a name, a description, a JSON schema and `call`. No base class, no registration.
+"""A tool of your own: a typed function with a docstring, handed to an agent. docs/own-tool.md has the rest.
 
     python examples/own_tool.py
 
-To name it in recipes as `[tools.convert_length]`, give it a line in `TOOLS` of `build.py` (see CONTRIBUTING.md).
+Without any Python around it: midstream tools examples/own_tool.py:convert_length value=5 unit=mi to=km
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
-from pydantic import JsonValue
-
+from midstream import tool
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.agents.programs import VerifiedResultGenerator
 from midstream.agents.prompted import (
@@ -23,45 +20,26 @@ from midstream.agents.prompted import (
     PromptedVerifier,
     StructuredConfig,
 )
-from midstream.core.protocols import Engine, Request, ToolResult
+from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
 
 METRES = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "mi": 1609.344}
 
 
-class ConvertLength:
-    """Converts lengths between units.
+@tool(timeout_s=5, output_tokens=200)
+def convert_length(value: float, unit: str, to: str) -> str:
+    """Converts a length from one unit to another (m, km, ft, mi).
 
-    What a model gets wrong is an answer with `ok=False`, which it can read and mend. A tool whose back end fails
-    raises `ToolServerError` instead: that is nobody's wrong move, and never counts as one.
+    Args:
+        unit: the unit of `value`
+        to: the unit wanted
     """
-
-    name = "convert_length"
-    description = f"Converts a length from one unit to another ({', '.join(METRES)})."
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {
-            "value": {"type": "number"},
-            "unit": {"type": "string", "description": "the unit of `value`"},
-            "to": {"type": "string", "description": "the unit wanted"},
-        },
-        "required": ["value", "unit", "to"],
-        "additionalProperties": False,
-    }
-    timeout_s = 5.0
-
-    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The converted length; the executor has already checked the arguments against `parameters`."""
-        value, unit, to = arguments["value"], str(arguments["unit"]), str(arguments["to"])
-        unknown = [name for name in (unit, to) if name not in METRES]
-        if unknown:
-            return ToolResult(text=f"unknown unit {unknown[0]!r}; known: {', '.join(METRES)}", ok=False)
-        assert isinstance(value, int | float)
-        return ToolResult(text=f"{value * METRES[unit] / METRES[to]:.6g}")
-
-    async def close(self) -> None:
-        """Nothing to release."""
+    # A ValueError is what the model got wrong: it can read the text. Any other exception is a broken tool.
+    unknown = [name for name in (unit, to) if name not in METRES]
+    if unknown:
+        raise ValueError(f"unknown unit {unknown[0]!r}; known: {', '.join(METRES)}")
+    return f"{value * METRES[unit] / METRES[to]:.6g}"
 
 
 REPLIES = {
@@ -77,10 +55,10 @@ def reply(request: Request) -> str:
 
 
 async def main() -> None:
-    """Call the tool directly, then let an agent use it."""
-    tool = ConvertLength()
-    print(await tool.call({"value": 5, "unit": "mi", "to": "km"}))
-    print(await tool.call({"value": 5, "unit": "leagues", "to": "km"}))
+    """Call the function, then as a tool, then let an agent use it."""
+    print(convert_length(5, "mi", to="km"))
+    print(await convert_length.call({"value": 5, "unit": "mi", "to": "km"}))
+    print(await convert_length.call({"value": 5, "unit": "leagues", "to": "km"}))
 
     agent = AgentFlow(
         planner=PromptedPlanner(PlannerConfig()),
@@ -91,7 +69,7 @@ async def main() -> None:
     )
     engines: dict[str, Engine] = dict.fromkeys(REPLIES, ScriptedEngine(reply))
     task = Task(id="everest", question="How high is Mount Everest (8848 m) in feet?", answer="")
-    trajectory = await agent.run(task, [tool], engines, seed=0)
+    trajectory = await agent.run(task, [convert_length], engines, seed=0)
     turn = trajectory.turns[0]
     print(f"command {turn.command and turn.command.arguments}, answer {trajectory.answer}")
 

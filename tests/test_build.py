@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from midstream.agents.code import CodeExecutor
-from midstream.build import ENGINES, REWARDS, ROOMS, TASKS, TOOLS, Build, check
+from midstream.build import Build
+from midstream.components import ENGINES, REWARDS, ROOMS, TASKS, TOOLS, check
 from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Row
@@ -63,7 +64,7 @@ def test_a_components_own_settings_are_checked(ten_steps, override, named):
         ("training.weights=other", r"training\.weights = 'other' does not exist"),
         ("agent.verifier={type='prompted'}", r"agent\.verifier\.engine = None does not exist"),
         ("tools.base_generator={}", r"tools\.base_generator\.engine = None does not exist"),
-        ("tools.python.engine=policy", r"tools\.python\.engine = 'policy' is never asked"),
+        ("tools.guess.engine=policy", r"tools\.guess\.engine = 'policy' is never asked"),
         ("agent.verifier={type='prompted',engine='policy'}", "would be trained together with the planner"),
     ],
 )
@@ -120,10 +121,8 @@ PROGRAMS = "agent.executor={type='prompted',engine='server',mode='code',program=
 WRITER = "engines.server={type='openai_compatible',model='m',base_url='http://127.0.0.1:9/v1'}"
 
 
-def test_an_executor_that_writes_programs_needs_leave_and_gets_a_runner(ten_steps):
-    with pytest.raises(UnsupportedError, match=r"runs programs that a model writes[\s\S]*--unsafe"):
-        Build(recipe(ten_steps, WRITER, PROGRAMS))
-    build = Build(recipe(ten_steps, WRITER, PROGRAMS), unsafe=True)
+def test_an_executor_that_writes_programs_gets_a_runner(ten_steps):
+    build = Build(recipe(ten_steps, WRITER, PROGRAMS))
     assert isinstance(build.environment().agent.executor, CodeExecutor)
 
     async def go():
@@ -134,6 +133,19 @@ def test_an_executor_that_writes_programs_needs_leave_and_gets_a_runner(ten_step
         await build.code_runner.close()
 
     asyncio.run(go())
+
+
+def test_every_trajectory_can_say_which_sandbox_held_its_code(ten_steps, make_build):
+    build = make_build()
+    assert build.environment().sandbox == build.sandbox.tier
+    assert build.sandbox_line.startswith(f"{build.sandbox.tier}: ")
+    without = recipe(ten_steps).model_copy(update={"tools": {"local_search": {}, "guess": {}}})
+    assert Build(without).environment(planner=object()).sandbox == ""
+
+
+def test_nothing_is_trained_without_a_sandbox(ten_steps):
+    with pytest.raises(UnsupportedError, match=r"trained without a sandbox[\s\S]*midstream doctor"):
+        Build(recipe(ten_steps), unsafe=True).parts()
 
 
 def test_an_in_process_engine_inside_a_tool_is_refused(make_build):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -181,7 +182,7 @@ def test_solve_answers_with_a_runs_planner(finished_run, capsys):
 def test_solve_shows_the_turns(finished_run, capsys):
     code, out, _ = run(capsys, "solve", "What is 45 plus 17 ?", "--planner", finished_run)
     assert code == 0
-    assert out.startswith("What is 45 plus 17 ?\n\nturn 1\n")
+    assert re.match(r"What is 45 plus 17 \?\nsandbox (strong|standard): [^\n]+\n\nturn 1\n", out)
     assert "  stopped  " in out
     assert "\x1b" not in out
 

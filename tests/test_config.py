@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.build import check
+from midstream.components import check
 from midstream.config import (
     find_recipe,
     load_recipe,

@@ -15,11 +15,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from midstream import build, cli, config, evaluation, rollout
+from midstream import cli, components, config, evaluation, rollout
 from midstream.agents import agentflow
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 from midstream.sandbox import code_runner
+from midstream.sandbox import settings as sandbox_settings
 from midstream.training import losses, settings
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +103,7 @@ def test_files_exist(document):
     """Every path in backticks that names a file of the repository."""
     mentioned = re.findall(r"`([\w./-]+\.(?:py|md|toml|json|svg|html))`", document.read_text(encoding="utf-8"))
     written_by_runs = {"run.json", "recipe.toml", "study.json", "study.svg", "report.html", "timings.jsonl"}
-    own = {"convert_length.py", "mine.toml"}
+    own = {"convert_length.py", "my_tools.py", "mine.toml"}
     unknown = [
         path
         for path in mentioned
@@ -184,7 +185,7 @@ def test_recipes_are_valid(document, tmp_path):
     for number, block in enumerate(blocks):
         path = tmp_path / f"{number}.toml"
         path.write_text(block, encoding="utf-8")
-        build.check(config.load_recipe(str(path)))
+        components.check(config.load_recipe(str(path)))
 
 
 def test_the_library_example_imports_what_there_is():
@@ -204,6 +205,7 @@ TABLES: dict[str, type[Frozen]] = {
     "`[agent]`": agentflow.Config,
     "`sampling`": Sampling,
     "`agent.executor.program`": code_runner.Config,
+    "`[sandbox]`": sandbox_settings.Config,
     "`[rollout]`": rollout.Config,
     "`[training]`": settings.TrainingConfig,
     "`training.loss`": losses.PolicyLoss,
@@ -214,7 +216,13 @@ TABLES: dict[str, type[Frozen]] = {
     "`[evaluation]`": evaluation.Config,
     "`[[evaluation.sets]]`": evaluation.SetConfig,
 }
-ROOMS = {"tasks": build.TASKS, "engine": build.ENGINES, "tool": build.TOOLS, "reward": build.REWARDS, **build.ROOMS}
+ROOMS = {
+    "tasks": components.TASKS,
+    "engine": components.ENGINES,
+    "tool": components.TOOLS,
+    "reward": components.REWARDS,
+    **components.ROOMS,
+}
 TABLES |= {f"{room}: `{name}`": one.config for room, named in ROOMS.items() for name, one in named.items()}
 
 

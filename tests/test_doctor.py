@@ -22,12 +22,25 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Call
 from midstream.doctor import examine
 from midstream.doctor_cases import Cases, _equal, _holds, _plain, load_cases, memory_of
+from midstream.machine import checks
+from midstream.report.machine import Check
 from support.llm_server import Body, LLMServer, completion, prompt_of
 
 CASES = load_cases()
 PROBED = "single word hello"
 SCHEMA_REPLY = '{"word": "hello"}'
 FAST = ("--set", "engines.model.first_pause_s=0", "--set", "engines.model.max_attempts=3")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither PyTorch nor the sandbox is tried out again for every model: tests/test_machine.py does that."""
+
+    async def none(*_: Any, **__: Any) -> list[Check]:
+        return []
+
+    monkeypatch.setattr(checks, "check_training", none)
+    monkeypatch.setattr(checks, "check_sandbox", none)
 
 
 def role_of(text: str) -> str:
@@ -279,10 +292,12 @@ def test_a_server_that_is_down_is_no_verdict_on_the_model(capsys: pytest.Capture
     with LLMServer() as server:
         gone = server.base_url
     assert main(["doctor", "--model", "m", "--base-url", gone, "--json", *FAST]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "nothing answers at" in printed.err
-    assert "mend: " in printed.err
+    found = json.loads(capsys.readouterr().out)
+    [server_check] = [check for check in found["machine"] if check["code"] == "MS502"]
+    assert (server_check["status"], found["works"]) == ("failed", False)
+    assert "nothing answers at" in server_check["words"]
+    assert server_check["mend"].startswith("start the server there")
+    assert {role["standing"] for role in found["roles"]} == {"not examined"}
 
 
 @pytest.mark.parametrize("fault", [401, 503])

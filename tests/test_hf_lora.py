@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from midstream.build import REWARDS
 from midstream.cli import main
+from midstream.components import REWARDS
 from midstream.config import recipes_directory
 from midstream.engines.pretrained import load_model
 from midstream.runs import RunDirectory

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from midstream.build import REWARDS
 from midstream.cli import main
+from midstream.components import REWARDS
 from midstream.core.trajectory import Trajectory
 from midstream.engines.pretrained import load_model
 from midstream.runs import RunDirectory

@@ -16,7 +16,7 @@ EvaluationResult ExactMatch Executor Gazetteer Generator Group InfrastructureErr
 MemoryRecord Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner PromptTooLongError
 PythonTool Recipe RecipeError Request Reward RewardError RunDirectory RunError Sampling SandboxError Score
 ScriptedEngine StepMetrics StorageError Task Tool ToolResult ToolServerError TrainingError Trajectory Turn
-UnsupportedError Usage UsageError Verdict Verifier derive_seed evaluate load_recipe parse_recipe
+UnsupportedError Usage UsageError Verdict Verifier derive_seed evaluate load_recipe parse_recipe tool
 """.split()
 
 

@@ -40,7 +40,7 @@ TIMEOUT_S = 3.0
 class Echo:
     """Repeats its text."""
 
-    name, description, timeout_s = "echo", "repeats", 30.0
+    name, description, timeout_s, output_tokens = "echo", "repeats", 30.0, 100_000
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"text": {"type": "string"}},

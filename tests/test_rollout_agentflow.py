@@ -28,7 +28,7 @@ from support.rollouts import TASKS, StubReward, flat, pause, run
 class Archive:
     """A tool that knows how high every place is; fails, breaks or dawdles as told."""
 
-    name, description, timeout_s = "archive", "knows heights", 30.0
+    name, description, timeout_s, output_tokens = "archive", "knows heights", 30.0, 1000
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"place": {"type": "string"}},

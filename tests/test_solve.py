@@ -45,8 +45,9 @@ def test_the_turns_are_shown_as_they_happen(capsys):
         code, out, err = solve(capsys, "--base-url", server.base_url, "--model", "m", *FAST)
     assert (code, err) == (0, "")
     found = [re.sub(r"  [\d.]+s(  \d+ tokens)?$", "", line) for line in lines(out)]
-    assert found[:3] == [QUESTION, "", "turn 1"]
-    assert found[5].startswith("context")
+    assert [found[0], *found[2:4]] == [QUESTION, "", "turn 1"]
+    assert re.match(r"sandbox (strong|standard): ", found[1])
+    assert found[6].startswith("context")
     retries = [line for line in found if line.startswith("retry")]
     assert [line[:19] for line in retries] == ["retry 1  executor: ", "retry 2  executor: "]
     assert "429" in retries[0]
@@ -178,12 +179,13 @@ def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):
 REFUSED = {
     "an unknown tool": (["--tools", "python,browser"], "no tool is called 'browser'", "local_search, python"),
     "no tool": (["--tools", " ,"], "no tool is named", "local_search, python"),
+    "two tools of one name": (["--tools", "a.py:f,b.py:f"], "would have one name", "rename one"),
     "other tools than a tiny planner knows": (["--planner", "RUN", "--tools", "python"], "vocabulary", "--tools"),
     "an unknown provider": (["--provider", "acme", "--model", "m"], "provider = 'acme'", "'ollama'"),
     "a provider without a model": (["--provider", "ollama"], "no model is named", "--model NAME"),
     "a planner and a server without a model": (["--planner", "RUN", "--base-url", "http://h/v1"], "no model", "mend"),
     "a model nobody asks": (["--recipe", "control-random", "--model", "m"], "--model does nothing", "engine"),
-    "code without consent": (["--set", "agent.executor.mode=code"], 'mode = "code"', "--unsafe"),
+    "no sandbox without consent": (["--set", "sandbox.tier=unsafe"], 'sandbox.tier = "unsafe"', "--unsafe"),
     "a recipe without an agent": (["--recipe", "TMP/bare.toml", "--model", "m"], "agent", "known keys"),
 }  # fmt: skip
 
@@ -200,7 +202,7 @@ def test_what_cannot_be_done_is_refused_with_its_mend(case, finished_run, tmp_pa
     assert "mend:" in err
 
 
-def test_code_with_consent_is_run(capsys):
+def test_programs_are_run(capsys):
     """The executor's program runs, and its code and result are on screen."""
     replies = AgentFlowReplies(tool="python", turns=1, answer="62")
 
@@ -209,7 +211,7 @@ def test_code_with_consent_is_run(capsys):
         return "```python\nprint(python(code='print(45 + 17)'))\n```" if executor else replies(body)
 
     with LLMServer(reply) as server:
-        options = ("--base-url", server.base_url, "--model", "m", "--set", "agent.executor.mode=code", "--unsafe")
+        options = ("--base-url", server.base_url, "--model", "m", "--set", "agent.executor.mode=code")
         code, out, err = solve(capsys, *options)
     assert (code, err) == (0, "")
     found = [re.sub(r"  [\d.]+s(  \d+ tokens)?$", "", line) for line in lines(out)]

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from midstream.rollout import Environment, Group
     from midstream.runs import RunDirectory
     from midstream.tasks.worlds.gazetteer import Gazetteer
+    from midstream.tools.function import tool
     from midstream.tools.local_search import LocalSearch
     from midstream.tools.python import PythonTool
 
@@ -140,6 +141,7 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "parse_recipe",
+    "tool",
 ]
 
 _NAMES = {
@@ -160,6 +162,7 @@ _NAMES = {
     "rollout": "Environment Group",
     "runs": "RunDirectory",
     "tasks.worlds.gazetteer": "Gazetteer",
+    "tools.function": "tool",
     "tools.local_search": "LocalSearch",
     "tools.python": "PythonTool",
 }

@@ -1,28 +1,36 @@
-"""Wiring: from a recipe to objects, one explicit dictionary a room.
-
-A component table names its `type`; everything else in it is validated by that component's own `Config`. To add a
-component, write its class and its `Config` and give it a line here.
-"""
+"""Wiring: from a recipe to objects, each made once. `components.py` says which there are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstream import rollout
-from midstream.agents import agentflow, code, compact, formats, programs, prompted
-from midstream.config import AgentConfig, Recipe, Table, validate
-from midstream.core.data import Frozen
+from midstream.agents import agentflow, compact, formats, programs
+from midstream.components import (
+    ENGINES,
+    EXECUTORS,
+    IN_PROCESS,
+    MODULES,
+    PLANNERS,
+    REWARDS,
+    ROOMS,
+    TASKS,
+    TOOLS,
+    check,
+    no_engine,
+    resolve,
+)
+from midstream.config import AgentConfig, Recipe, Table
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import CodeRunner, Engine, Tool
 from midstream.engines import lora, openai_compatible
-from midstream.rewards import exact_match
 from midstream.sandbox import code_runner
+from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tasks.worlds import gazetteer
-from midstream.tools import base_generator, guess, local_search, python
+from midstream.tools import local_search, recording
 from midstream.training.settings import LocalModelConfig, TinyConfig
 
 if TYPE_CHECKING:
@@ -30,167 +38,42 @@ if TYPE_CHECKING:
     from midstream.training.session import Parts
 
 T = TypeVar("T")
-MODULES = ("planner", "executor", "verifier", "generator")
-
-
-@dataclass(frozen=True)
-class Component:
-    """How one `type` is made: the class of its settings, and what makes it from them; `asks`: it needs an `engine`."""
-
-    config: type[Frozen]
-    make: Callable[..., Any]
-    asks: bool = False
-
-
-TASKS = {"gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer)}
-REWARDS = {"exact_match": Component(exact_match.Config, lambda config: exact_match.ExactMatch())}
-TOOLS = {
-    "local_search": Component(local_search.Config, lambda build, config, table: build.local_search(config)),
-    "python": Component(python.Config, lambda build, config, table: python.PythonTool(config)),
-    "guess": Component(guess.Config, lambda build, config, table: guess.ConfidentGuess(config)),
-    "base_generator": Component(
-        base_generator.Config,
-        lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table.get("engine")), config),
-        asks=True,
-    ),
-}
-ENGINES = {
-    "tiny": Component(TinyConfig, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)),
-    "transformers_local": Component(
-        LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config, name), config)
-    ),
-    "openai_compatible": Component(
-        openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
-    ),
-}
-IN_PROCESS = ("tiny", "transformers_local")
-PLANNERS = {
-    "compact": Component(compact.Config, compact.CompactPlanner, asks=True),
-    "prompted": Component(prompted.PlannerConfig, prompted.PromptedPlanner, asks=True),
-    "clumsy": Component(programs.ClumsyConfig, programs.ClumsyPlanner),
-}
-EXECUTORS = {
-    "single_argument": Component(programs.NoSettings, lambda config: programs.SingleArgumentExecutor()),
-    "prompted": Component(
-        prompted.ExecutorConfig,
-        lambda config: code.CodeExecutor(config) if config.mode == "code" else prompted.PromptedExecutor(config),
-        asks=True,
-    ),
-}
-VERIFIERS = {
-    "form": Component(programs.NoSettings, lambda config: programs.FormVerifier()),
-    "prompted": Component(prompted.StructuredConfig, prompted.PromptedVerifier, asks=True),
-}
-GENERATORS = {
-    "verified_result": Component(programs.NoSettings, lambda config: programs.VerifiedResultGenerator()),
-    "prompted": Component(prompted.Config, prompted.PromptedGenerator, asks=True),
-}
-ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "generator": GENERATORS}
-
-
-def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Component, Any]:
-    """The component that a table names, and its validated settings; `type` and `engine` are not the component's."""
-    named = str(table.get("type"))
-    if named not in room:
-        raise RecipeError(
-            f"{where}.type = {named!r} does not exist",
-            cause="it is misspelt or missing",
-            mend=f"name one of: {', '.join(room)}",
-        )
-    component = room[named]
-    if "engine" in table and not component.asks:
-        raise RecipeError(
-            f"{where}.engine = {table['engine']!r} is never asked",
-            cause=f"{named!r} is a program",
-            mend="remove `engine`, or choose a type that asks a model",
-        )
-    return component, validate(component.config, {k: v for k, v in table.items() if k not in ("type", "engine")}, where)
-
-
-def check(recipe: Recipe) -> dict[str, Any]:
-    """Validate every component and evaluation set; returns the recipe with all defaults filled in."""
-    resolved = recipe.model_dump(mode="json", exclude_none=True)
-
-    def fill(room: Mapping[str, Component], table: Table, where: str) -> Table:
-        component, config = resolve(room, table, where)
-        engine = table.get("engine")
-        if component.asks and (not isinstance(engine, str) or engine not in recipe.engines):
-            raise _no_engine(recipe, f"{where}.engine = {engine!r}")
-        kept = {key: table[key] for key in ("type", "engine") if key in table}
-        return {**kept, **config.model_dump(mode="json", exclude_none=True)}
-
-    resolved["tasks"] = fill(TASKS, recipe.tasks, "tasks")
-    resolved["reward"] = fill(REWARDS, recipe.reward, "reward")
-    resolved["tools"] = {name: fill(TOOLS, {"type": name, **t}, f"tools.{name}") for name, t in recipe.tools.items()}
-    resolved["engines"] = {name: fill(ENGINES, table, f"engines.{name}") for name, table in recipe.engines.items()}
-    for module, room in ROOMS.items():
-        resolved["agent"][module] = fill(room, getattr(recipe.agent, module), f"agent.{module}")
-    if recipe.agent.memory_update == "on_continue" and recipe.agent.generator["type"] == "verified_result":
-        raise RecipeError(
-            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
-            cause="the result that satisfies the verifier is then not in memory",
-            mend='set memory_update = "every_turn"',
-        )
-    if recipe.training and recipe.training.weights not in (None, *recipe.engines):
-        raise _no_engine(recipe, f"training.weights = {recipe.training.weights!r}")
-    if recipe.training:
-        _check_others_frozen(recipe, {recipe.agent.planner.get("engine"), recipe.training.weights} - {None})
-    _check_sets(recipe)
-    return resolved
-
-
-def _check_sets(recipe: Recipe) -> None:
-    """Draw every evaluation set once: one that cannot be made is found now, not after the warm start."""
-    component, config = resolve(TASKS, recipe.tasks, "tasks")
-    source = component.make(config)
-    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if recipe.training else ())):
-        source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
-
-
-def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
-    """Only the planner's weights may change: nothing else may ask an engine that training changes."""
-    tables = {f"agent.{module}": getattr(recipe.agent, module) for module in MODULES if module != "planner"}
-    # A tool that asks an engine in process is refused anyway, by `Build.tool_engine`.
-    served = {name for name, table in recipe.engines.items() if table.get("type") not in IN_PROCESS}
-    tables |= {f"tools.{name}": table for name, table in recipe.tools.items() if table.get("engine") in served}
-    for where, table in tables.items():
-        if table.get("engine") in trained:
-            raise RecipeError(
-                f"{where}.engine = {table['engine']!r} would be trained together with the planner",
-                cause="it samples from the planner's weights, and only the planner may change",
-                mend="give it an [engines.NAME] table of its own (the same server and model will do)",
-            )
-
-
-def _no_engine(recipe: Recipe, what: str) -> RecipeError:
-    return RecipeError(
-        f"{what} does not exist",
-        cause=f"the recipe's engines are {', '.join(recipe.engines) or 'none'}",
-        mend="name one of them, or add its [engines.NAME] table",
-    )
 
 
 @dataclass
 class Build:
     """The objects of one recipe, each made once when first asked for.
 
-    `unsafe` allows what runs a model's code without a sandbox that holds; `adapters` is where LoRA adapters go.
+    `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `record` is where tools are
+    recorded, `replay` where their answers come from instead (`tools.recording`): then no tool is made.
     """
 
     recipe: Recipe
     adapters: Path = Path("adapters")
     unsafe: bool = False
+    record: Path | None = None
+    replay: Path | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
         self.writes_code = self.resolved["agent"]["executor"].get("mode") == "code"
-        if self.writes_code and not self.unsafe:
-            raise UnsupportedError(
-                'agent.executor.mode = "code" runs programs that a model writes on this machine',
-                cause="the sandbox bounds what they use up; it does not keep hostile code from files or the network",
-                mend='say --unsafe if this machine may run them (a container, say), or set mode = "arguments"',
-            )
+
+    @cached_property
+    def sandbox(self) -> Sandbox:
+        """What holds back the code that a model writes."""
+        return choose(self.recipe.sandbox, unsafe=self.unsafe)
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether anything in this run runs code that a model writes; a replayed tool does not."""
+        tools = () if self.replay else self.resolved["tools"].values()
+        return self.writes_code or any(table["type"] == "python" for table in tools)
+
+    @property
+    def sandbox_line(self) -> str:
+        """What to tell people of it; "" where nothing runs code."""
+        return f"{self.sandbox.tier}: {self.sandbox.mechanisms}" if self.runs_code else ""
 
     @cached_property
     def source(self) -> gazetteer.Gazetteer:
@@ -200,21 +83,71 @@ class Build:
 
     @cached_property
     def tools(self) -> list[Tool]:
-        """The tools, in the recipe's order."""
-        made = []
-        for name, table in self.recipe.tools.items():
-            component, config = resolve(TOOLS, {"type": name, **table}, f"tools.{name}")
-            made.append(component.make(self, config, table))
-        return made
+        """The tools, in the recipe's order.
+
+        Raises:
+            RecipeError: two have the same name.
+        """
+        made: dict[str, tuple[Tool, str]] = {}
+        for table in self.recipe.tools:
+            for tool in self._tools_of(table):
+                if tool.name in made:
+                    raise RecipeError(
+                        f"tools.{table} and tools.{made[tool.name][1]} both have a tool called {tool.name!r}",
+                        cause="a planner names tools, and could not say which it means",
+                        mend="take one of them out; an MCP server's tools get other names with `prefix`",
+                    )
+                made[tool.name] = (tool, table)
+        return [tool for tool, _ in made.values()]
+
+    def _tools_of(self, name: str) -> list[Tool]:
+        """The tools of one table: a tool server has several."""
+        if self.replay:
+            return self.recording.replay(self._origin(name))
+        table = self.recipe.tools[name]
+        component, config = resolve(TOOLS, {"type": name, **table}, f"tools.{name}")
+        one = component.make(self, config, {"name": name, **table})
+        made = one if isinstance(one, list) else [one]
+        return self.recording.record(made, self._origin(name)) if self.record else made
+
+    @cached_property
+    def recording(self) -> recording.Recording:
+        """What tools are recorded in, or replayed from."""
+        return recording.Recording(self.record or self.replay or Path(), write=self.record is not None)
+
+    def _origin(self, name: str) -> recording.Origin:
+        """Everything in the recipe that decides what the tools of a table answer."""
+        settings = dict(self.resolved["tools"][name])
+        if "engine" in settings:  # not where it is served: the same model says the same elsewhere
+            engine = self.resolved["engines"][settings["engine"]]
+            settings["engine"] = {key: engine[key] for key in ("model", "extra_body") if key in engine}
+        if settings["type"] == "local_search" and "index" not in settings:
+            settings["tasks"] = self.resolved["tasks"]
+        runs_code = settings["type"] == "python" and not self.replay
+        return recording.Origin(table=name, settings=settings, sandbox=self.sandbox.tier if runs_code else "")
+
+    @property
+    def tier(self) -> str:
+        """The sandbox that code runs in, or ran in when it was recorded; "" where there is none to run."""
+        if self.runs_code:
+            return self.sandbox.tier
+        if not self.replay:
+            return ""
+        return next(filter(None, map(self.recording.file.sandbox, map(self._origin, self.recipe.tools))), "")
 
     def engine(self, name: str) -> Engine:
         """The engine of that name."""
         if name not in self.recipe.engines:
-            raise _no_engine(self.recipe, f"engine {name!r}")
+            raise no_engine(self.recipe, f"engine {name!r}")
         if name not in self._engines:
             component, config = resolve(ENGINES, self.recipe.engines[name], f"engines.{name}")
             self._engines[name] = component.make(self, config, name)
         return self._engines[name]
+
+    async def close(self) -> None:
+        """Release the tools and engines that were made."""
+        for part in (*self.__dict__.get("tools", ()), *self._engines.values()):
+            await part.close()
 
     def tool_engine(self, name: str | None) -> Engine:
         """The engine inside a tool: a server, because an in-process engine waits for the very run that calls it."""
@@ -252,13 +185,14 @@ class Build:
             engines=engines,
             reward=reward.make(reward_config),
             config=self.recipe.rollout,
+            sandbox=self.tier,
         )
 
     @cached_property
     def code_runner(self) -> CodeRunner:
         """What runs the executor's programs."""
         config = resolve(EXECUTORS, self.recipe.agent.executor, "agent.executor")[1]
-        return code_runner.ProgramRunner(config.program, formats.schema_error)
+        return code_runner.ProgramRunner(config.program, formats.schema_error, self.sandbox)
 
     def _module(self, name: str, table: Table) -> Any:
         component, config = resolve(ROOMS[name], table, f"agent.{name}")
@@ -324,6 +258,12 @@ class Build:
         from midstream.training.session import Parts
 
         recipe = self.recipe
+        if self.runs_code and self.sandbox.tier == "unsafe":
+            raise UnsupportedError(
+                f"recipe {recipe.name!r} would be trained without a sandbox",
+                cause="in training a model writes code by the thousand and nobody looks at it",
+                mend="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
+            )
         if recipe.training is None:
             raise RecipeError(
                 f"recipe {recipe.name!r} trains nothing",

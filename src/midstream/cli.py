@@ -1,4 +1,4 @@
-"""The command line: `midstream demo | train | resume | eval | solve | doctor | show | study`."""
+"""The command line: `midstream demo | train | resume | eval | solve | tools | doctor | index | show | study`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from midstream import __version__
 from midstream.core.errors import MidstreamError, UsageError
@@ -18,7 +19,11 @@ EXAMPLES = """examples:
   midstream eval runs/demo             evaluate the newest checkpoint
   midstream solve "What is 45 plus 17 ?" --planner runs/demo
   midstream solve "..." --base-url http://localhost:11434/v1 --model qwen2.5:7b
+  midstream doctor                     what works on this machine?
   midstream doctor --provider ollama --model qwen2.5:7b
+  midstream tools                      what agents can call, and what each needs
+  midstream tools python "105 + 7"     call one by hand
+  midstream index build docs.jsonl     search in documents of your own
   midstream show runs/demo             numbers; add an id for one trajectory
   midstream study controls --seeds 3   a recipe beside its controls"""
 
@@ -41,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from midstream.doctor import diagnose
 
             return diagnose(options)
+        if options.command == "tools":
+            from midstream.toolbox import tools
+
+            return tools(options)
+        if options.command == "index":
+            from midstream.index import build
+
+            return build(options)
         from midstream import commands
 
         name = "evaluate" if options.command == "eval" else options.command
@@ -72,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
+    root.set_defaults(record=None, replay=None)  # of commands without these options
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train a tiny planner offline, show that it became better")
@@ -81,18 +95,19 @@ def parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a recipe")
     train.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    _unsafe_option(train)
     _recipe_options(train)
     _run_options(train)
+    _recording_options(train)
 
     resume = commands.add_parser("resume", help="go on with an interrupted run")
     resume.add_argument("run", help="run directory")
-    _unsafe_option(resume)
+    _recording_options(resume)
     _output_options(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a run's newest checkpoint, or a recipe's agent as it is")
     evaluate.add_argument("target", help="run directory or recipe")
     _unsafe_option(evaluate)
+    _recording_options(evaluate)
     _recipe_options(evaluate)
     _output_options(evaluate)
 
@@ -109,14 +124,41 @@ def parser() -> argparse.ArgumentParser:
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
     _unsafe_option(solve)
+    _recording_options(solve)
     _recipe_options(solve)
     _output_options(solve)
 
-    doctor = commands.add_parser("doctor", help="can this model play planner, executor, verifier and generator?")
+    doctor = commands.add_parser("doctor", help="what works on this machine? can this model play the four roles?")
     doctor.add_argument("--recipe", default=None, help="the modules of this recipe (default: agentflow-prompted)")
     _server_options(doctor)
+    doctor.add_argument("--roles", action="store_true", help="examine the recipe's own model where none is named")
     _recipe_options(doctor)
     _output_options(doctor)
+
+    tools = commands.add_parser("tools", help="the tools there are; one in full; one called by hand")
+    tools.add_argument("name", nargs="?", help="a tool, or a function of yours: my_tools.py:word_count")
+    tools.add_argument(
+        "arguments", nargs="*", help="""call it: '{"query": "..."}', or query=..., or "..." where it wants one"""
+    )
+    tools.add_argument("--recipe", default=None, help="with the tools and settings of this recipe")
+    _server_options(tools)
+    _unsafe_option(tools)
+    _recording_options(tools)
+    _set_option(tools)
+    _output_options(tools)
+
+    index = commands.add_parser("index", help="search in documents of your own").add_subparsers(
+        dest="action", required=True, metavar="build"
+    )
+    build = index.add_parser("build", help="index documents for the tool local_search")
+    build.add_argument("file", help="documents, one JSON object a line: id, text, title if any; - reads standard input")
+    build.add_argument("--out", metavar="FILE.db", help="the index (default: beside the documents, as .db)")
+    for name in ("id", "text", "title"):
+        build.add_argument(f"--{name}-field", default=name, metavar="NAME", help=f"where a line holds the {name}")
+    build.add_argument(
+        "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
+    )
+    _output_options(build)
 
     show = commands.add_parser("show", help="numbers of a run, or one of its trajectories turn by turn")
     show.add_argument("run", help="run directory")
@@ -154,9 +196,13 @@ def _set_option(command: argparse.ArgumentParser) -> None:
 
 
 def _unsafe_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--unsafe", action="store_true", help="run programs that a model writes; nothing isolates them safely"
-    )
+    command.add_argument("--unsafe", action="store_true", help="run code that a model writes without a sandbox")
+
+
+def _recording_options(command: argparse.ArgumentParser) -> None:
+    kept = command.add_mutually_exclusive_group()
+    kept.add_argument("--record", type=Path, metavar="DIR", help="keep what tools answer, and answer from there")
+    kept.add_argument("--replay", type=Path, metavar="DIR", help="answer from there alone; no tool is called")
 
 
 def _run_options(command: argparse.ArgumentParser) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from midstream import evaluation
-from midstream.build import Build, check, require_training_extra
+from midstream.build import Build, require_training_extra
+from midstream.components import check
 from midstream.config import Recipe, load_recipe, parse_recipe, to_toml, with_overrides
 from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError
 from midstream.core.metrics import EvaluationResult
@@ -73,6 +74,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.dry_run:
         return dry_run(build.recipe)
     step = None if run is None else use_policy(build, run)
+    tell_sandbox(build, options)
     with progress.make_progress(Console(stderr=True), options.quiet) as display:
         results = asyncio.run(evaluate_sets(build, display, step))
     if options.json:
@@ -109,9 +111,19 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def tell_sandbox(build: Build, options: argparse.Namespace) -> None:
+    """Say what holds back the code that the run may write, and where tools' answers come from."""
+    if build.sandbox_line and not options.quiet:
+        Console(stderr=True).print(f"sandbox {build.sandbox_line}", markup=False, highlight=False)
+    if build.replay and not options.quiet:
+        Console(stderr=True).print(
+            f"tools   replayed from {build.replay}", markup=False, highlight=False, soft_wrap=True
+        )
+
+
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
     """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
-    return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True, unsafe=False))
+    return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True, record=None, replay=None))
 
 
 def _recipe(name: str, options: argparse.Namespace) -> Recipe:
@@ -126,13 +138,21 @@ def _target(options: argparse.Namespace) -> tuple[Build, RunDirectory | None]:
     target = options.target
     is_path = os.sep in target and not target.endswith(".toml")
     if not is_path and not (Path(target) / "run.json").exists():
-        return Build(_recipe(target, options), unsafe=options.unsafe), None
+        build = Build(_recipe(target, options), unsafe=options.unsafe, record=options.record, replay=options.replay)
+        return build, None
     run = RunDirectory.open(Path(target))
     table = table_of(run)
     if options.seed is not None:
         table["seed"] = options.seed
     recipe = parse_recipe(with_overrides(table, options.overrides))
-    return Build(recipe, adapters=run.root / "adapters" / "asked", unsafe=options.unsafe), run
+    build = Build(
+        recipe,
+        adapters=run.root / "adapters" / "asked",
+        unsafe=options.unsafe,
+        record=options.record,
+        replay=options.replay,
+    )
+    return build, run
 
 
 def use_policy(build: Build, run: RunDirectory) -> int:
@@ -189,11 +209,11 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     require_training_extra()
     from midstream.training.session import Session
 
-    unsafe = getattr(options, "unsafe", False)  # the demo has no such option
-    build = Build(recipe, adapters=root / "adapters", unsafe=unsafe)
+    build = Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay)
     parts = build.parts()  # what cannot be built leaves no run behind
     run = run or _create_run(root, recipe)
     console = Console(stderr=True)
+    tell_sandbox(build, options)
     with run.lock():
         run.set_status("running")
         try:

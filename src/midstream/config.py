@@ -20,6 +20,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.evaluation import Config as EvaluationConfig
 from midstream.rollout import Config as RolloutConfig
+from midstream.sandbox.settings import Config as SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
 Table = dict[str, Any]
@@ -46,6 +47,7 @@ class Recipe(Frozen):
     engines: dict[str, Table] = {}
     tools: dict[str, Table]
     reward: Table
+    sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     warm_start: WarmStartConfig | None = None
     training: TrainingConfig | None = None

@@ -1,7 +1,8 @@
-"""`midstream doctor`: can this model play AgentFlow's roles?
+"""`midstream doctor`: what works on this machine, and can this model play AgentFlow's roles?
 
-Each role's real module, with the recipe's prompt and settings, is asked the fixed cases of `doctor_cases.toml`; each
-server is asked two questions about itself. What the model gets wrong is the result; a server that fails is an error.
+The machine is looked at always (`machine/`), the roles where a model is named. Each role's real module, with the
+recipe's prompt and settings, is asked the fixed cases of `doctor_cases.toml`; each server is asked two questions about
+itself. What the model gets wrong is the result; a server that fails is an error.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 
 from midstream.agents.formats import schema_error
 from midstream.agents.prompted import ModuleConfig
-from midstream.build import MODULES, ROOMS, Build, resolve
+from midstream.build import Build
 from midstream.commands import dry_run
+from midstream.components import MODULES, ROOMS, resolve
 from midstream.config import Recipe, parse_recipe, read_table, with_overrides
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext, Request
@@ -29,6 +33,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message, Sampling
 from midstream.doctor_cases import ASK, Cases, load_cases
 from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.machine.checks import check_machine
 from midstream.report.doctor import (
     JSON_SCHEMA,
     TOKEN_IDS,
@@ -41,9 +46,14 @@ from midstream.report.doctor import (
     screen,
     standing_of,
 )
+from midstream.report.machine import Check, machine_screen
 from midstream.rollout import together
 from midstream.solve import RECIPE, set_server
 
+NOT_REACHED = "The roles were not examined: a key or a server failed."
+EXAMINE = "Examine a model: midstream doctor --model NAME --base-url URL"
+REACHED = ("MS501", "MS502")  # without these no model can be asked
+_NAMES_A_MODEL = ("model", "base_url", "provider", "recipe")
 _AT_A_TIME = 4  # requests under way: seconds are then those of a server that is not crowded
 _CASE_LIMIT_S = 600.0
 _PROBE_SCHEMA: Mapping[str, Any] = {
@@ -52,24 +62,55 @@ _PROBE_SCHEMA: Mapping[str, Any] = {
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """Examine the model and print what was found; returns 0, or 1 where a role cannot be played."""
+    """Examine machine and model and print what was found; returns 0, or 1 where something failed."""
     recipe = _recipe(options)
     if options.dry_run:
         return dry_run(recipe)
-    shown = not (options.json or options.quiet)
-    with Console(stderr=True).status("") if shown else nullcontext() as status:
+    build = Build(recipe, unsafe=True)  # no program is run: an executor that writes them is not examined
+    named = options.roles or any(getattr(options, one) is not None for one in _NAMES_A_MODEL)
+    if named:
+        _check_any_role(build)
+    silent = options.json or options.quiet
+    with _spinner(silent, "looking at this machine"):
+        machine = asyncio.run(check_machine(build, named=named))
+    if not options.json:
+        Console().print(machine_screen(machine), crop=False)
+    reached = not any(one.code in REACHED and one.status == "failed" for one in machine)
+    if named and reached:
+        found = _examined(build, machine, silent)
+    else:
+        roles = _unreached(build) if named else ()
+        sound = all(one.status != "failed" for one in machine)
+        found = Diagnosis(recipe=recipe.name, machine=machine, roles=roles, works=sound)
+    if options.json:
+        print(found.model_dump_json())
+    elif named and reached:
+        Console().print(Text(), screen(found))
+    else:
+        Console().print(NOT_REACHED if named else EXAMINE, markup=False, highlight=False, soft_wrap=True)
+    return 0 if found.works else 1
+
+
+def _examined(build: Build, machine: tuple[Check, ...], silent: bool) -> Diagnosis:
+    """What the roles came to, beside the machine."""
+    with _spinner(silent, "asking the model") as status:
 
         def told(done: int, of: int) -> None:
             if status is not None:
                 status.update(f"{done} of {of} cases")
 
-        # No program is run: an executor that writes them is not examined.
-        diagnosis = asyncio.run(examine(Build(recipe, unsafe=True), told))
-    if options.json:
-        print(diagnosis.model_dump_json())
-    else:
-        Console().print(screen(diagnosis))
-    return 0 if diagnosis.works else 1
+        roles = asyncio.run(examine(build, told))
+    sound = all(one.status != "failed" for one in machine)
+    return roles.model_copy(update={"machine": machine, "works": sound and roles.works})
+
+
+def _spinner(silent: bool, words: str) -> AbstractContextManager[Status | None]:
+    return nullcontext() if silent else Console(stderr=True).status(words)
+
+
+def _unreached(build: Build) -> tuple[RoleResult, ...]:
+    reasons = {name: _not_examined(build, name) or "its server or key failed, see above" for name in MODULES}
+    return tuple(RoleResult(role=name, standing="not examined", skipped=why) for name, why in reasons.items())
 
 
 def _recipe(options: argparse.Namespace) -> Recipe:
@@ -100,14 +141,9 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
         InfrastructureError: a request failed for good, whatever the model can do.
         RecipeError: the recipe has no role that asks a model.
     """
+    _check_any_role(build)
     cases = load_cases()
     roles, skipped = _roles(build)
-    if not roles:
-        raise RecipeError(
-            f"recipe {build.recipe.name!r} has no role to examine",
-            cause="; ".join(f"{one.role}: {one.skipped}" for one in skipped),
-            mend="midstream doctor --model NAME --base-url URL",
-        )
     engines = {role.engine.name: role.engine for role in roles}
     slots = asyncio.Semaphore(_AT_A_TIME)
     jobs = [(role, case) for role in roles for case in getattr(cases, role.name)]
@@ -140,19 +176,36 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
     )
 
 
+def _not_examined(build: Build, name: str) -> str:
+    """Why a role is not examined, "" if it is."""
+    table = getattr(build.recipe.agent, name)
+    if table["type"] != "prompted":
+        return f"its type is {table['type']!r}"
+    config = resolve(ROOMS[name], table, f"agent.{name}")[1]
+    return "it writes programs, and the cases are about arguments" if getattr(config, "mode", "") == "code" else ""
+
+
+def _check_any_role(build: Build) -> None:
+    """Refuse a recipe without a role to examine, before anything is looked at."""
+    reasons = {name: _not_examined(build, name) for name in MODULES}
+    if all(reasons.values()):
+        raise RecipeError(
+            f"recipe {build.recipe.name!r} has no role to examine",
+            cause="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
+            mend="midstream doctor --model NAME --base-url URL",
+        )
+
+
 def _roles(build: Build) -> tuple[list[_Role], list[RoleResult]]:
     """The roles that ask a model, and why the others are not examined."""
     roles: list[_Role] = []
     skipped: list[RoleResult] = []
     for name in MODULES:
-        table = getattr(build.recipe.agent, name)
-        component, config = resolve(ROOMS[name], table, f"agent.{name}")
-        reason = "" if table["type"] == "prompted" else f"its type is {table['type']!r}"
-        if getattr(config, "mode", "") == "code":
-            reason = "it writes programs, and the cases are about arguments"
+        table, reason = getattr(build.recipe.agent, name), _not_examined(build, name)
         if reason:
             skipped.append(RoleResult(role=name, standing="not examined", skipped=reason))
         else:
+            component, config = resolve(ROOMS[name], table, f"agent.{name}")
             module = component.make(config)
             roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
     return roles, skipped

@@ -31,6 +31,7 @@ class CaseTool(Frozen):
     description: str
     parameters: Mapping[str, Any]
     timeout_s: float = 1.0
+    output_tokens: int = 1000
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Refuse."""

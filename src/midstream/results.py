@@ -6,7 +6,8 @@ import argparse
 import json
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -80,6 +81,7 @@ def write_report(run: RunDirectory) -> None:
             run_info={
                 "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
                 "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+                "tools": tools_used(info.resolved),
                 "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.read_timings()), 1),
                 **info.packages,
             },
@@ -91,6 +93,16 @@ def write_report(run: RunDirectory) -> None:
             next_steps=next_steps(run),
         ),
     )  # fmt: skip
+
+
+def tools_used(resolved: Mapping[str, Any]) -> str:
+    """A resolved recipe's tools in a line, each with who is behind it: another provider is another experiment."""
+    behind = ("provider", "language", "index", "engine")
+    said = {
+        name: ", ".join(f"{key} {table[key]}" for key in behind if table.get(key))
+        for name, table in resolved.get("tools", {}).items()
+    }
+    return "; ".join(name + (f" ({words})" if words else "") for name, words in said.items()) or "-"
 
 
 def next_steps(run: RunDirectory) -> list[str]:

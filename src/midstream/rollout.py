@@ -48,13 +48,17 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings."""
+    """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings.
+
+    `sandbox` is the tier that tools and agent run code in, "" where they run none; every trajectory says it.
+    """
 
     agent: Agent
     tools: Sequence[Tool]
     engines: Mapping[str, Engine]
     reward: Reward
     config: Config = Config()
+    sandbox: str = ""
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -175,6 +179,7 @@ async def _attempts(
             "family": task.family,
             "gold": task.answer,
             "attempts": len(attempts),
+            "sandbox": environment.sandbox,
             "earlier_errors": tuple(one.error for one in attempts[:-1]),
             "cost_usd": sum(one.cost_usd for one in attempts),
             "request_failures": sum(one.request_failures for one in attempts),

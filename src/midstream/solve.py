@@ -9,8 +9,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from midstream.build import MODULES, TOOLS, Build
+from pydantic import ValidationError
+
+from midstream.build import Build
 from midstream.commands import dry_run, use_policy
+from midstream.components import MODULES, TOOLS
 from midstream.config import Table, parse_recipe, read_table, with_overrides
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.events import Listener
@@ -29,8 +32,14 @@ def solve(options: argparse.Namespace) -> int:
     """Answer one question; returns 0, or 1 where the run was lost to an error."""
     _check_question(options.question)
     run = RunDirectory.open(Path(options.planner)) if options.planner else None
-    recipe = parse_recipe(_table(options, run))
-    build = Build(recipe, adapters=run.root / "adapters" / "asked" if run else Path("adapters"), unsafe=options.unsafe)
+    recipe = parse_recipe(recipe_table(options, run))
+    build = Build(
+        recipe,
+        adapters=run.root / "adapters" / "asked" if run else Path("adapters"),
+        unsafe=options.unsafe,
+        record=options.record,
+        replay=options.replay,
+    )
     if options.dry_run:
         return dry_run(recipe)
     if run is None and recipe.warm_start is not None:
@@ -60,7 +69,7 @@ class _Unjudged:
 
 def _watched(build: Build, run: RunDirectory | None, options: argparse.Namespace) -> Trajectory:
     """Load, run and show. The screen is taken before the weights are loaded, which is what takes long."""
-    shown = None if options.json or options.quiet else Timeline(Screen(), options.question)
+    shown = None if options.json or options.quiet else Timeline(Screen(), options.question, build.sandbox_line)
     temperature = options.temperature
     with shown or nullcontext():
         if run is not None:
@@ -86,13 +95,15 @@ async def _run(environment: Environment, question: str, seed: int, listener: Lis
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-def _table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
+def recipe_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
     """The recipe's table with what the command line changes: server, tools, seed, and last of all `--set`."""
     # What options change must be there already, and what both change is as `--set` says.
     table = with_overrides(table_of(run) if run else read_table(options.recipe or RECIPE), options.overrides)
     set_server(table, options, planner_from_run=run is not None)
     if options.tools is not None:
-        _set_tools(table, options.tools)
+        known = list(table.get("tools", ()))
+        set_tools(table, options.tools)
+        _check_vocabulary(table, known, options.tools)
     for engine in table.get("engines", {}).values():
         _set_stream(engine, resolved=run is not None)
     if options.seed is not None:
@@ -139,27 +150,57 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
     engines[name] = {"type": "openai_compatible", **kept, **server}
 
 
-def _set_tools(table: Table, names: str) -> None:
-    """Exactly these tools, with the recipe's settings where it has them."""
+def set_tools(table: Table, names: str) -> None:
+    """Exactly these tools, with the recipe's settings where it has them; `my_tools.py:word_count` is a function."""
     parse_recipe(table)
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     known = table["tools"]
-    unknown = [name for name in wanted if name not in known and name not in TOOLS]
+    nameable = [*known, *(name for name in TOOLS if name not in known and not needs_settings(name))]
+    unknown = [name for name in wanted if name not in nameable and ":" not in name]
     if unknown or not wanted:
         raise UsageError(
-            f"--tools {names!r}: " + (f"no tool is called {unknown[0]!r}" if unknown else "no tool is named"),
+            f"no tool is called {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
             cause="it is misspelt, or its table is missing in the recipe",
-            mend=f"name some of: {', '.join(dict.fromkeys([*known, *TOOLS]))}",
+            mend=f"name some of: {', '.join(nameable)}; or a function of yours: my_tools.py:word_count",
         )
-    planner = table.get("engines", {}).get(table["agent"]["planner"].get("engine"), {})
-    if planner.get("type") == "tiny" and set(wanted) != set(known):
+    chosen = [_tool_table(name, known) for name in wanted]
+    table["tools"] = dict(chosen)
+    if len(table["tools"]) < len(chosen):
         raise UsageError(
-            f"--tools {names!r} does not fit this planner",
+            f"two of the tools in {names!r} would have one name",
+            cause="a function of yours is called by its name alone, whatever its file",
+            mend="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
+        )
+
+
+def _check_vocabulary(table: Table, known: list[str], said: str) -> None:
+    """A tiny planner knows the tools that it was trained with, and no other."""
+    planner = table.get("engines", {}).get(table["agent"]["planner"].get("engine"), {})
+    if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
+        raise UsageError(
+            f"--tools {said!r} does not fit this planner",
             cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
             mend='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
-    defaults = {name: {"engine": "model"} if TOOLS[name].asks else {} for name in wanted if name in TOOLS}
-    table["tools"] = {name: known.get(name, defaults.get(name)) for name in wanted}
+
+
+def _tool_table(name: str, known: Table) -> tuple[str, Table]:
+    """A tool's name and table: the recipe's, or one with every default."""
+    if ":" in name:
+        return name.rpartition(":")[2].rpartition(".")[2], {"type": "function", "function": name}
+    table = known.get(name, {})
+    component = TOOLS.get(table.get("type", name))
+    return name, {"engine": "model", **table} if component and component.asks else table
+
+
+def needs_settings(name: str) -> str:
+    """Which settings a type of tool cannot do without, in words; "" if its table may be empty."""
+    try:
+        TOOLS[name].config()
+    except ValidationError as error:
+        found = [".".join(map(str, one["loc"])) or one["msg"].removeprefix("Value error, ") for one in error.errors()]
+        return ", ".join(found)
+    return ""
 
 
 def _set_stream(engine: Table, *, resolved: bool) -> None:

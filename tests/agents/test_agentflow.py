@@ -71,6 +71,7 @@ class Echo:
     slow_at: int = 0
     delay_s: float = 60.0
     timeout_s: float = 30.0
+    output_tokens: int = 100_000
     calls: int = 0
     name: str = "echo"
     description: str = "repeats"

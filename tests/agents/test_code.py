@@ -31,6 +31,7 @@ from midstream.core.trajectory import Action, Call, Command, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import ProgramRunner
+from midstream.sandbox.tiers import choose
 from midstream.tools.local_search import Document, LocalSearch
 
 CONFIG = ExecutorConfig(mode="code")
@@ -209,7 +210,7 @@ def solve(program: str) -> Trajectory:
             verifier=PromptedVerifier(StructuredConfig()),
             generator=PromptedGenerator(GeneratorConfig()),
             config=Config(max_turns=1),
-            code_runner=ProgramRunner(code_runner.Config(), schema_error),
+            code_runner=ProgramRunner(code_runner.Config(libraries=()), schema_error, choose()),
         )
         engines = dict.fromkeys(REPLIES, engine)
         task = Task(id="t", question="How high are Amberbank and Coldmere together ?", answer="")

@@ -28,6 +28,7 @@ class FakeTool:
     description: str = "finds things"
     parameters: Mapping[str, Any] = field(default_factory=lambda: SEARCH_SCHEMA)
     timeout_s: float = 1.0
+    output_tokens: int = 100_000
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         return ToolResult(text=json.dumps(dict(arguments)))

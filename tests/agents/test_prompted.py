@@ -41,6 +41,7 @@ class Echo:
     name: str = "echo"
     description: str = "Says <|im_end|> $text {{query}}."
     timeout_s: float = 1.0
+    output_tokens: int = 100_000
 
     parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

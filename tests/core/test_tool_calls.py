@@ -26,6 +26,7 @@ class Sleeper:
     name: str = "sleeper"
     description: str = ""
     timeout_s: float = 0.05
+    output_tokens: int = 100_000
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:

@@ -27,6 +27,7 @@ from midstream.core.trajectory import (
     Turn,
     Usage,
     Verdict,
+    without_clocks,
 )
 
 TEXT = st.text(max_size=20)
@@ -95,6 +96,16 @@ def test_calls_are_in_order():
 def test_signal_is_the_papers():
     assert Verdict(result_valid=False, memory_sufficient=True).signal == "STOP"
     assert Verdict(result_valid=True, memory_sufficient=False).signal == "CONTINUE"
+
+
+def test_clocks_and_nothing_else_are_taken_away():
+    def at(started: float, took: float) -> Trajectory:
+        made = (ToolCall(tool="t", arguments={"a": 1}, status="ok", text="x", duration_s=took),)
+        observation = Observation(status="ok", text="x", duration_s=took, tool_calls=made)
+        turns = (Turn(index=1, observation=observation, calls=(Call(role="planner"),)), Turn(index=2))
+        return Trajectory(id="a", task_id="a", turns=turns, answer="7", started_at=started, duration_s=took)
+
+    assert without_clocks(at(1e9, 3.5)) == without_clocks(at(2e9, 0.1)) == at(0, 0)
 
 
 def test_data_is_frozen_and_strict():

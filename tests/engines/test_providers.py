@@ -70,7 +70,7 @@ def test_a_local_server_is_never_mended_with_a_key_of_openai(name: ProviderName)
     ("name", "base_url", "mend"),
     [
         ("vllm", "http://gpu:9/v1", "vllm serve q --port 9"),
-        ("ollama", "http://localhost:11434/v1", "ollama serve   (and once: ollama pull q)"),
+        ("ollama", "http://localhost:11434/v1", "ollama serve   # and once: ollama pull q"),
         ("openai", "https://api.openai.com/v1", "check the network, or set base_url to a server of your own"),
         ("openai", "http://h:5/v1", "start the server there, e.g. vllm serve q --port 5, or correct base_url"),
     ],

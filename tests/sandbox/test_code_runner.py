@@ -6,7 +6,6 @@ import asyncio
 import builtins
 import keyword
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,17 +21,23 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from midstream.agents.formats import schema_error
-from midstream.core.errors import EngineError, SandboxError, ToolServerError
+from midstream.core.errors import EngineError, SandboxError, ToolServerError, UnsupportedError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.trajectory import Call, Observation
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import NOTHING, Config, ProgramRunner, function_name
+from midstream.sandbox.inside import running
+from midstream.sandbox.settings import Tier
+from midstream.sandbox.tiers import Sandbox
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import Config as PythonConfig
 from midstream.tools.python import PythonTool
 from support.processes import gone
+from support.sandboxes import processes, sandbox
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+TIERS: tuple[Tier, ...] = ("strong", "standard") if sys.platform == "linux" else ("unsafe",)
+CHOSEN: list[Tier] = [TIERS[0]]  # the tier that `run` and `with_runner` take
 
 # How hostile code gets at its channel: `fd` is it, `send` writes a whole message.
 AT_CHANNEL = (
@@ -48,11 +53,15 @@ class Echo:
 
     delay_s: float = 0.0
     timeout_s: float = 30.0
+    output_tokens: int = 100_000
     breaks_at: int = 0
     failure: Exception | None = None
     name: str = "echo"
     description: str = "repeats"
     said: list[str] = field(default_factory=list)
+    watched: ProgramRunner | None = None  # whose processes `there` are, as seen at every call
+    kills: bool = False  # it ends their worker
+    there: list[int] = field(default_factory=list)
     parameters: Mapping[str, Any] = field(
         default_factory=lambda: {
             "type": "object",
@@ -65,6 +74,9 @@ class Echo:
         text, times = str(arguments["text"]), arguments.get("times", 1)
         assert isinstance(times, int)
         self.said.append(text)
+        self.there += processes(self.watched._pool) if self.watched else []
+        if self.kills:
+            os.kill(self.there[-2], signal.SIGKILL)  # the zygote: its child is the last
         await asyncio.sleep(60 if text == "slow" else self.delay_s)
         if self.failure and len(self.said) == self.breaks_at:
             raise self.failure
@@ -73,11 +85,20 @@ class Echo:
     async def close(self) -> None: ...
 
 
+@pytest.fixture(params=TIERS)
+def tier(request: pytest.FixtureRequest) -> Tier:
+    CHOSEN[0] = request.param
+    return request.param
+
+
+everywhere = pytest.mark.usefixtures("tier")
+
+
 def run(*codes: str, tool: Tool | None = None, **settings: Any) -> list[Observation]:
     """What came of programs, one after the other on one runner; and of one more, which must be as if alone."""
 
     async def go() -> list[Observation]:
-        runner = ProgramRunner(Config(**settings), schema_error)
+        runner = ProgramRunner(Config(**settings), schema_error, sandbox(CHOSEN[0]))
         try:
             observations = [(await runner.run(code, tool or Echo()))[0] for code in codes]
             after, _ = await runner.run("print(echo(text='next'), echo(text='one'))", Echo())
@@ -92,6 +113,7 @@ def run(*codes: str, tool: Tool | None = None, **settings: Any) -> list[Observat
 # --- what a program can do --------------------------------------------------------------------------------------------
 
 
+@everywhere
 def test_a_program_calls_its_tool_branches_and_computes():
     documents = [Document(id="a", text="Amberbank height 105"), Document(id="b", text="Coldmere height 7")]
     code = (
@@ -114,6 +136,7 @@ def test_a_program_calls_its_tool_branches_and_computes():
     assert observation.duration_s >= sum(call.duration_s for call in observation.tool_calls) > 0
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("code", "status", "text"),
     [
@@ -148,18 +171,21 @@ def test_what_comes_of_it(code: str, status: str, text: str):
     assert Observation.model_validate_json(observation.model_dump_json()) == observation
 
 
+@everywhere
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not bound the address space")
 def test_memory_is_bounded():
     [observation] = run("[0] * 10**11", memory_mb=128)
     assert (observation.status, observation.text) == ("error", "MemoryError: out of memory")
 
 
+@everywhere
 def test_a_long_result_is_cut():
     [observation] = run("len(echo(text='ab', times=10**5))")
     cut = 100_000 + len("\n[cut after 100000 characters]")
     assert (observation.text, len(observation.tool_calls[0].text)) == (str(cut), cut)
 
 
+@everywhere
 def test_results_far_larger_than_a_pipe_arrive_whole():
     code = "text = '\\U0001f600' * 10_000\nall(echo(text=text, times=9) == text * 9 for _ in range(3))"
     assert run(code)[0].text == "True"
@@ -174,12 +200,14 @@ def test_a_tool_is_a_function_by_a_name_that_hides_nothing(tool: str):
     assert name != "ToolError"
 
 
+@everywhere
 @pytest.mark.parametrize(("name", "called"), [("wiki.find-page", "wiki_find_page"), ("print", "print_"), ("2d", "_2d")])
 def test_a_tool_whose_name_is_no_identifier_can_be_called(name: str, called: str):
     [observation] = run(f"print({called}(text='a'))", tool=Echo(name=name))
     assert (observation.text, observation.tool_calls[0].tool) == ("a", name)
 
 
+@everywhere
 def test_requests_of_the_tool_are_handed_back():
     async def go(runner: ProgramRunner) -> None:
         _, calls = await runner.run("echo(text='a')\necho(text='b')\n1 / 0", Echo())
@@ -190,7 +218,7 @@ def test_requests_of_the_tool_are_handed_back():
 
 def with_runner(go: Callable[[ProgramRunner], Any], **settings: Any) -> None:
     async def wrapped() -> None:
-        runner = ProgramRunner(Config(**settings), schema_error)
+        runner = ProgramRunner(Config(**settings), schema_error, sandbox(CHOSEN[0]))
         try:
             await go(runner)
         finally:
@@ -202,6 +230,7 @@ def with_runner(go: Callable[[ProgramRunner], Any], **settings: Any) -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
+@everywhere
 @pytest.mark.parametrize("swallow", ["Exception", "BaseException"])
 def test_one_call_too_many_ends_a_program(swallow: str):
     tool = Echo()
@@ -212,10 +241,12 @@ def test_one_call_too_many_ends_a_program(swallow: str):
     assert observation.text.startswith("seen\n") == (swallow == "Exception")
 
 
+@everywhere
 def test_as_many_calls_as_allowed():
     assert run("for i in range(3): print(echo(text=str(i)))", max_tool_calls=3)[0].text == "0\n1\n2"
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -232,6 +263,7 @@ def test_a_program_that_does_not_end_is_ended(code: str, text: str):
     assert time.monotonic() - started < 10
 
 
+@everywhere
 def test_a_programs_time_adds_up_over_its_calls():
     code = "import time\nfor _ in range(16):\n    time.sleep(0.1)\n    echo(text='a')"
     [observation] = run(code, timeout_s=0.1)
@@ -239,6 +271,7 @@ def test_a_programs_time_adds_up_over_its_calls():
     assert len(observation.tool_calls) < 6
 
 
+@everywhere
 def test_the_tools_time_is_not_the_programs():
     code = "for _ in range(3): print(echo(text='a'))"
     [observation] = run(code, tool=Echo(delay_s=0.4), timeout_s=0.2)
@@ -246,6 +279,7 @@ def test_the_tools_time_is_not_the_programs():
     assert observation.duration_s > 1.2  # a second more than the program's own wall clock would allow
 
 
+@everywhere
 def test_a_slow_tool_is_a_tool_error():
     [observation] = run("try: echo(text='a')\nexcept ToolError as e: print(e)", tool=Echo(delay_s=60, timeout_s=0.1))
     assert (observation.status, observation.text) == ("ok", "echo gave no result within 0.1 s")
@@ -255,6 +289,7 @@ def test_a_slow_tool_is_a_tool_error():
 # --- what is written into the channel ---------------------------------------------------------------------------------
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -282,6 +317,7 @@ def test_a_program_that_misuses_its_channel_ends_and_leaves_nothing_to_the_next(
     assert (observation.status, text in observation.text) == ("error", True), observation.text
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -296,6 +332,7 @@ def test_a_program_can_only_confuse_itself(code: str, text: str):
     assert (observation.status, observation.text) == ("ok", text)
 
 
+@everywhere
 @pytest.mark.parametrize("forged", ["b'\\x09' + b'\\0' * 4", "b'\\x01' + b'\\xff' * 4", "b'\\xff' * 5"])
 def test_a_forged_answer_is_a_program_that_left_none(forged: str):
     code = (
@@ -318,6 +355,7 @@ def test_any_bytes_are_arguments_or_end_the_program(body: bytes):
 # --- many at once, and what breaks ------------------------------------------------------------------------------------
 
 
+@everywhere
 def test_many_programs_share_few_workers_and_each_gets_its_own_results():
     async def go(runner: ProgramRunner) -> None:
         codes = [f"print([echo(text='{i}-' + str(j)) for j in range(3)])" for i in range(24)]
@@ -329,6 +367,7 @@ def test_many_programs_share_few_workers_and_each_gets_its_own_results():
     with_runner(go, workers=3)
 
 
+@everywhere
 def test_programs_may_run_python_even_where_every_worker_waits_for_it():
     async def go(runner: ProgramRunner) -> None:
         tool = PythonTool(PythonConfig(workers=1))
@@ -340,16 +379,16 @@ def test_programs_may_run_python_even_where_every_worker_waits_for_it():
     with_runner(go, workers=2)
 
 
-@pytest.mark.parametrize(
-    "failure", [ToolServerError("down"), SandboxError("gone"), EngineError("no model"), TimeoutError("inside")]
-)
-def test_a_broken_tool_is_raised_and_its_program_is_gone(failure: Exception):
+@everywhere
+@pytest.mark.parametrize("failure", [ToolServerError, SandboxError, EngineError, TimeoutError])
+def test_a_broken_tool_is_raised_and_its_program_is_gone(failure: type[Exception]):
     async def go(runner: ProgramRunner) -> None:
-        tool = Echo(breaks_at=2, failure=failure)
-        raised = ToolServerError if isinstance(failure, TimeoutError) else type(failure)
+        tool = Echo(breaks_at=2, failure=failure("broken"), watched=runner)
+        raised = ToolServerError if failure is TimeoutError else failure
         with pytest.raises(raised) as error:
-            await runner.run("import os\ntry:\n  echo(str(os.getpid()))\n  echo('a')\nexcept: echo('b')", tool)
-        assert gone(int(tool.said[0]))
+            await runner.run("try:\n  echo('first')\n  echo('a')\nexcept: echo('b')", tool)
+        assert len(tool.there) >= 4
+        assert all(map(gone, tool.there))
         assert [call.completion for call in getattr(error.value, "calls", ())] == [tool.said[0]]
         assert len(tool.said) == 2
         assert (await runner.run("echo('c')", Echo()))[0].text == "'c'"
@@ -357,73 +396,87 @@ def test_a_broken_tool_is_raised_and_its_program_is_gone(failure: Exception):
     with_runner(go, workers=1)
 
 
+@everywhere
 @pytest.mark.parametrize("code", ["time.sleep(60)", "echo('slow')", "while True: pass"])
 def test_a_cancelled_program_is_gone(code: str):
     async def go(runner: ProgramRunner) -> None:
-        tool = Echo()
-        running = asyncio.create_task(runner.run(f"import os, time\necho(str(os.getpid()))\n{code}", tool))
+        tool = Echo(watched=runner)
+        running = asyncio.create_task(runner.run(f"import time\necho('first')\n{code}", tool))
         while not tool.said:
             await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await running
-        assert gone(int(tool.said[0]))
+        assert len(tool.there) >= 2
+        assert all(map(gone, tool.there))
         assert (await runner.run("echo('c')", Echo()))[0].text == "'c'"
 
     with_runner(go, workers=1)
 
 
+@everywhere
 def test_close_ends_programs_and_nothing_runs_after_it():
     async def go(runner: ProgramRunner) -> None:
-        tool = Echo()
-        running = asyncio.create_task(runner.run("import os, time\necho(str(os.getpid()))\ntime.sleep(60)", tool))
+        tool = Echo(watched=runner)
+        running = asyncio.create_task(runner.run("import time\necho('first')\ntime.sleep(60)", tool))
         while not tool.said:
             await asyncio.sleep(0.01)
         await runner.close()
         with pytest.raises(SandboxError):
             await running
-        assert gone(int(tool.said[0]))
+        assert all(map(gone, tool.there))
         with pytest.raises(SandboxError, match="closed"):
             await runner.run("1", Echo())
 
     with_runner(go)
 
 
-def test_a_worker_that_dies_is_replaced_as_long_as_no_call_was_made():
+@everywhere
+def test_a_worker_that_dies_is_an_error_and_an_idle_one_is_replaced():
     async def go(runner: ProgramRunner) -> None:
-        observation, _ = await runner.run("import os\nos.getppid()", Echo())
-        os.kill(int(observation.text), signal.SIGKILL)
-        assert (await runner.run("echo('a')", Echo()))[0].text == "'a'"
-        tool = Echo()
+        await runner.run("1", Echo())
+        dead = processes(runner._pool)
+        os.kill(dead[-1], signal.SIGKILL)
+        assert all(map(gone, dead))
+        tool = Echo(watched=runner, kills=True)
         with pytest.raises(SandboxError, match="died after 1 calls of echo"):
-            await runner.run("import os\necho('a')\nos.kill(os.getppid(), 9)\n", tool)
-        assert tool.said == ["a"]
+            await runner.run("echo('a')", tool)
+        assert all(map(gone, tool.there))
+        assert (await runner.run("echo('c')", Echo()))[0].text == "'c'"
 
     with_runner(go, workers=1)
 
 
-def test_no_program_outlives_its_host(tmp_path: Path):
+@everywhere
+def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
     pids = tmp_path / "pids"
     script = (
-        "import asyncio\nfrom pathlib import Path\nfrom midstream.core.protocols import ToolResult\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom midstream.core.protocols import ToolResult\n"
         "from midstream.sandbox.code_runner import Config, ProgramRunner\n"
-        "class Tell:\n    name, description, parameters, timeout_s = 'tell', '', {'properties': {'text': {}}}, 9.0\n"
-        f"    async def call(self, arguments):\n        Path({str(pids)!r}).write_text(arguments['text'])\n"
+        "from support.sandboxes import processes, sandbox\n"
+        "class Tell:\n    name, description, parameters = 'tell', '', {'properties': {}}\n"
+        "    timeout_s, output_tokens = 9.0, 100\n    async def call(self, arguments):\n"
+        f"        Path({str(pids)!r}).write_text(' '.join(map(str, processes(runner._pool))) + ' .')\n"
         "        return ToolResult(text='')\n"
-        "code = 'import os, time\\ntell(f\"{os.getpid()} {os.getppid()} .\")\\ntime.sleep(60)'\n"
-        "asyncio.run(ProgramRunner(Config(timeout_s=30.0), lambda *_: None).run(code, Tell()))"
+        f"runner = ProgramRunner(Config(timeout_s=30.0), lambda *_: None, sandbox({tier!r}))\n"
+        "asyncio.run(runner.run('import time\\ntell()\\ntime.sleep(60)', Tell()))"
     )
-    with subprocess.Popen([sys.executable, "-c", script]) as host:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as host:
         until = time.monotonic() + 30
         while not (pids.exists() and pids.read_text().endswith(".")) and time.monotonic() < until:
             time.sleep(0.05)
         host.kill()
-    for pid in pids.read_text().split()[:2]:
-        assert gone(int(pid))
+    found = pids.read_text().split()[:-1]
+    assert len(found) >= 2
+    assert all(gone(int(pid)) for pid in found)
+
+
+@pytest.mark.parametrize("named", ["remote", "arithmetic"])
+def test_a_tier_without_a_channel_is_refused(named: Tier):
+    with pytest.raises(UnsupportedError, match=f'does not work on sandbox tier {named}[\\s\\S]*mode = "arguments"'):
+        ProgramRunner(Config(), schema_error, Sandbox(tier=named))
 
 
 def test_the_worker_knows_the_same_numbers():
-    zygote = (Path(__file__).parents[2] / "src/midstream/sandbox/zygote.py").read_text()
-    said = re.search(r"^CALL_LIMIT = ([\d_]+)", zygote, re.MULTILINE)
-    assert said
-    assert int(said[1]) == code_runner.CALL_LIMIT
+    assert running.CALL_LIMIT == code_runner.CALL_LIMIT

@@ -18,8 +18,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from midstream.build import REWARDS
 from midstream.cli import main
+from midstream.components import REWARDS
 from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory

@@ -21,8 +21,8 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from midstream.build import REWARDS
 from midstream.cli import main
+from midstream.components import REWARDS
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling

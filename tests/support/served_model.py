@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from midstream.agents.programs import NoSettings
-from midstream.build import Component
+from midstream.components import Component
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory

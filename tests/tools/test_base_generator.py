@@ -64,7 +64,7 @@ def test_no_answer_is_an_answer():
 def test_a_broken_engine_is_an_error_that_keeps_its_call():
     broken = EngineError("no connection", cause="it is down", mend="start it")
     broken.retryable = False
-    with pytest.raises(ToolServerError, match="the base generator failed: no connection") as caught:
+    with pytest.raises(ToolServerError, match="the model of tool base_generator failed: no connection") as caught:
         call(Echo(broken), "a")
     assert [one.failures for one in caught.value.calls] == [("reset",)]
     assert (caught.value.cause, caught.value.mend, caught.value.retryable) == ("it is down", "start it", False)

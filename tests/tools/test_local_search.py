@@ -133,7 +133,7 @@ def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
         LocalSearch(Config())
     for content in (b"", b"not a database at all, but long enough to look at" * 100):
         (tmp_path / "wrong").write_bytes(content)
-        with pytest.raises(RecipeError, match=r"is not a search index.*\n.*\n.*build_index"):
+        with pytest.raises(RecipeError, match=r"is not a search index.*\n.*\n.*midstream index build"):
             LocalSearch(Config(index=tmp_path / "wrong"))
 
 
@@ -148,3 +148,50 @@ def test_a_damaged_index_is_an_error(tmp_path: Path):
     with pytest.raises(ToolServerError, match="could not be read"):
         asyncio.run(tool.call({"query": "word7"}))
     asyncio.run(tool.close())
+
+
+def test_an_index_on_disk_does_not_hold_up_the_event_loop(tmp_path: Path):
+    """Searches in a file leave the loop free, serve several loops, and end with the tool."""
+    path = tmp_path / "index"
+    build_index(path, (Document(id=str(i), text=f"word{i} hay") for i in range(3000))).close()
+    tool = LocalSearch(Config(index=path, match="any"))
+    ran: list[str] = []
+
+    async def search_while_others_work() -> list[ToolResult]:
+        async def other() -> None:
+            ran.append("other")
+
+        async def one(number: int) -> ToolResult:
+            result = await tool.call({"query": f"hay word{number}"})
+            ran.append("found")
+            return result
+
+        return (await asyncio.gather(*(one(number) for number in range(20)), other()))[:-1]
+
+    for _ in range(2):
+        results = asyncio.run(search_while_others_work())
+        assert [result.text for result in results] == [f"word{number} hay" for number in range(20)]
+    assert ran[0] == ran[21] == "other"
+
+    async def close_meanwhile() -> None:
+        searches = [asyncio.create_task(tool.call({"query": "hay"})) for _ in range(50)]
+        await asyncio.sleep(0)
+        await tool.close()
+        ended = await asyncio.gather(*searches, return_exceptions=True)
+        assert all(isinstance(one, ToolResult | ToolServerError | asyncio.CancelledError) for one in ended)
+
+    asyncio.run(close_meanwhile())
+    with pytest.raises(ToolServerError, match="could not be read"):
+        asyncio.run(tool.call({"query": "hay"}))
+
+
+def test_an_index_that_fails_leaves_no_part_of_it(tmp_path: Path):
+    with pytest.raises(RuntimeError):
+        build_index(tmp_path / "index", (_fail(number) for number in range(9)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fail(number: int) -> Document:
+    if number == 8:
+        raise RuntimeError("source ended")
+    return Document(id=str(number), text="hay")

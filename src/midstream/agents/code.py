@@ -12,21 +12,15 @@ the prompt and the action last, as for arguments; a program that does not compil
 
 from __future__ import annotations
 
-import ast
-import warnings
 from collections.abc import Sequence
 
-from midstream.agents.formats import spoken
 from midstream.agents.prompted import ExecutorConfig, PromptedModule
 from midstream.agents.rendering import to_json
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.replies import find_program
 from midstream.core.trajectory import Action, Call, Command
 from midstream.sandbox.code_runner import function_name
-
-_FENCE = "```"
-_PYTHON = ("python", "python3", "py")
-_MAX_CODE = 50_000  # characters: more is no short program, and compiling it would hold up every other run
 
 
 class CodeExecutor(PromptedModule):
@@ -74,55 +68,10 @@ def render_functions(tools: Sequence[Tool]) -> str:
 
 
 def parse_program(text: str, tool: str) -> Command:
-    """The executor's program: the first fenced block that compiles, or the whole text where nothing is fenced.
-
-    Blocks marked as Python go before any others. Never raises: a reply without a program that compiles is a command
-    with `error`, which says what is wrong with the first.
-    """
-    reply = spoken(text)
-    blocks = _fenced(reply)
-    marked = [code for language, code in blocks if language in _PYTHON]
-    candidates = marked or [code for _, code in blocks] or [reply]
-    problems = []
-    for code in candidates:
-        problem = _compile_error(code)
-        if problem is None:
-            return Command(tool=tool, code=code)
-        problems.append(problem)
-    return Command(tool=tool, error=f"no program for {tool}: {problems[0]}")
-
-
-def _fenced(text: str) -> list[tuple[str, str]]:
-    """(language, text) of fenced blocks; one that is never closed reaches to the end."""
-    blocks: list[tuple[str, str]] = []
-    language, lines = "", None
-    for line in text.split("\n"):
-        mark = line.strip()
-        if lines is None and mark.startswith(_FENCE):
-            language, lines = mark.strip("`").strip().lower(), []
-        elif lines is not None and mark == _FENCE:
-            blocks.append((language, "\n".join(lines)))
-            lines = None
-        elif lines is not None:
-            lines.append(line)
-    return blocks if lines is None else [*blocks, (language, "\n".join(lines))]
-
-
-def _compile_error(code: str) -> str | None:
-    """Why `code` is no program, or None."""
-    if not code.strip():
-        return "the reply holds no code"
-    if len(code) > _MAX_CODE:
-        return f"its {len(code)} characters are more than {_MAX_CODE}"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string is not the library's user's concern
-            ast.parse(code)  # not compile: nested `finally` blocks double its work, which only the sandbox may bear
-    except SyntaxError as error:
-        lines = code.split("\n")
-        number = error.lineno or 0
-        shown = f": {lines[number - 1].strip()[:200]}" if 0 < number <= len(lines) else ""
-        return f"{type(error).__name__}: {error.msg} (line {number}{shown})"
-    except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes; nested too deeply
-        return f"{type(error).__name__}: {error}"
-    return None
+    """The executor's program (`core.replies.find_program`); without one, a command with `error`, never an exception."""
+    code, problem = find_program(text)
+    return (
+        Command(tool=tool, code=code)
+        if code is not None
+        else Command(tool=tool, error=f"no program for {tool}: {problem}")
+    )

@@ -30,6 +30,7 @@ from referencing.exceptions import Unresolvable
 from midstream.agents.json_replies import json_objects, repaired_objects
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool
+from midstream.core.replies import spoken
 from midstream.core.trajectory import Action, Command, Verdict
 
 _LABELS = {
@@ -203,12 +204,3 @@ def parse_answer(text: str) -> str:
 
 def _objects(text: str, repair: bool) -> Iterator[dict[str, Any]]:
     return repaired_objects(spoken(text)) if repair else json_objects(spoken(text))
-
-
-def spoken(text: str) -> str:
-    """What a model said after thinking, as valid Unicode; nothing if it never stopped thinking."""
-    text = text.encode("utf-8", "replace").decode()
-    _, closed, rest = text.rpartition("</think>")
-    if closed:
-        return rest
-    return "" if text.lstrip().startswith("<think>") else text

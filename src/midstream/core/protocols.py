@@ -91,13 +91,15 @@ class ToolResult:
 class Tool(Protocol):
     """Something an agent can call.
 
-    `parameters` is the JSON schema (type object) of `call`'s arguments; `timeout_s` bounds one call.
+    `parameters` is the JSON schema (type object) of `call`'s arguments; `timeout_s` bounds one call,
+    `output_tokens` its text, four characters counted as a token.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     timeout_s: float
+    output_tokens: int
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Run once with arguments that satisfy `parameters`; raise `ToolServerError` if the back end failed."""

@@ -168,6 +168,7 @@ class Trajectory(Frozen):
 
     `attempts` counts this run and those before it that broke down and were thrown away, `earlier_errors` says what
     broke them; `cost_usd` and `request_failures` (attempts of single requests that failed) are those of all.
+    `sandbox` is the tier that code ran in, "" where none could run.
     """
 
     id: str
@@ -189,6 +190,7 @@ class Trajectory(Frozen):
     earlier_errors: tuple[ErrorInfo, ...] = ()
     cost_usd: float = 0.0
     request_failures: int = 0
+    sandbox: str = ""
     started_at: float = 0.0
     duration_s: float = 0.0
 
@@ -201,3 +203,20 @@ class Trajectory(Frozen):
     def replies_repaired(self) -> int:
         """Replies that were no JSON until they were mended."""
         return sum(call.repaired for call in self.calls)
+
+
+def without_clocks(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with every wall-clock time 0: what is left of two runs that took differently long is equal.
+
+    That is when it started, how long it took, and how long each observation and each of its tool calls took.
+    """
+
+    def timeless(turn: Turn) -> Turn:
+        if turn.observation is None:
+            return turn
+        made = tuple(call.model_copy(update={"duration_s": 0.0}) for call in turn.observation.tool_calls)
+        observation = turn.observation.model_copy(update={"duration_s": 0.0, "tool_calls": made})
+        return turn.model_copy(update={"observation": observation})
+
+    turns = tuple(map(timeless, trajectory.turns))
+    return trajectory.model_copy(update={"turns": turns, "started_at": 0.0, "duration_s": 0.0})

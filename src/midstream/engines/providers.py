@@ -46,7 +46,7 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
     ),
     "ollama": Provider(
         base_url="http://localhost:11434/v1",
-        start="ollama serve   (and once: ollama pull {model})",
+        start="ollama serve   # and once: ollama pull {model}",
         longer="OLLAMA_CONTEXT_LENGTH=N ollama serve",
     ),
     "llama_cpp": Provider(

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
+from midstream.report.machine import Check
 from midstream.report.numbers import cut, number, visible
 
 Standing = Literal["good", "shaky", "cannot", "not examined"]
@@ -86,12 +87,13 @@ class Probe(Frozen):
 
 
 class Diagnosis(Frozen):
-    """Everything found. `works`: no examined role "cannot"."""
+    """Everything found; without a model, the machine alone. `works`: no check failed and no examined role "cannot"."""
 
     recipe: str
-    roles: tuple[RoleResult, ...]
-    probes: tuple[Probe, ...]
-    advice: tuple[str, ...]
+    machine: tuple[Check, ...] = ()
+    roles: tuple[RoleResult, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    advice: tuple[str, ...] = ()
     works: bool
 
 
@@ -164,6 +166,9 @@ def screen(diagnosis: Diagnosis) -> RenderableType:
     parts += _section("Server", [_probes_table(diagnosis.probes)] if diagnosis.probes else [])
     parts += _section("Conclusion", [_conclusions(roles), Text(THRESHOLDS, "dim")])
     parts += _section("What to do", [Text(visible(line)) for line in diagnosis.advice])
+    failed = [check.code for check in diagnosis.machine if check.status == "failed"]
+    if failed:  # it may have scrolled away
+        parts.append(Text(f"\nOn this machine {_listed(failed)} failed, see above."))
     return Group(*parts)
 
 

@@ -136,6 +136,8 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None) -> Group:
         end.add_row("gold", plain(gold))
     end.add_row("reward", _reward(trajectory))
     end.add_row("stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
+    if trajectory.sandbox:
+        end.add_row("sandbox", trajectory.sandbox)
     for attempt, error in enumerate(trajectory.earlier_errors, 1):
         end.add_row(f"run {attempt}", plain(f"thrown away: {broken(error)}", "yellow"))
     trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)

@@ -80,8 +80,8 @@ class _Spent:
 class Timeline:
     """Shows one run: a `core.events.Listener` in `listen`, a context manager that gives the terminal back."""
 
-    def __init__(self, console: Console, question: str) -> None:
-        self._console, self._question = console, question
+    def __init__(self, console: Console, question: str, sandbox: str = "") -> None:
+        self._console, self._question, self._sandbox = console, question, sandbox
         self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
         self._turn = 0
@@ -95,8 +95,10 @@ class Timeline:
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
-        """Print the question; on a terminal, start the live line."""
+        """Print the question and what holds code back; on a terminal, start the live line."""
         self._console.print(Text(visible(self._question), "bold"))
+        if self._sandbox:
+            self._console.print(Text(f"sandbox {self._sandbox}", "dim"))
         if self._console.is_terminal:
             self._live.start()
         return self

@@ -1,9 +1,15 @@
-"""Arithmetic without a process: what a system that cannot fork offers instead of Python."""
+"""Arithmetic instead of Python: what a machine without a sandbox offers.
+
+Also a script (`python arithmetic.py OUTPUT_LIMIT`), which evaluates in a process of its own what `calculator.py` sends:
+a line of JSON (a string) in, a line of JSON ([reason, text]) out.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 import operator
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -115,3 +121,24 @@ def _call(name: str, nodes: list[ast.expr]) -> Number:
     if name == "round" and len(values) > 1 and abs(values[1]) > MAX_DIGITS:
         raise NotArithmetic(f"rounding to more than {MAX_DIGITS} digits")
     return _bounded(_FUNCTIONS[name](*values))
+
+
+def answer(expression: str, output_limit: int) -> tuple[str, str]:
+    """How evaluating ended ("ok", "raised", "output_limit"), and the value or the error as text."""
+    try:
+        text = repr(evaluate(expression))
+    except (NotArithmetic, ArithmeticError) as error:
+        return "raised", f"{type(error).__name__}: {error}"
+    return ("ok", text) if len(text) <= output_limit else ("output_limit", text[:output_limit])
+
+
+def main() -> None:
+    """Answer lines until there are no more."""
+    output_limit = int(sys.argv[1])
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line), output_limit)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,11 @@
 """Runs an executor's program: a short piece of Python that may call one tool as often as it needs, branch and compute.
 
 The program runs in a forked child of a `PythonPool`'s worker and reaches its tool only through a channel to this
-process (the messages are told in `zygote.py`). The channel is a socket of its own, made for one program and closed with
-it, so nothing that a program writes can be taken for another's. Here its arguments are checked, the tool is called, and
-every call is recorded. A program that breaks a bound or the channel's form is ended together with its worker.
+process (the messages are told in `inside/zygote.py`). The channel is a socket of its own, made for one program and
+closed with it, so nothing that a program writes can be taken for another's. Here its arguments are checked, the tool is
+called, and every call is recorded. A program that breaks a bound or the channel's form is ended with its worker.
 
-**This is no security boundary**: see `sandbox.pool`. `Build` refuses programs unless it is told `unsafe=True`.
+What holds a program back is the pool's tier. A container and an arithmetic process have no such channel: refused.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from typing import Any, TypeVar
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen, unfit
-from midstream.core.errors import InfrastructureError, SandboxError
+from midstream.core.data import unfit
+from midstream.core.errors import InfrastructureError, SandboxError, UnsupportedError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.pool import PythonPool
+from midstream.sandbox.settings import Limits
+from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied
 
 T = TypeVar("T")
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
-CALL_LIMIT = 1_000_000  # bytes of one call's arguments, as in zygote.py
+CALL_LIMIT = 1_000_000  # bytes of one call's arguments, as in inside/running.py
 TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
 NOTHING = "(the program printed nothing)"
 
 
-class Config(Frozen):
-    """Limits of one program; `sandbox.pool.PythonPool` says what each bounds.
+class Config(Limits):
+    """Limits of one program; `max_tool_calls` bounds how often it calls its tool.
 
     A program that waits for its tool holds one of the `workers`; its tool's time counts towards no limit of its own.
     """
 
     workers: int = Field(default=16, ge=1)
-    timeout_s: float = Field(default=2.0, gt=0)
-    memory_mb: int = Field(default=512, ge=64)
-    output_limit: int = Field(default=4000, ge=1)
+    libraries: tuple[str, ...] = ()  # 16 workers with all of sympy would take a second and 70 MB each
     max_tool_calls: int = Field(default=16, ge=1)
 
 
@@ -67,20 +67,24 @@ class ProgramRunner:
 
     Args:
         config: limits.
+        sandbox: what holds programs back.
         check: says what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`).
 
     Raises:
-        UnsupportedError: this system cannot fork.
+        UnsupportedError: the sandbox's tier has no channel for programs.
     """
 
-    def __init__(self, config: Config, check: Check) -> None:
+    def __init__(self, config: Config, check: Check, sandbox: Sandbox) -> None:
+        if sandbox.tier in ("remote", "arithmetic"):
+            raise UnsupportedError(
+                f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
+                cause="a program reaches its tool through a socket, which only a worker on this machine can be given",
+                mend='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
+            )
         self._config, self._check = config, check
         self._pool = PythonPool(
-            config.workers,
-            config.timeout_s,
-            config.memory_mb,
-            config.output_limit,
-            tier="process",
+            config,
+            sandbox,
             queue_s=None,  # the workers may all be waiting for tools, which have time limits of their own
             table="agent.executor.program",
         )
@@ -137,8 +141,6 @@ class _Conversation:
                         break
                 return await self._within(worker.result())
         except WorkerDied as error:
-            if not self.made:
-                raise
             raise SandboxError(
                 f"a program's worker died after {len(self.made)} calls of {self._tool.name}",
                 cause="the system ends its processes, for example for want of memory",

@@ -1,32 +1,36 @@
-"""One worker of the pool: a zygote process (`zygote.py`), and our end of its socket."""
+"""One worker of the pool: a zygote process (`inside/zygote.py`), and our end of its input and output."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
-import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from midstream.core.errors import SandboxError
+from midstream.sandbox.inside import scratch
+from midstream.sandbox.launch import launch
+from midstream.sandbox.settings import Limits, Tier
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "killed"]
 
-# As in zygote.py, which this process never imports.
+# As in inside/zygote.py and inside/running.py, which this process never imports.
 REASONS: tuple[Reason, ...] = ("killed", "ok", "raised", "timeout", "output_limit", "memory")
 WALL_FACTOR = 5
 PLAIN, PROGRAM, READY = 0, 1, b"+"
 
-ZYGOTE = Path(__file__).with_name("zygote.py")
+START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
+FAREWELL_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and go
+REMOVALS = 100  # tries to remove a scratch directory, 10 ms apart
 GRACE_S = 10.0  # beyond the code's own timeout, which the zygote keeps: then the zygote itself hangs
-KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # without them some interpreters do not start
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +54,88 @@ class Worker:
     """One zygote, in a session of its own, and our end of its socket; belongs to no event loop.
 
     Whatever ends a run early (an error, a cancellation) must end the worker: it may be in the middle of an answer.
+
+    Args:
+        limits: of one piece of code.
+        tier: what holds it back; `image` is that of tier "remote".
+        table: the recipe's table that the limits come from, for what errors advise.
+
+    Raises:
+        SandboxError: the process could not be started. Whether it then works is known once `ready` has returned.
+        UnsupportedError: what the tier needs is not installed.
     """
 
-    def __init__(self, timeout_s: float, memory_mb: int, output_limit: int, table: str) -> None:
-        self._deadline_s = WALL_FACTOR * timeout_s + GRACE_S
+    def __init__(self, limits: Limits, tier: Tier, image: str, table: str) -> None:
+        self._deadline_s = WALL_FACTOR * limits.timeout_s + GRACE_S
+        self._tier, self._table = tier, table
+        self._hello: dict[str, Any] | None = None
+        self._scratch: str | None = None
         self._socket, other = socket.socketpair()
         self._socket.setblocking(False)
-        command = [sys.executable, "-s", "-S", "-P", "-B", str(ZYGOTE), str(other.fileno())]
-        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        environment |= {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LD_BIND_NOW": "1"}  # bound now, not in every child
         try:
+            start = launch(tier, limits, image)
+            self._scratch = start.scratch
             self._process = subprocess.Popen(
-                [*command, str(timeout_s), str(memory_mb), str(output_limit)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
+                start.command,
+                stdin=other.fileno(),
+                stdout=other.fileno(),
+                stderr=subprocess.PIPE,
                 cwd=os.sep,
-                env=environment,
+                env=start.environment,
                 start_new_session=True,
             )
         except OSError as error:
             self._socket.close()
+            self._remove_scratch()
             raise SandboxError(
-                f"could not start a Python worker with {sys.executable}: {error}",
-                cause="the system is out of processes or memory, or this Python was moved",
+                f"could not start a Python worker: {error}",
+                cause="the system is out of processes or memory, or a program was moved",
                 mend=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
+        except BaseException:
+            self._socket.close()
+            raise
         finally:
             other.close()
 
+    async def ready(self) -> dict[str, Any]:
+        """What the zygote said of itself once it was up: `libraries`, `landlock`, `calls` (see inside/zygote.py).
+
+        Raises:
+            SandboxError: it did not start.
+        """
+        if self._hello is None:
+            try:
+                async with asyncio.timeout(START_S):
+                    self._hello = json.loads((await self._receive()).text)
+            except (OSError, TimeoutError) as error:
+                raise self._no_start(error) from error
+            assert self._process.stderr is not None
+            self._process.stderr.close()
+        assert self._hello is not None
+        return self._hello
+
+    def _no_start(self, error: Exception) -> SandboxError:
+        """The worker's own last words, or that it said nothing for too long."""
+        self.stop()
+        assert self._process.stderr is not None
+        lines = self._process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        said = lines[-1] if lines else f"it ended with exit code {self._process.returncode}"
+        late = isinstance(error, TimeoutError)
+        return SandboxError(
+            f"a Python worker ({self._tier}) did not start" + (f" within {START_S:g} s" if late else f": {said[:500]}"),
+            cause="the machine changed, or is out of memory" if not late else "its libraries take too long to import",
+            mend=f"midstream doctor says what the sandbox lacks; or shorten `libraries` in [{self._table}]",
+        )
+
     async def ask(self, code: bytes) -> PythonResult:
-        """Run `code`."""
+        """Run `code`.
+
+        Raises:
+            WorkerDied: the worker is gone, or does not answer.
+            SandboxError: it never started.
+        """
+        await self.ready()
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._send(_header(PLAIN, code) + code)
@@ -95,6 +149,7 @@ class Worker:
 
         By then the program runs: what it took to start the worker is not to be counted as its time.
         """
+        await self.ready()
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
@@ -146,11 +201,36 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._remove_scratch()
 
     def kill(self) -> None:
-        """Stop, and close our end."""
+        """Close our end, upon which the zygote ends by itself and tidily; and if it does not, stop it."""
         self._socket.close()
+        until = time.monotonic() + FAREWELL_S
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(0.001)
         self.stop()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _ended(self) -> bool:
+        """Whether the process has ended; it is not reaped by this, so that its number stays its group's."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped already
+            return True
+
+    def _remove_scratch(self) -> None:
+        """Remove the host's scratch directory; a child that was just killed may still be in its last system call."""
+        for _ in range(REMOVALS):
+            if self._scratch is None:
+                return
+            try:
+                scratch.remove(self._scratch)
+            except OSError:
+                time.sleep(0.01)
+            else:
+                self._scratch = None
 
 
 def _header(kind: int, code: bytes) -> bytes:

@@ -8,10 +8,9 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
-from midstream.core.protocols import Engine, Request, ToolResult
-from midstream.core.seeds import derive_seed
-from midstream.core.trajectory import Message, Sampling
+from midstream.core.protocols import Engine, ToolResult
+from midstream.core.trajectory import Sampling
+from midstream.tools.asking import ask
 
 
 class Config(Frozen):
@@ -23,11 +22,7 @@ class Config(Frozen):
 
 
 class BaseGenerator:
-    """Sends the request to an engine as one user message, as it stands.
-
-    The engine is shared: `close` leaves it open. Give the tool an engine of its own or a remote one, not a lockstep
-    engine that waits for all live trajectories: this call is no turn of theirs.
-    """
+    """Sends the request to an engine as one user message, as it stands (`asking.ask` says what engine will do)."""
 
     name = "base_generator"
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
@@ -43,6 +38,7 @@ class BaseGenerator:
         self._engine = engine
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self.timeout_s = config.timeout_s
+        self.output_tokens = config.max_tokens
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The engine's answer, with its call; an empty one, or a request too long for the model, is `ok=False`.
@@ -50,23 +46,7 @@ class BaseGenerator:
         Raises:
             ToolServerError: the engine failed.
         """
-        query = str(arguments["query"])
-        request = Request(
-            role=self.name,
-            messages=(Message(role="user", content=query),),
-            sampling=self._sampling,
-            seed=derive_seed(self.name, query),
-        )
-        try:
-            call = await self._engine.sample(request)
-        except PromptTooLongError as error:
-            return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
-        except EngineError as error:
-            failed = ToolServerError(f"the base generator failed: {error.what}", cause=error.cause, mend=error.mend)
-            failed.calls, failed.retryable = error.calls, error.retryable
-            raise failed from error
-        text = call.completion.strip()
-        return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
+        return await ask(self._engine, self.name, str(arguments["query"]), self._sampling)
 
     async def close(self) -> None:
         """Nothing to release: the engine belongs to whoever made it."""

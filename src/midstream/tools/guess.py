@@ -42,6 +42,7 @@ class ConfidentGuess:
         "additionalProperties": False,
     }
     timeout_s = 5.0
+    output_tokens = 100
 
     def __init__(self, config: Config | None = None) -> None:
         self._largest = (config or Config()).largest

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import sqlite3
 import unicodedata
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -33,8 +36,8 @@ class Document(Frozen):
 class Config(Frozen):
     """Settings of local search.
 
-    `index` is a file that `build_index` wrote. `match` says whether a document must hold every word of the query or any
-    of them. `max_characters` bounds each document's text in the result.
+    `index` is a file that `midstream index build` wrote. `match` says whether a document must hold every word of the
+    query or any of them. `max_characters` bounds each document's text in the result.
     """
 
     index: Path | None = None
@@ -46,15 +49,25 @@ class Config(Frozen):
 def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document]) -> sqlite3.Connection:
     """Index `documents` in their order and give the open connection, which the caller closes.
 
-    A file appears under its name only once it is complete, and replaces one that was there.
+    A file appears under its name only once it is complete and on the disk, and replaces one that was there. `documents`
+    are read one by one: any number of them takes no more memory than a few.
+
+    Raises:
+        sqlite3.Error: the index could not be written; `OSError`: nor put in its place.
     """
     if isinstance(path, Path):
         partial = path.with_name(path.name + ".partial")
         partial.unlink(missing_ok=True)
-        with closing(sqlite3.connect(partial)) as connection:
-            _fill(connection, documents)
-        partial.replace(path)
-        return _open(path)
+        try:
+            with closing(sqlite3.connect(partial)) as connection:
+                connection.execute("PRAGMA journal_mode = OFF")  # what fails is thrown away whole
+                _fill(connection, documents)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return open_index(path)
     connection = sqlite3.connect(path, check_same_thread=False)
     _fill(connection, documents)
     return connection
@@ -70,8 +83,9 @@ def match_expression(query: str, match: Literal["all", "any"]) -> str:
 class LocalSearch:
     """Finds documents by their words; documents that rank alike come in the order in which they were indexed.
 
-    A query takes a fraction of a millisecond on thousands of short documents, so it runs in the event loop itself.
-    Words are compared without case and accents; there is no stemming and no notion of meaning.
+    In memory, where documents are thousands, a query takes a fraction of a millisecond and runs in the event loop
+    itself; in a file it may take tens of milliseconds (docs/benchmarks.md) and runs in a thread, one query after the
+    other. Words are compared without case and accents; there is no stemming and no notion of meaning.
 
     Raises:
         RecipeError: `config.index` is missing, not given, or no index.
@@ -85,12 +99,18 @@ class LocalSearch:
         "additionalProperties": False,
     }
     timeout_s = 30.0
+    output_tokens = 8000
 
     def __init__(self, config: Config, connection: sqlite3.Connection | None = None) -> None:
         self._config = config
-        self._connection = connection or _open(config.index)
+        self._connection = connection or open_index(config.index)
+        self._thread = None if connection else ThreadPoolExecutor(1, "local-search")
         words = "all words" if config.match == "all" else "any word"
-        self.description = f"Searches a local document collection for documents that hold {words} of the query."
+        self.description = (
+            f"Searches a local document collection for documents that hold {words} of the query. Give a few words that "
+            "the document itself would use, not a question. Returns the best of their texts. It knows nothing beyond "
+            "the collection and does not calculate."
+        )
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], config: Config | None = None) -> LocalSearch:
@@ -106,12 +126,17 @@ class LocalSearch:
         query = str(arguments["query"])
         expression = match_expression(query, self._config.match)
         try:
-            rows = self._connection.execute(QUERY, (expression, self._config.top_k)).fetchall() if expression else []
+            if not expression:
+                rows = []
+            elif self._thread is None:
+                rows = self._find(expression)
+            else:
+                rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._find, expression)
         except sqlite3.Error as error:
             raise ToolServerError(
                 f"the search index {self._config.index or ':memory:'} could not be read: {error}",
                 cause="the file was damaged or replaced while it was open, or the tool was closed",
-                mend="build it again with midstream.tools.local_search.build_index",
+                mend="build it again: midstream index build DOCUMENTS.jsonl",
             ) from error
         if not rows:
             return ToolResult(text=f"no document matches {_cut(query, 200)!r}", ok=False)
@@ -120,12 +145,19 @@ class LocalSearch:
             return ToolResult(text=found[0])
         return ToolResult(text="\n".join(f"{place}. {' '.join(text.split())}" for place, text in enumerate(found, 1)))
 
+    def _find(self, expression: str) -> list[tuple[str, str]]:
+        return self._connection.execute(QUERY, (expression, self._config.top_k)).fetchall()
+
     def _show(self, title: str, text: str) -> str:
         text = _cut(text, self._config.max_characters)
         return f"{title}: {text}" if title else text
 
     async def close(self) -> None:
-        """Close the index."""
+        """Close the index; a query that is under way ends without a result."""
+        if self._thread:
+            self._connection.interrupt()
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
         self._connection.close()
 
 
@@ -136,9 +168,13 @@ def _fill(connection: sqlite3.Connection, documents: Iterable[Document]) -> None
         connection.executemany("INSERT INTO documents (title, text, id) VALUES (?, ?, ?)", rows)
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    """Open an index for reading; one that cannot be searched is refused now, not in the middle of a run."""
-    mend = "build it with midstream.tools.local_search.build_index, and give its path as the tool's `index`"
+def open_index(path: Path | None) -> sqlite3.Connection:
+    """Open an index for reading; one that cannot be searched is refused now, not in the middle of a run.
+
+    Raises:
+        RecipeError: there is none at `path`.
+    """
+    mend = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
     if path is None or not path.is_file():
         raise RecipeError(f"no search index at {path}", cause="it was not built, or lies elsewhere", mend=mend)
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
 from midstream.core.protocols import ToolResult
 from midstream.sandbox.pool import PythonPool
+from midstream.sandbox.settings import Limits
+from midstream.sandbox.tiers import Sandbox, choose
 
 NEVER_S = 3600.0  # the pool bounds its own waits and runs; this is only for a pool that hangs
 
 
-class Config(Frozen):
-    """Settings of the Python tool; `sandbox.pool.PythonPool` says what each limit bounds.
+class Config(Limits):
+    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, where it has an engine."""
 
-    `timeout_s` is CPU-seconds of one run, `memory_mb` its address space, `output_limit` characters it prints.
-    """
-
-    workers: int = Field(default=2, ge=1)
-    timeout_s: float = Field(default=2.0, gt=0)
-    memory_mb: int = Field(default=512, ge=64)
-    output_limit: int = Field(default=4000, ge=1)
-    tier: Literal["auto", "process", "arithmetic"] = "auto"
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=2048, ge=1)
 
 
 class PythonTool:
-    """Runs Python in a process of its own, with the standard library and no memory of earlier calls.
+    """Runs Python in a process of its own, with no memory of earlier calls; `libraries` says what code can import.
 
-    Code that raises, runs too long or uses too much is an answer with `ok=False`. Not a security boundary: see
-    `sandbox.pool`.
+    Code that raises, runs too long or uses too much is an answer with `ok=False`. What holds it back is the sandbox's
+    tier (`sandbox.tiers`).
     """
 
     name = "python"
@@ -42,18 +37,24 @@ class PythonTool:
         "additionalProperties": False,
     }
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, sandbox: Sandbox | None = None) -> None:
         config = config or Config()
-        self.pool = PythonPool(
-            config.workers, config.timeout_s, config.memory_mb, config.output_limit, tier=config.tier
-        )
+        self.pool = PythonPool(config, sandbox or choose())
         self.timeout_s = NEVER_S
-        self.description = (
-            "Runs Python code (standard library only; nothing is kept between calls) and returns what it prints and "
-            "the value of its last expression. For arithmetic and exact computation."
-            if self.pool.tier == "process"
-            else "Evaluates one arithmetic expression: + - * / // % **, comparisons, min, max, abs, round, sum."
-        )
+        self.output_tokens = config.output_limit
+        if self.pool.tier == "arithmetic":
+            self.libraries = (
+                "nothing but one arithmetic expression: + - * / // % **, comparisons, min, max, abs, round, sum"
+            )
+            self.description = f"Evaluates arithmetic; it takes {self.libraries}."
+        else:
+            self.libraries = ", ".join(("the standard library", *self.pool.libraries))
+            held = "" if self.pool.tier == "unsafe" else ", and it reaches neither your files nor the network"
+            self.description = (
+                "Runs Python code and returns what it prints and the value of its last expression, or its error. The "
+                f"code can import {self.libraries}; nothing is kept between calls{held}. For arithmetic and exact "
+                "computation, not for facts."
+            )
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Run `arguments["code"]`; raises `SandboxError` if no process could run it."""

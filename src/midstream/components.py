@@ -1,0 +1,205 @@
+"""Components: one explicit dictionary a room, from a `type` to the class of its settings and what makes it from them.
+
+A component table names its `type`; everything else in it is validated by that component's own `Config`. To add a
+component, write its class and its `Config` and give it a line here. `build.py` makes the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.agents import code, compact, programs, prompted
+from midstream.config import Recipe, Table, validate
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
+from midstream.engines import openai_compatible
+from midstream.rewards import exact_match
+from midstream.tasks.worlds import gazetteer
+from midstream.tools import (
+    base_generator,
+    guess,
+    local_search,
+    mcp,
+    named_function,
+    python,
+    python_coder,
+    web_page,
+    web_search,
+    wikipedia,
+)
+from midstream.training.settings import LocalModelConfig, TinyConfig
+
+MODULES = ("planner", "executor", "verifier", "generator")
+
+
+@dataclass(frozen=True)
+class Component:
+    """How one `type` is made: the class of its settings, and what makes it from them.
+
+    `asks`: it needs an `engine`; `may_ask`: it takes one, and does without. `extra` of midstream: it needs that.
+    """
+
+    config: type[Frozen]
+    make: Callable[..., Any]
+    asks: bool = False
+    may_ask: bool = False
+    extra: str = ""
+
+
+TASKS = {"gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer)}
+REWARDS = {"exact_match": Component(exact_match.Config, lambda config: exact_match.ExactMatch())}
+TOOLS = {
+    "local_search": Component(local_search.Config, lambda build, config, table: build.local_search(config)),
+    "python": Component(
+        python.Config,
+        lambda build, config, table: python_coder.make(
+            config, build.sandbox, build.tool_engine(table["engine"]) if "engine" in table else None
+        ),
+        may_ask=True,
+    ),
+    "guess": Component(guess.Config, lambda build, config, table: guess.ConfidentGuess(config)),
+    "base_generator": Component(
+        base_generator.Config,
+        lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table.get("engine")), config),
+        asks=True,
+    ),
+    "function": Component(
+        named_function.Config, lambda build, config, table: named_function.load(config, table["name"])
+    ),
+    "web_search": Component(
+        web_search.Config,
+        lambda build, config, table: web_search.WebSearch(
+            config, build.tool_engine(table["engine"]) if "engine" in table else None
+        ),
+        may_ask=True,
+        extra="web",
+    ),
+    "web_page": Component(
+        web_page.Config,
+        lambda build, config, table: web_page.WebPage(
+            config, build.tool_engine(table["engine"]) if "engine" in table else None
+        ),
+        may_ask=True,
+        extra="web",
+    ),
+    "mcp": Component(mcp.Config, lambda build, config, table: mcp.make(config, table["name"]), extra="mcp"),
+    "wikipedia": Component(wikipedia.Config, lambda build, config, table: wikipedia.Wikipedia(config)),
+}
+ENGINES = {
+    "tiny": Component(TinyConfig, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)),
+    "transformers_local": Component(
+        LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config, name), config)
+    ),
+    "openai_compatible": Component(
+        openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
+    ),
+}
+IN_PROCESS = ("tiny", "transformers_local")
+PLANNERS = {
+    "compact": Component(compact.Config, compact.CompactPlanner, asks=True),
+    "prompted": Component(prompted.PlannerConfig, prompted.PromptedPlanner, asks=True),
+    "clumsy": Component(programs.ClumsyConfig, programs.ClumsyPlanner),
+}
+EXECUTORS = {
+    "single_argument": Component(programs.NoSettings, lambda config: programs.SingleArgumentExecutor()),
+    "prompted": Component(
+        prompted.ExecutorConfig,
+        lambda config: code.CodeExecutor(config) if config.mode == "code" else prompted.PromptedExecutor(config),
+        asks=True,
+    ),
+}
+VERIFIERS = {
+    "form": Component(programs.NoSettings, lambda config: programs.FormVerifier()),
+    "prompted": Component(prompted.StructuredConfig, prompted.PromptedVerifier, asks=True),
+}
+GENERATORS = {
+    "verified_result": Component(programs.NoSettings, lambda config: programs.VerifiedResultGenerator()),
+    "prompted": Component(prompted.Config, prompted.PromptedGenerator, asks=True),
+}
+ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "generator": GENERATORS}
+
+
+def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Component, Any]:
+    """The component that a table names, and its validated settings; `type` and `engine` are not the component's."""
+    named = str(table.get("type"))
+    if named not in room:
+        raise RecipeError(
+            f"{where}.type = {named!r} does not exist",
+            cause="it is misspelt or missing",
+            mend=f"name one of: {', '.join(room)}",
+        )
+    component = room[named]
+    if "engine" in table and not (component.asks or component.may_ask):
+        raise RecipeError(
+            f"{where}.engine = {table['engine']!r} is never asked",
+            cause=f"{named!r} is a program",
+            mend="remove `engine`, or choose a type that asks a model",
+        )
+    return component, validate(component.config, {k: v for k, v in table.items() if k not in ("type", "engine")}, where)
+
+
+def check(recipe: Recipe) -> dict[str, Any]:
+    """Validate every component and evaluation set; returns the recipe with all defaults filled in."""
+    resolved = recipe.model_dump(mode="json", exclude_none=True)
+
+    def fill(room: Mapping[str, Component], table: Table, where: str) -> Table:
+        component, config = resolve(room, table, where)
+        engine = table.get("engine")
+        asked = component.asks or (component.may_ask and engine is not None)
+        if asked and (not isinstance(engine, str) or engine not in recipe.engines):
+            raise no_engine(recipe, f"{where}.engine = {engine!r}")
+        kept = {key: table[key] for key in ("type", "engine") if key in table}
+        return {**kept, **config.model_dump(mode="json", exclude_none=True)}
+
+    resolved["tasks"] = fill(TASKS, recipe.tasks, "tasks")
+    resolved["reward"] = fill(REWARDS, recipe.reward, "reward")
+    resolved["tools"] = {name: fill(TOOLS, {"type": name, **t}, f"tools.{name}") for name, t in recipe.tools.items()}
+    resolved["engines"] = {name: fill(ENGINES, table, f"engines.{name}") for name, table in recipe.engines.items()}
+    for module, room in ROOMS.items():
+        resolved["agent"][module] = fill(room, getattr(recipe.agent, module), f"agent.{module}")
+    if recipe.agent.memory_update == "on_continue" and recipe.agent.generator["type"] == "verified_result":
+        raise RecipeError(
+            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
+            cause="the result that satisfies the verifier is then not in memory",
+            mend='set memory_update = "every_turn"',
+        )
+    if recipe.training and recipe.training.weights not in (None, *recipe.engines):
+        raise no_engine(recipe, f"training.weights = {recipe.training.weights!r}")
+    if recipe.training:
+        _check_others_frozen(recipe, {recipe.agent.planner.get("engine"), recipe.training.weights} - {None})
+    _check_sets(recipe)
+    return resolved
+
+
+def _check_sets(recipe: Recipe) -> None:
+    """Draw every evaluation set once: one that cannot be made is found now, not after the warm start."""
+    component, config = resolve(TASKS, recipe.tasks, "tasks")
+    source = component.make(config)
+    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if recipe.training else ())):
+        source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+
+
+def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
+    """Only the planner's weights may change: nothing else may ask an engine that training changes."""
+    tables = {f"agent.{module}": getattr(recipe.agent, module) for module in MODULES if module != "planner"}
+    # A tool that asks an engine in process is refused anyway, by `Build.tool_engine`.
+    served = {name for name, table in recipe.engines.items() if table.get("type") not in IN_PROCESS}
+    tables |= {f"tools.{name}": table for name, table in recipe.tools.items() if table.get("engine") in served}
+    for where, table in tables.items():
+        if table.get("engine") in trained:
+            raise RecipeError(
+                f"{where}.engine = {table['engine']!r} would be trained together with the planner",
+                cause="it samples from the planner's weights, and only the planner may change",
+                mend="give it an [engines.NAME] table of its own (the same server and model will do)",
+            )
+
+
+def no_engine(recipe: Recipe, what: str) -> RecipeError:
+    """What a name that is no engine's is refused with."""
+    return RecipeError(
+        f"{what} does not exist",
+        cause=f"the recipe's engines are {', '.join(recipe.engines) or 'none'}",
+        mend="name one of them, or add its [engines.NAME] table",
+    )

@@ -1,0 +1,1 @@
+"""What the doctor looks at on this machine: what is installed, where runs go, the sandbox, servers and keys."""

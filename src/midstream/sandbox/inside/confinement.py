@@ -1,0 +1,53 @@
+"""What a forked child takes on before any foreign code: no capabilities, Landlock, a seccomp allowlist.
+
+Made once in the zygote; `enter` is a handful of system calls.
+"""
+
+import os
+
+from . import landlock
+from .kernel import control, drop_capabilities
+from .seccomp import Filter
+
+SET_PDEATHSIG, SET_DUMPABLE, SET_NO_NEW_PRIVS = 1, 4, 38  # of prctl
+SIGKILL = 9
+DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
+
+
+class Confinement:
+    """Landlock rules and a seccomp program, for the children of this process.
+
+    Args:
+        readable: what children may read: the system's libraries, Python, its packages.
+        scratch: the directory that children may write into.
+        least: the Landlock version without which this is no sandbox; 0: it may be missing.
+
+    Raises:
+        OSError: the kernel or the processor lacks something; the text says what.
+    """
+
+    def __init__(self, readable: list[str], scratch: str, least: int) -> None:
+        self.landlock = landlock.version()
+        if self.landlock < least:
+            raise OSError(f"the kernel has Landlock version {self.landlock}, and {least} is needed")
+        self._rules = None
+        if self.landlock:
+            self._rules = landlock.make_rules([*readable, *DEVICES], [scratch, "/dev/null"], self.landlock)
+        self._filter = Filter()
+        self.calls = self._filter.calls
+
+    def enter(self, zygote: int) -> None:
+        """Take it all on, in a fresh child of process `zygote`.
+
+        Raises:
+            OSError: something is refused, or the zygote is gone; no foreign code may run then.
+        """
+        control(SET_PDEATHSIG, SIGKILL)
+        if os.getppid() != zygote:
+            raise OSError("the zygote is gone")
+        control(SET_DUMPABLE, 0)
+        drop_capabilities()
+        control(SET_NO_NEW_PRIVS, 1)
+        if self._rules is not None:
+            landlock.restrict(self._rules)
+        self._filter.install(os.getpid())

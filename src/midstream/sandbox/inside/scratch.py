@@ -1,0 +1,59 @@
+"""Emptying a directory that foreign code wrote into: however deep, long, odd or locked what it left is."""
+
+import os
+
+
+def empty(directory: int) -> None:
+    """Remove everything beneath an open directory; nobody may be writing there any more.
+
+    Directories within directories are moved to the top before their turn comes, so that depth costs neither stack nor
+    path length, and a directory without rights gets them first.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    while names := os.listdir(directory):
+        for name in names:
+            if _unlinked(name, directory):
+                continue
+            _open_up(name, directory)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            try:
+                for below in os.listdir(inner):
+                    if not _unlinked(below, inner):
+                        _open_up(below, inner)
+                        os.rename(below, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=directory)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=directory)
+
+
+def _unlinked(name: str, directory: int) -> bool:
+    """Whether it was no directory, and is gone. (Linux says EISDIR of a directory, others EPERM.)"""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except (IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def _open_up(name: str, directory: int) -> None:
+    """Give a directory the rights that its removal takes. (`unlink` has just said that it is no link.)"""
+    os.chmod(name, 0o700, dir_fd=directory)
+
+
+def remove(path: str) -> None:
+    """Remove a directory and everything beneath it; one that is gone already is fine.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        empty(directory)
+    finally:
+        os.close(directory)
+    os.rmdir(path)

@@ -1,0 +1,321 @@
+"""The worker that `worker.Worker` starts: one process that forks a child for every piece of code.
+
+It knows the standard library and what it was told to import, so that a fork has few pages to copy. `main` takes its
+settings as JSON (`Settings`) and speaks with the host through standard input and output, which are a socket, or, in a
+container, pipes (lengths are big-endian):
+
+    hello     an answer whose text is JSON: {"libraries": [...], "landlock": version, "calls": how many are allowed}
+    request   1 byte kind | 4 bytes length | code, UTF-8
+    answer    1 byte reason (an index of `REASONS`) | 4 bytes length | text, UTF-8
+
+The child confines itself before it runs anything (`confinement`), leaves its answer in memory that it shares with the
+zygote, and ends at once; the zygote reaps it, empties the scratch directory, and sends. If the child left no answer,
+the way it ended says why: the clock, the memory limit, a signal. The zygote ends, and its child with it, as soon as the
+other end of its input is closed; and whenever it cannot vouch for the next child.
+
+A request of kind `PROGRAM` is code with a tool: after its length comes one byte that carries a file descriptor, the
+child's end of a channel to the host that no other process has; the rest is {"code", "name", "parameters"} as JSON. The
+host keeps such a child's clock, because it alone knows how long the tool takes. What passes through the channel:
+
+    ready     1 byte, once, when the code is about to run
+    call      4 bytes length | arguments, a JSON object
+    reply     4 bytes length | {"ok": bool, "text": str, "end": bool}
+"""
+
+import _signal as signal  # pyright: ignore[reportMissingImports] - not `signal`, whose enums touch many pages
+import gc
+import json
+import math
+import mmap
+import os
+import resource
+import select
+import sys
+import time
+
+from . import scratch
+from .limits import MEGABYTE, OPEN_FILES, address_space, limit
+from .running import (
+    ERROR_LIMIT,
+    KILLED,
+    MEMORY,
+    MEMORY_EXIT,
+    OK,
+    REASONS,
+    TIMEOUT,
+    execute,
+    read,
+    send,
+    unpack,
+)
+
+WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must not time out honest code
+HEADER = 5  # bytes before a request's code and an answer's text
+PLAIN, PROGRAM = range(2)  # kinds of requests
+CHANNEL = 3  # the file descriptor of a program's channel, in its child
+PRELOADED = ("collections", "math", "random", "re")  # what code imports most; each makes every fork a little dearer
+SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
+# What a library does on first use, done before the fork; and its random numbers, the same in every child.
+PRIMED = {
+    "numpy": "import numpy\nimport numpy.linalg\nnumpy.random.seed(0)\nnumpy.ones((2, 2)) @ numpy.ones(2)",
+    "sympy": f"from sympy.core.random import seed\n{SYMPY}\nseed(0)",
+}
+
+
+class HostGone(Exception):
+    """The other end of the input is closed."""
+
+
+class Settings:
+    """What the host says: limits of a child, the packages it may import, and how it is held back.
+
+    `packages` and `readable` are directories (no `packages`: this Python's own), `libraries` are imported now.
+    `landlock` is the least version that will do; null means no confinement at all.
+    """
+
+    def __init__(self, text: str) -> None:
+        told = json.loads(text)
+        self.timeout_s: float = told["timeout_s"]
+        self.memory_mb: int = told["memory_mb"]
+        self.disk_mb: int = told["disk_mb"]
+        self.output_limit: int = told["output_limit"]
+        self.libraries: list[str] = told["libraries"]
+        self.packages: list[str] = own_packages() if told["packages"] is None else told["packages"]
+        self.readable: list[str] = told["readable"]
+        self.landlock: int | None = told["landlock"]
+        self.scratch: str = told["scratch"]
+
+
+class Zygote:
+    """Answers requests one at a time until the other end of its input is gone."""
+
+    def __init__(self, settings: Settings, source: int, sink: int) -> None:
+        self.settings, self.source, self.sink = settings, source, sink
+        size = HEADER + 4 * (settings.output_limit + ERROR_LIMIT + 100)  # 4 bytes: the longest character
+        self.shared = mmap.mmap(-1, size)
+        self.child = 0
+        self.channel: int | None = None  # of the program that runs
+        self.id = os.getpid()
+        self.scratch = os.open(settings.scratch, os.O_RDONLY | os.O_DIRECTORY)
+        if os.listdir(self.scratch):
+            raise OSError(f"the scratch directory {settings.scratch} holds files, which would be removed")
+        os.chdir(self.scratch)
+        self.confinement = None
+        if settings.landlock is not None:
+            from .confinement import Confinement
+
+            places = [*settings.packages, *settings.readable, sys.prefix, sys.exec_prefix]
+            self.confinement = Confinement(places, settings.scratch, settings.landlock)
+        self.held, self.holding = os.pipe()
+        self.woken, waking = os.pipe()
+        for end in (self.held, self.woken, waking):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the user's program, which then closes the socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waking)
+        self.events = select.poll()
+        self.events.register(self.woken, select.POLLIN)
+        self.events.register(source, 0)  # only the end of it: another request may come early
+        self.memory = address_space() + settings.memory_mb * MEGABYTE
+
+    def serve(self) -> None:
+        """Read, fork, wait, clean up, answer."""
+        while (size := self.receive()) is not None:
+            self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
+            self.child = os.fork()
+            if not self.child:
+                self.run_child(size)
+            if self.channel is not None:
+                os.close(self.channel)
+            expired, status, used_s = self.wait()
+            self.check()
+            answer = self.answer(status, expired or used_s >= math.ceil(self.settings.timeout_s))
+            scratch.empty(self.scratch)
+            send(self.sink, answer)
+
+    def wait(self) -> tuple[bool, int, float]:
+        """Whether the child's time ran out before it ended, its status, its CPU-seconds.
+
+        Raises:
+            HostGone: nobody waits for an answer any more; the child is gone too.
+        """
+        until = time.monotonic() + WALL_FACTOR * self.settings.timeout_s
+        while True:
+            left_ms = None if self.channel is not None else 1000 * max(0.0, until - time.monotonic())
+            ready = [fd for fd, _ in self.events.poll(left_ms)]
+            if self.woken in ready:
+                os.read(self.woken, 64)
+            gone = self.source in ready
+            expired = gone or not ready
+            if expired:
+                os.kill(self.child, signal.SIGKILL)
+            child, status, usage = os.wait4(self.child, 0 if expired else os.WNOHANG)
+            if gone:
+                raise HostGone
+            if child:
+                return expired, status, usage.ru_utime + usage.ru_stime
+
+    def check(self) -> None:
+        """A child says when it is confined, before it runs anything; no code can take that back, or say it itself.
+
+        Raises:
+            OSError: it did not. It may not even have read its request to the end: nothing may be read after it.
+        """
+        try:
+            os.read(self.held, 1)
+        except BlockingIOError as error:
+            raise OSError("a child was not confined") from error
+
+    def run_child(self, size: int) -> None:
+        """Read the request in this fresh child and run its code, leave the answer in shared memory, and end.
+
+        The zygote itself never holds a request or an answer: remains of them would be in every later child's memory.
+        """
+        try:
+            request = read(self.source, size)
+            if request is None:
+                return  # the host is gone
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            seconds = math.ceil(self.settings.timeout_s)
+            limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # a signal that says why, then the end
+            limit(resource.RLIMIT_AS, self.memory)
+            if self.confinement is not None:
+                self.confinement.enter(self.id)
+            os.write(self.holding, b"+")
+            if self.channel is not None:
+                os.dup2(self.channel, CHANNEL)
+            os.closerange(CHANNEL if self.channel is None else CHANNEL + 1, OPEN_FILES)
+            gc.enable()
+            if self.channel is None:
+                source, given = request.decode("utf-8", "surrogatepass"), {}
+            else:
+                source, given = unpack(request, CHANNEL)
+            reason, text = execute(source, self.settings.output_limit, given)
+            answer = text.encode("utf-8", "backslashreplace")[: len(self.shared) - HEADER]
+            self.shared[1 : HEADER + len(answer)] = len(answer).to_bytes(4, "big") + answer
+            self.shared[0] = reason
+        finally:
+            os._exit(0)
+
+    def answer(self, status: int, expired: bool) -> bytes | memoryview:
+        """The child's answer, or why it left none."""
+        size = int.from_bytes(self.shared[1:HEADER], "big")
+        if KILLED < self.shared[0] < len(REASONS) and size <= len(self.shared) - HEADER:  # else code forged it
+            return memoryview(self.shared)[: HEADER + size]
+        code = os.waitstatus_to_exitcode(status)
+        if expired or code == -signal.SIGXCPU:
+            return frame(TIMEOUT, f"TimeoutError: not finished after {self.settings.timeout_s:g} s")
+        if code == MEMORY_EXIT:
+            return frame(MEMORY, "MemoryError: out of memory")
+        return frame(KILLED, f"the process ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
+
+    def hello(self, libraries: list[str]) -> bytes:
+        """What the host wants to know before it sends anything."""
+        confined = self.confinement
+        told = {"landlock": confined.landlock, "calls": confined.calls} if confined else {"landlock": 0, "calls": 0}
+        return frame(OK, json.dumps({"libraries": libraries, **told}))
+
+    def receive(self) -> int | None:
+        """The size of the next request, which its child reads, and `channel`; or None if the other end is gone."""
+        header = read(self.source, HEADER)
+        if header is None:
+            return None
+        self.channel = self.receive_channel() if header[0] == PROGRAM else None
+        return int.from_bytes(header[1:], "big")
+
+    def receive_channel(self) -> int:
+        """The file descriptor that comes with a program."""
+        import _socket  # here, so that workers without programs do without
+
+        size = 4
+        socket = _socket.socket(fileno=self.source)
+        try:
+            [(_, _, carried)] = socket.recvmsg(1, _socket.CMSG_SPACE(size))[1]
+        finally:
+            socket.detach()
+        return int.from_bytes(carried[:size], sys.byteorder)
+
+
+def frame(reason: int, text: str) -> bytes:
+    """An answer as it is sent."""
+    body = text.encode()
+    return bytes([reason]) + len(body).to_bytes(4, "big") + body
+
+
+def own_packages() -> list[str]:
+    """Where this Python's packages are, for a worker that runs on another Python than the host's."""
+    import site
+
+    return [path for path in site.getsitepackages() if os.path.isdir(path)]
+
+
+def import_libraries(names: list[str]) -> list[str]:
+    """Import what is there of `names`, and use it once; gives the names of these."""
+    found = []
+    for name in names:
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+        exec(PRIMED.get(name, ""), {})
+        found.append(name)
+    return found
+
+
+def warm_up(libraries: list[str]) -> list[str]:
+    """Do once what every child would do again: import, set up the compiler, run every path of `execute`."""
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
+    for name in PRELOADED:
+        __import__(name)
+    found = import_libraries(libraries)
+    os.register_at_fork = register
+    streams = sys.stdout, sys.stderr
+    execute("def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)", 100, {})
+    execute("1 + 1", 100, {})
+    sys.stdout, sys.stderr = streams
+    sys.modules["random"].seed(0)  # code that draws numbers draws the same ones whenever it is run
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # or the collector would write to every page
+    return found
+
+
+def main() -> None:
+    """Serve until the other end is gone; then remove the scratch directory and end whatever is left of this session."""
+    settings = Settings(sys.argv[1])
+    sys.argv = [""]
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nothing, standard)
+    sys.path += settings.packages
+    for kind, value in (
+        (resource.RLIMIT_FSIZE, settings.disk_mb * MEGABYTE),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        limit(kind, value)
+    found = warm_up(settings.libraries)
+    zygote = Zygote(settings, source, sink)
+    send(sink, zygote.hello(found))
+    os.dup2(nothing, 2)  # up to here it says why a worker did not start
+    try:
+        zygote.serve()
+    except (OSError, HostGone):
+        pass  # the host went away, or this worker cannot go on, which the end of its stream tells the host
+    finally:
+        clean_up(zygote)
+
+
+def clean_up(zygote: Zygote) -> None:
+    """Remove the scratch directory (one in a container's or sandbox's own file system goes with that anyway)."""
+    try:
+        scratch.empty(zygote.scratch)
+        os.rmdir(zygote.settings.scratch)
+    except OSError:
+        pass  # a mount point; or the host removes it
+    finally:
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)  # nothing here needs the interpreter's tidy end

@@ -1,0 +1,179 @@
+"""How a worker's process is started on each tier: its command, its environment, its scratch directory.
+
+    strong      bubblewrap: namespaces of its own for users, files, processes, network, IPC and names; of files it sees
+                the system's and Python's, read-only, and a scratch of `disk_mb` in memory
+    standard    the process itself, with a scratch directory of the host's
+    remote      a container: `docker run`, without a network
+    unsafe      as standard, and the zygote confines nothing
+
+On strong and standard every child is held by Landlock and seccomp as well (`inside.confinement`), on remote as far as
+the container's kernel can.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from midstream.core.errors import UnsupportedError
+from midstream.sandbox.settings import Limits, Tier
+
+INSIDE = Path(__file__).with_name("inside")
+BOOT = "import sys; sys.path.insert(0, {place!r}); from inside.zygote import main; del sys.path[0]; main()"
+PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-c")
+BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # a virtual environment's own is only a link
+LEAST_LANDLOCK: dict[Tier, int | None] = {"strong": 1, "standard": 3, "remote": 0, "unsafe": None}
+KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # without them some interpreters do not start
+VARIABLES = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "LD_BIND_NOW": "1",  # bound now, not in every child
+    "MALLOC_ARENA_MAX": "1",  # or every thread takes 64 MB of its limit
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+NOBODY = "65534"
+SCRATCH = "/tmp"  # of the tiers with a file system of their own
+OTHER_SCRATCH = "/scratch"  # where Python or a package lies beneath /tmp
+SYSTEM = ("/usr", "/nix/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32")
+CONTAINER_PLACE = "/midstream"
+CONTAINER_MEMORY_MB = 512  # the worker itself, beside what its code may take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A command, its environment, and a directory of the host's to remove afterwards, if it has one."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    scratch: str | None = None
+
+
+def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
+    """How to start one worker; makes its scratch directory where it is the host's.
+
+    Raises:
+        UnsupportedError: the program that the tier needs (bwrap, docker) is not installed.
+        OSError: no scratch directory could be made.
+    """
+    if tier == "remote":
+        return _container(limits, image)
+    packages = package_directories(limits.libraries)
+    if tier == "strong":
+        return _bubblewrap(limits, packages)
+    scratch = tempfile.mkdtemp(prefix="midstream-")
+    python = _python(BASE_PYTHON, str(INSIDE.parent), _settings(tier, limits, scratch, packages))
+    return Launch(command=python, environment=_variables(scratch), scratch=scratch)
+
+
+def installed(libraries: Iterable[str]) -> tuple[str, ...]:
+    """Those of `libraries` that this Python can import, none of which is imported for it."""
+    return tuple(name for name in libraries if _spec_places(name))
+
+
+def package_directories(libraries: Iterable[str]) -> list[str]:
+    """Where code may import from beside the standard library: this Python's packages, and where `libraries` are."""
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    for name in libraries:
+        found += _spec_places(name)
+    return [path for path in dict.fromkeys(map(os.path.realpath, found)) if os.path.isdir(path)]
+
+
+def _spec_places(name: str) -> list[str]:
+    """The directories of sys.path that hold a module or package."""
+    try:
+        spec = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    inside = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location and spec.origin else ())]
+    return [os.path.dirname(inside[0])] if inside else [os.path.dirname(os.__file__)]
+
+
+def _settings(tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> str:
+    """What the zygote is told (`inside.zygote.Settings`)."""
+    told = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
+    readable = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]
+    told |= {"packages": packages, "readable": readable, "landlock": LEAST_LANDLOCK[tier], "scratch": scratch}
+    return json.dumps(told)
+
+
+def _python(program: str, place: str, settings: str) -> tuple[str, ...]:
+    return (program, *PYTHON_FLAGS, BOOT.format(place=place), settings)
+
+
+def _variables(scratch: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return kept | VARIABLES | {"HOME": scratch, "TMPDIR": scratch}
+
+
+def _prefixes() -> list[str]:
+    """Where this Python itself is."""
+    return [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.realpath(BASE_PYTHON))]
+
+
+def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
+    program = _find("bwrap", "bubblewrap", "apt-get install bubblewrap   # dnf, pacman, apk: the same name")
+    seen = [path for path in (*SYSTEM, *_prefixes(), *packages, str(INSIDE)) if os.path.exists(path)]
+    command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox", "--cap-drop", "ALL"]
+    command += ["--die-with-parent", "--new-session", "--clearenv"]
+    beneath = any(path.startswith(SCRATCH + "/") for path in seen)
+    scratch = OTHER_SCRATCH if beneath else SCRATCH
+    for path in _without_inner(seen):
+        command += ["--ro-bind", path, path]
+    for link in ROOT_LINKS:
+        if os.path.islink(link):
+            command += ["--symlink", os.readlink(link), link]
+        elif os.path.isdir(link):
+            command += ["--ro-bind", link, link]
+    for device in ("null", "zero", "urandom"):
+        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    command += ["--size", str(limits.disk_mb * 1024 * 1024), "--tmpfs", scratch, "--remount-ro", "/"]
+    for name, value in _variables(scratch).items():
+        command += ["--setenv", name, value]
+    command += ["--chdir", "/", "--"]
+    python = _python(BASE_PYTHON, str(INSIDE.parent), _settings("strong", limits, scratch, packages))
+    return Launch(command=(*command, *python), environment={})
+
+
+def _without_inner(paths: Iterable[str]) -> list[str]:
+    """The directories, without those that lie in another one of them."""
+    kept: list[str] = []
+    for path in sorted(dict.fromkeys(paths), key=len):
+        if not any(path.startswith(outer.rstrip("/") + "/") for outer in kept):
+            kept.append(path)
+    return kept
+
+
+def _container(limits: Limits, image: str) -> Launch:
+    program = _find("docker", "docker", "install Docker (https://docs.docker.com/engine/install), or another tier")
+    memory = f"{limits.memory_mb + limits.disk_mb + CONTAINER_MEMORY_MB}m"
+    command = [program, "run", "--rm", "--interactive", "--network", "none", "--ipc", "none", "--read-only"]
+    command += ["--memory", memory, "--memory-swap", memory, "--pids-limit", "256", "--user", f"{NOBODY}:{NOBODY}"]
+    command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    command += ["--tmpfs", f"{SCRATCH}:rw,nosuid,nodev,noexec,mode=1777,size={limits.disk_mb}m"]
+    command += ["--mount", f"type=bind,source={INSIDE},target={CONTAINER_PLACE}/inside,readonly"]
+    for name, value in (VARIABLES | {"HOME": SCRATCH, "TMPDIR": SCRATCH}).items():
+        command += ["--env", f"{name}={value}"]
+    python = _python("python", CONTAINER_PLACE, _settings("remote", limits, SCRATCH, None))
+    kept = {name: value for name, value in os.environ.items() if name in ("HOME", "PATH") or name.startswith("DOCKER_")}
+    return Launch(command=(*command, image, *python), environment=kept)
+
+
+def _find(program: str, package: str, mend: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise UnsupportedError(f"{package} is not installed", cause=f"no {program} on PATH", mend=mend)
+    return found

@@ -1,0 +1,41 @@
+"""Settings of the sandbox: which tier is wanted, and what one piece of code may use up."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from midstream.core.data import Frozen
+
+Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
+
+
+class Config(Frozen):
+    """Which sandbox code runs in; `tiers.py` says what each tier holds back.
+
+    "auto" takes the stronger of "strong" and "standard" that works on this machine. Where neither does, nothing runs
+    (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also wants `--unsafe`, and never trains. `image`
+    is the container image of tier "remote".
+    """
+
+    tier: Literal["auto", "strong", "standard", "remote", "arithmetic", "unsafe"] = "auto"
+    fallback: Literal["none", "arithmetic"] = "none"
+    image: str = "python:3.12-slim"
+
+
+class Limits(Frozen):
+    """What one piece of code may use up, and how many run at once.
+
+    `timeout_s` is CPU-seconds, and a fifth of the wall-clock limit; `memory_mb` its memory beyond what the worker
+    itself holds; `disk_mb` what it may write into its scratch directory; `output_limit` characters it prints.
+    `libraries` are imported before any code comes, so that code that imports them does not wait; those that are not
+    installed are left out.
+    """
+
+    workers: int = Field(default=2, ge=1)
+    timeout_s: float = Field(default=2.0, gt=0)
+    memory_mb: int = Field(default=512, ge=64)
+    disk_mb: int = Field(default=64, ge=1)
+    output_limit: int = Field(default=4000, ge=1)
+    libraries: tuple[str, ...] = ("numpy", "sympy")

@@ -1,0 +1,149 @@
+"""Choosing a tier: what is tried, what is refused and with which mend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.core.errors import UnsupportedError
+from midstream.sandbox import launch, tiers
+from midstream.sandbox.settings import Config
+from midstream.sandbox.tiers import attempt, choose
+from support.sandboxes import sandbox
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """Tiers are tried out again in the test, and after it."""
+    attempt.cache_clear()
+    yield
+    attempt.cache_clear()
+
+
+def test_the_tier_that_was_asked_for_says_what_holds():
+    strong, standard = sandbox("strong"), sandbox("standard")
+    assert choose(Config(tier="strong")) == strong
+    assert choose(Config(tier="standard")) == standard
+    assert strong.mechanisms.startswith("bubblewrap 0.")
+    for one in (strong, standard):
+        assert "Landlock ABI " in one.mechanisms
+        assert "seccomp allowlist of " in one.mechanisms
+
+
+def test_auto_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None):
+    assert choose() == sandbox("strong")
+    attempt.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose().tier == "standard"
+
+
+def test_it_is_tried_out_once_a_process_and_from_a_running_loop(monkeypatch: pytest.MonkeyPatch):
+    async def inside() -> str:
+        return choose(Config(tier="standard")).tier
+
+    expected = sandbox("standard")
+    assert asyncio.run(inside()) == "standard"
+    monkeypatch.setattr(tiers, "Worker", None)
+    assert choose(Config(tier="standard")) == expected
+
+
+def test_bubblewrap_that_is_missing_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        UnsupportedError, match=r"tried: strong[\s\S]*no bwrap on PATH[\s\S]*apt-get install bubblewrap"
+    ):
+        choose(Config(tier="strong"))
+
+
+@linux
+@pytest.mark.parametrize(
+    ("switch", "mend"), [(name, mend) for name, _, mend in tiers.SWITCHES] + [("nothing", "--security-opt")]
+)
+def test_namespaces_that_are_forbidden_are_mended_by_the_right_switch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, switch: str, mend: str
+):
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    program.chmod(0o755)
+    values = {name: value for name, value, _ in tiers.SWITCHES}
+    system = tmp_path / "sys"
+    for name, value in values.items():
+        path = system / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((value if name == switch else "7") + "\n")
+    monkeypatch.setattr(tiers, "SYSCTL", system)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError) as error:
+        choose(Config(tier="strong"))
+    assert "No permissions to create new namespace" in error.value.cause
+    assert mend in error.value.mend
+
+
+@linux
+@pytest.mark.parametrize(
+    ("said", "cause", "mend"),
+    [
+        ("the kernel has Landlock version 1, and 3 is needed", "Linux 6.2 has version 3", "6.2 or newer"),
+        ("no system calls are known of a riscv64 processor", "x86-64 and arm64", "remote"),
+    ],
+)
+def test_what_standard_lacks_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, said: str, cause: str, mend: str
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("midstream.sandbox.launch.BOOT", f"raise OSError({said!r})")
+    with pytest.raises(UnsupportedError) as error:
+        choose()
+    assert "tried: strong, standard" in error.value.what
+    assert "no bwrap on PATH" in error.value.cause
+    assert said in error.value.cause
+    assert cause in error.value.cause
+    assert mend in error.value.mend
+    assert "apt-get install bubblewrap" in error.value.mend
+    arithmetic = choose(Config(fallback="arithmetic"))
+    assert arithmetic.tier == "arithmetic"
+    assert said in arithmetic.mechanisms
+
+
+@linux
+def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch, afresh: None):
+    monkeypatch.setitem(launch.LEAST_LANDLOCK, "standard", None)  # the zygote confines nothing then
+    with pytest.raises(UnsupportedError, match="it does not hold: reached"):
+        choose(Config(tier="standard"))
+
+
+def test_elsewhere_than_on_linux(monkeypatch: pytest.MonkeyPatch, afresh: None):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedError, match=r"darwin is not Linux[\s\S]*Docker"):
+        choose()
+    assert choose(Config(fallback="arithmetic")).tier == "arithmetic"
+
+
+def test_unsafe_wants_to_be_said_twice():
+    with pytest.raises(UnsupportedError, match="say --unsafe as well"):
+        choose(Config(tier="unsafe"))
+    assert choose(Config(tier="unsafe"), unsafe=True).tier == "unsafe"
+    assert choose(unsafe=True).mechanisms.startswith("none")
+    assert choose(Config(tier="arithmetic"), unsafe=True).tier == "arithmetic"
+
+
+def test_unsafe_without_fork(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(UnsupportedError, match="cannot run Python code, not even unsafely"):
+        choose(unsafe=True)
+    assert choose(Config(fallback="arithmetic"), unsafe=True).tier == "arithmetic"
+
+
+def test_arithmetic_needs_nothing():
+    assert choose(Config(tier="arithmetic")).mechanisms == (
+        "arithmetic expressions alone, in a process of their own (asked for)"
+    )

@@ -1,0 +1,506 @@
+"""Functions as tools: what the schema says, what is handed to the function, what its exceptions mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime
+import enum
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from midstream import EngineError, Tool, ToolResult, ToolServerError, UsageError, tool
+from midstream.agents.formats import parse_command, schema_error
+from midstream.core.tool_calls import call_tool
+from midstream.tools.function import FunctionTool
+
+
+class Unit(enum.Enum):
+    METRE = "m"
+    MILE = "mi"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Place(BaseModel):
+    name: str
+    at: Point
+
+
+@tool
+def word_count(text: str, least: int = 1) -> int:
+    """Counts the words of a text,
+    white space between them.
+
+    Long words and short.
+
+    Args:
+        text: what to count in,
+            all of it
+        least (int): letters of the shortest word
+            that counts
+
+    Returns:
+        how many there are
+    """
+    return sum(len(word) >= least for word in text.split())
+
+
+def call(chosen: Tool, **arguments: Any) -> ToolResult:
+    return asyncio.run(call_tool(chosen, arguments))
+
+
+# -- what it is ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_tool_and_still_the_function():
+    assert isinstance(word_count, Tool)
+    assert word_count("one two three", least=4) == 1
+    assert call(word_count, text="one two three") == ToolResult(text="3")
+    assert (word_count.name, word_count.timeout_s, word_count.output_tokens) == ("word_count", 30.0, 2000)
+    assert word_count.__name__ == "word_count"
+    assert repr(word_count) == "<tool word_count of test_function.word_count>"
+
+
+def test_the_docstring_describes_it():
+    assert word_count.description == "Counts the words of a text, white space between them.\nLong words and short."
+    assert word_count.parameters == {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "what to count in, all of it"},
+            "least": {"type": "integer", "default": 1, "description": "letters of the shortest word that counts"},
+        },
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+
+
+def test_what_is_said_replaces_what_is_found():
+    def f(a: int = 0) -> int:
+        return a
+
+    made = tool(name="g", description="Gives it back.", timeout_s=2, output_tokens=5)(f)
+    assert (made.name, made.description, made.timeout_s, made.output_tokens) == ("g", "Gives it back.", 2, 5)
+    assert tool(f, description="x").name == "f"
+    assert made.renamed("h").name == "h"
+    assert made.renamed("h").description == "Gives it back."
+
+
+def test_arguments_may_be_anything_that_json_can_say():
+    @tool
+    def f(
+        unit: Unit,
+        day: datetime.date,
+        places: list[Place],
+        size: Literal["s", "m"] = "s",
+        limit: Annotated[int, Field(ge=1, description="at most")] = 3,
+        far: float | None = None,
+        table: dict[str, int] = {},  # noqa: B006
+        pair: tuple[int, str] = (0, ""),
+    ) -> str:
+        """Takes much.
+
+        Args:
+            limit: not this
+        """
+        assert (unit, day, places) == (Unit.MILE, datetime.date(2026, 1, 2), [Place(name="a", at=Point(1))])
+        return json.dumps([size, limit, far, table, pair])
+
+    given_ = {"unit": "mi", "day": "2026-01-02", "places": [{"name": "a", "at": {"x": 1}}]}
+    assert schema_error(given_, f.parameters) is None
+    assert call(f, **given_).text == '["s", 3, null, {}, [0, ""]]'
+    assert call(f, **given_, far=2, table={"a": 1}, pair=[1, "b"]).text == '["s", 3, 2.0, {"a": 1}, [1, "b"]]'
+    properties = f.parameters["properties"]
+    assert properties["limit"] == {"type": "integer", "minimum": 1, "default": 3, "description": "at most"}
+    assert properties["size"] == {"enum": ["s", "m"], "type": "string", "default": "s"}
+    assert '"title"' not in json.dumps(f.parameters)
+    assert f.parameters["required"] == ["unit", "day", "places"]
+
+
+def test_a_method_brings_its_object_along():
+    class Notes:
+        def __init__(self):
+            self.kept = []
+
+        def note(self, text: str) -> str:
+            """Writes a note down."""
+            self.kept.append(text)
+            return f"{len(self.kept)} kept"
+
+    notes = Notes()
+    made = tool(notes.note)
+    assert [call(made, text="a").text, call(made, text="b").text] == ["1 kept", "2 kept"]
+    assert notes.kept == ["a", "b"]
+    assert list(made.parameters["properties"]) == ["text"]
+
+
+def test_an_executors_reply_becomes_a_call():
+    command = parse_command('{"arguments": {"text": "a bc", "least": 2}}', word_count)
+    assert command.error is None
+    assert call(word_count, **command.arguments).text == "1"
+
+
+@given(st.text(), st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False), st.lists(st.booleans()))
+def test_what_the_schema_allows_arrives_as_it_was(text, number, share, flags):
+    seen = []
+
+    @tool
+    def f(text: str, number: int, share: float, flags: list[bool]) -> None:
+        """Looks."""
+        seen.append((text, number, share, flags))
+
+    arguments = {"text": text, "number": number, "share": share, "flags": flags}
+    assert schema_error(arguments, f.parameters) is None
+    assert call(f, **arguments) == ToolResult(text="(no output)")
+    assert seen == [(text, number, share, flags)]
+
+
+def test_a_whole_float_is_an_integer_as_in_the_schema():
+    assert schema_error({"text": "a bb", "least": 2.0}, word_count.parameters) is None
+    assert call(word_count, text="a bb", least=2.0).text == "1"
+
+
+# -- what it refuses to be -------------------------------------------------------------------------------------------
+
+
+def no_hint(a, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+def many(*values: int) -> int:
+    """Adds."""
+    return sum(values)
+
+
+def named(**values: int) -> int:
+    """Adds."""
+    return sum(values.values())
+
+
+def by_place(a: int, /) -> int:
+    """Gives it back."""
+    return a
+
+
+def with_lock(lock: threading.Lock) -> None:
+    """Locks."""
+
+
+def unknown_type(a: Missing) -> None:  # noqa: F821
+    """Misses."""
+
+
+def silent(a: int) -> int:
+    return a
+
+
+def only_sections(a: int) -> int:
+    """
+    Args:
+        a: this
+    """
+    return a
+
+
+class Thing:
+    def method(self, a: int) -> int:
+        """Gives it back."""
+        return a
+
+
+async def stream(a: int) -> Any:
+    """Gives many."""
+    yield a
+
+
+REFUSED = {
+    "no hint": (no_hint, "no_hint: argument 'a'", "e.g. a: str"),
+    "any number of values": (many, "many: argument '*values'", "a name of its own"),
+    "any names": (named, "named: argument '**values'", "a name of its own"),
+    "values by place": (by_place, "by_place: argument 'a'", "a name of its own"),
+    "a type that JSON has not": (with_lock, "with_lock: argument 'lock'", "use types that JSON has"),
+    "a type that is none": (unknown_type, "unknown_type", "import or define the type"),
+    "no docstring": (silent, "silent has no description", "write a docstring"),
+    "no word before the sections": (only_sections, "only_sections has no description", "write a docstring"),
+    "a method without its object": (Thing.method, "argument 'self'", "tool(thing.method)"),
+    "an object": (Thing(), "cannot be a tool", "decorate a function"),
+    "a class": (Thing, "cannot be a tool", "decorate a function"),
+    "an async generator": (stream, "cannot be a tool", "decorate a function"),
+    "a lambda": (lambda: 1, "'<lambda>' cannot be a tool's name", "@tool(name="),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_a_tool_says_why_and_what_to_do(case):
+    function, said, mend = REFUSED[case]
+    with pytest.raises(UsageError) as refused:
+        tool(function)
+    assert said in str(refused.value)
+    assert "\n  cause: " in str(refused.value)
+    assert mend in str(refused.value).partition("\n  mend: ")[2]
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "word count"}, {"name": "class"}, {"name": "x" * 65}, {"timeout_s": 0}, {"output_tokens": 0}]
+)
+def test_impossible_settings_are_refused(options):
+    with pytest.raises(UsageError, match="mend: "):
+        tool(word_count.__wrapped__, **options)
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "text: Field required"),
+        ({"text": 3}, "text: Input should be a valid string, not 3"),
+        ({"text": "a", "least": "3"}, 'least: Input should be a valid integer, not "3"'),
+        ({"text": "a", "least": True}, "least: Input should be a valid integer, not true"),
+        ({"text": "a", "least": 1.5}, "least: Input should be a valid integer, not 1.5"),
+        ({"text": "a", "much": 1}, "much: Extra inputs are not permitted"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_the_models_mistake(arguments, said):
+    result = call(word_count, **arguments)
+    assert not result.ok
+    assert result.text.startswith("invalid arguments for word_count: ")
+    assert said in result.text
+    assert schema_error(arguments, word_count.parameters) is not None
+
+
+def test_only_the_first_problems_are_told():
+    result = call(word_count, text="a", **{f"x{number}": 0 for number in range(20)})
+    assert result.text.endswith("; and 15 more")
+    assert len(result.text) < 1000
+
+
+@pytest.fixture(params=["thread", "async"])
+def acting(request):
+    """A tool that does what it is told, once as a plain and once as an async function."""
+
+    def act(how: str) -> Any:
+        """Does it."""
+        return ACTS[how]()
+
+    async def act_async(how: str) -> Any:
+        """Does it."""
+        return ACTS[how]()
+
+    return tool(act if request.param == "thread" else act_async, name="act", timeout_s=5)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _circle() -> list:
+    inside: list = []
+    inside.append(inside)
+    return inside
+
+
+ACTS = {
+    "text": lambda: "a\nb",
+    "none": lambda: None,
+    "empty": lambda: "",
+    "json": lambda: {"é": [1, 2.5, None, Unit.MILE, Point(1), datetime.date(2026, 1, 2)]},
+    "result": lambda: ToolResult(text="nothing there", ok=False),
+    "bytes": lambda: b"caf\xc3\xa9 \xff",
+    "half a character": lambda: {"a": "x\ud800"},
+    "no number": lambda: [float("nan")],
+    "value": lambda: _raise(ValueError("no such place")),
+    "bare value": lambda: _raise(ValueError()),
+    "key": lambda: _raise(KeyError("k")),
+    "reply": lambda: json.loads("<html>"),
+    "validation": lambda: Place.model_validate({}),
+    "stop": lambda: next(iter(())),
+    "engine": lambda: _raise(EngineError("down", cause="why")),
+    "object": lambda: Thing(),
+    "circle": _circle,
+    "deep": lambda: _raise(RecursionError("deep")),
+    "timeout": lambda: _raise(TimeoutError("slow server")),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "ok", "text"),
+    [
+        ("text", True, "a\nb"),
+        ("none", True, "(no output)"),
+        ("empty", True, "(no output)"),
+        ("json", True, '{"é": [1, 2.5, null, "mi", {"x": 1, "y": 0}, "2026-01-02"]}'),
+        ("result", False, "nothing there"),
+        ("bytes", True, "café \ufffd"),
+        ("half a character", True, '{"a": "x?"}'),
+        ("no number", True, "[NaN]"),
+        ("value", False, "no such place"),
+        ("bare value", False, "act raised ValueError"),
+    ],
+)
+def test_what_comes_back_is_an_answer(acting, how, ok, text):
+    assert call(acting, how=how) == ToolResult(text=text, ok=ok)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("key", "act raised KeyError: 'k'"),
+        ("reply", "act raised JSONDecodeError"),  # a ValueError, but a server's fault
+        ("validation", "act raised ValidationError"),  # likewise
+        ("deep", "act raised RecursionError: deep"),
+        ("timeout", "act raised TimeoutError: slow server"),
+        ("object", "act returned Thing, which JSON cannot hold"),
+        ("circle", "act returned list, which JSON cannot hold"),
+        ("stop", "act raised "),  # StopIteration, which Python turns into RuntimeError in a coroutine
+    ],
+)
+def test_what_breaks_is_no_models_fault(acting, how, said):
+    with pytest.raises(ToolServerError) as broken:
+        call(acting, how=how)
+    assert broken.value.retryable
+    assert str(broken.value).startswith(said)
+    assert "test_function" in broken.value.cause
+    assert broken.value.mend
+
+
+def test_a_broken_engine_stays_what_it_is(acting):
+    with pytest.raises(EngineError, match="down"):
+        call(acting, how="engine")
+
+
+def test_a_function_that_exits_ends_no_run():
+    @tool
+    def leave() -> None:
+        """Leaves."""
+        raise SystemExit(3)
+
+    with pytest.raises(ToolServerError, match="leave raised SystemExit: 3"):
+        call(leave)
+
+
+def test_the_error_names_the_functions_line():
+    @tool
+    def parse(text: str) -> Any:
+        """Parses."""
+        return json.loads(text)
+
+    line = parse.__wrapped__.__code__.co_firstlineno + 3
+    with pytest.raises(ToolServerError) as broken:
+        call(parse, text="<")
+    assert broken.value.cause.endswith(f"line {line}")
+
+
+def test_a_long_text_is_cut_and_bytes_are_text():
+    @tool(output_tokens=10)
+    def much() -> bytes:
+        """Gives much."""
+        return b"x" * 20_000_000
+
+    assert call(much).text == "x" * 40 + "\n[cut: 20000000 characters, of which the first 40 are shown]"
+
+
+# -- side by side ----------------------------------------------------------------------------------------------------
+
+
+def test_slow_functions_do_not_hold_up_each_other():
+    """All calls are under way at once, and the event loop with them."""
+    together = threading.Barrier(64 + 1)
+
+    @tool(timeout_s=20)
+    def meet(number: int) -> int:
+        """Waits for all the others."""
+        together.wait(20)
+        return number
+
+    async def main() -> list[ToolResult]:
+        calls = [asyncio.create_task(call_tool(meet, {"number": number})) for number in range(64)]
+        await asyncio.to_thread(together.wait, 20)
+        return await asyncio.gather(*calls)
+
+    assert [one.text for one in asyncio.run(main())] == [str(number) for number in range(64)]
+
+
+def test_a_function_that_never_ends_holds_up_neither_the_call_nor_the_program():
+    free = threading.Event()
+
+    @tool(timeout_s=0.05)
+    def hang() -> None:
+        """Hangs."""
+        free.wait(30)
+
+    began = time.monotonic()
+    result = call(hang)
+    assert result == ToolResult(text="hang gave no result within 0.05 s", ok=False)
+    assert time.monotonic() - began < 20  # asyncio.run waits for its own threads, not for these
+    free.set()
+
+
+def test_what_comes_after_the_loop_is_closed_is_dropped():
+    free, thread = threading.Event(), []
+
+    @tool(timeout_s=0.05)
+    def late() -> str:
+        """Comes late."""
+        thread.append(threading.current_thread())
+        free.wait(30)
+        return "late"
+
+    assert not call(late).ok
+    free.set()
+    thread[0].join(10)  # an exception in it would be a warning, and so an error
+    assert not thread[0].is_alive()
+
+
+def test_a_function_sees_the_callers_context():
+    name = contextvars.ContextVar("name", default="nobody")
+
+    @tool
+    def who() -> str:
+        """Says who asks."""
+        return name.get()
+
+    async def main() -> str:
+        name.set("me")
+        return (await who.call({})).text
+
+    assert asyncio.run(main()) == "me"
+
+
+def test_an_async_function_runs_in_the_loop_and_is_stopped_in_time():
+    stopped = []
+
+    @tool(timeout_s=0.05)
+    async def wait() -> str:
+        """Waits."""
+        try:
+            await asyncio.sleep(30)
+        finally:
+            stopped.append(threading.current_thread() is threading.main_thread())
+        return "never"
+
+    assert call(wait).text == "wait gave no result within 0.05 s"
+    assert stopped == [True]
+
+
+def test_one_tool_serves_several_loops_one_after_the_other():
+    assert [call(word_count, text="a b").text for _ in range(3)] == ["2", "2", "2"]
+
+
+def test_a_tool_of_a_tool_is_refused():
+    with pytest.raises(UsageError, match="cannot be a tool"):
+        FunctionTool(word_count)

@@ -1,0 +1,126 @@
+"""The Python tool with a coder: a request in words becomes a program that runs once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from midstream.build import Build
+from midstream.config import load_recipe
+from midstream.core.errors import RecipeError, SandboxError, ToolServerError
+from midstream.core.protocols import Tool, ToolResult
+from midstream.engines.scripted import ScriptedEngine
+from midstream.sandbox.tiers import Sandbox, choose
+from midstream.tools.python import Config, PythonTool
+from midstream.tools.python_coder import TIMEOUT_S, PythonCoder, make
+from support.llm_server import LLMServer, prompt_of
+
+QUICK = Config(workers=1, libraries=())
+
+
+def coder(*replies: str, sandbox: Sandbox | None = None) -> tuple[PythonCoder, ScriptedEngine]:
+    engine = ScriptedEngine(replies)
+    tool = make(QUICK, sandbox or choose(), engine)
+    assert isinstance(tool, PythonCoder)
+    assert isinstance(tool, Tool)
+    return tool, engine
+
+
+def request(tool: PythonCoder, text: str) -> ToolResult:
+    async def go() -> ToolResult:
+        try:
+            return await tool.call({"request": text})
+        finally:
+            await tool.close()
+
+    return asyncio.run(go())
+
+
+def test_the_program_is_written_run_and_kept_in_the_call():
+    tool, engine = coder("Surely.\n```python\nprint('sum:', 45 + 17)\n45 - 17\n```\nDone.")
+    result = request(tool, "the sum of 45 and 17, and the difference")
+    assert (result.text, result.ok) == ("sum: 62\n28", True)
+    [call] = result.calls
+    assert "45 + 17" in call.completion
+    assert (call.role, call.sampling.temperature, call.sampling.max_tokens) == ("python", 0.0, 2048)
+    [asked] = engine.requests
+    prompt = asked.messages[0].content
+    assert "# Request\n\nthe sum of 45 and 17, and the difference\n" in prompt
+    assert "What it can use: the standard library." in prompt
+
+
+def test_a_requests_braces_stay_as_they_are():
+    tool, engine = coder("1")
+    request(tool, "what is {{libraries}} and {request} and \\1 ?")
+    assert "what is {{libraries}} and {request} and \\1 ?" in engine.requests[0].messages[0].content
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("```python\nprint(1\n```", "the coder wrote no program: SyntaxError: "),
+        ("I cannot do that.", "the coder wrote no program: SyntaxError: "),
+        ("<think>for ever", "the coder wrote no program: the reply holds no code"),
+        ("", "the model gave no answer"),
+        ("```python\nprint('so far')\n1 / 0\n```", "ZeroDivisionError: division by zero"),
+        ("```\nraise SystemExit(3)\n```", "SystemExit: 3"),
+    ],
+)
+def test_what_the_coder_gets_wrong_is_an_answer_and_is_not_asked_again(reply, said):
+    tool, engine = coder(reply)
+    result = request(tool, "anything")
+    assert not result.ok
+    assert said in result.text
+    assert len(result.calls) == len(engine.requests) == 1
+
+
+def test_a_broken_engine_and_a_broken_sandbox_are_errors_that_keep_the_request():
+    tool, _ = coder()
+    with pytest.raises(ToolServerError, match="the model of tool python failed: no scripted reply is left"):
+        request(tool, "anything")
+    tool, _ = coder("print(1)")
+    asyncio.run(tool.close())
+    with pytest.raises(SandboxError) as caught:
+        asyncio.run(tool.call({"request": "anything"}))
+    assert [call.completion for call in caught.value.calls] == ["print(1)"]
+
+
+def test_it_is_told_what_can_be_imported():
+    libraries = PythonTool(Config(workers=1)).libraries
+    tool = make(Config(workers=1), choose(), ScriptedEngine(["1"]))
+    assert libraries.startswith("the standard library")
+    assert f"can use {libraries}." in tool.description
+    assert (tool.name, tool.timeout_s, list(tool.parameters["properties"])) == ("python", TIMEOUT_S, ["request"])
+
+
+def test_without_an_engine_it_takes_code():
+    assert isinstance(make(QUICK, choose(), None), PythonTool)
+
+
+def test_arithmetic_alone_is_said_to_the_coder():
+    tool, engine = coder("2 ** 10", sandbox=Sandbox(tier="arithmetic"))
+    assert request(tool, "two to the tenth").text == "1024"
+    assert "What it can use: nothing but one arithmetic expression" in engine.requests[0].messages[0].content
+
+
+def test_a_recipe_names_its_engine():
+    def reply(body):
+        assert "# Request\n\nsix times seven" in prompt_of(body)
+        return "print(6 * 7)"
+
+    with LLMServer(reply) as server:
+        settings = ("tools.python.engine=model", "tools.local_search={}", f"engines.model.base_url={server.base_url}")
+        tool = Build(load_recipe("agentflow-prompted", settings)).tools[-1]
+        assert asyncio.run(_called(tool, {"request": "six times seven"})).text == "42"
+        assert json.dumps(server.bodies[0]).count("six times seven") == 1
+    with pytest.raises(RecipeError, match=r"tools\.python\.engine = 'nobody' does not exist"):
+        Build(load_recipe("agentflow-prompted", ["tools.python.engine=nobody"]))
+
+
+async def _called(tool: Tool, arguments: dict) -> ToolResult:
+    try:
+        return await tool.call(arguments)
+    finally:
+        await tool.close()
