@@ -174,7 +174,7 @@ def test_all_problems_are_named_at_once(ten_steps):
 
 
 def test_a_missing_table_is_named():
-    with pytest.raises(RecipeError, match=r"agent = .*Field required"):
+    with pytest.raises(RecipeError, match=r"agent: Field required"):
         parse_recipe({"name": "x", "tasks": {}, "tools": {}, "reward": {}})
 
 

@@ -204,6 +204,13 @@ def test_recording_and_replaying_exclude_each_other(tmp_path, capsys):
     assert "not allowed with argument --record" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--record", "--replay"])
+def test_a_directory_without_a_name_is_not_the_one_we_are_in(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "flow-grpo-tiny", option, ""])
+    assert "no directory is named: ''" in capsys.readouterr().err
+
+
 def test_a_replay_of_nothing_starts_nothing(tmp_path, capsys):
     code, _, told = command(
         capsys, "solve", "Why?", "--replay", tmp_path / "none", "--base-url", "http://h/v1", "--model", "m"

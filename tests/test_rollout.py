@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, RewardError, ToolServerError, UsageError
+from midstream.core.errors import (
+    EngineError,
+    PromptTooLongError,
+    RecipeError,
+    RewardError,
+    StorageError,
+    ToolServerError,
+)
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Observation, Score, Trajectory, Turn
@@ -193,8 +200,9 @@ def test_a_trajectory_with_an_error_is_not_scored():
     assert [(one.status, one.reward) for one in trajectories] == [("error", None)] * len(TASKS)
 
 
-def test_a_users_mistake_ends_the_rollout_at_once():
-    agent = failing(RecipeError("tool 'browser' does not exist"))
+@pytest.mark.parametrize("failure", [RecipeError("no tool 'browser'"), StorageError("no room for 'browser'")])
+def test_what_no_trajectory_can_mend_ends_the_rollout_at_once(failure):
+    agent = failing(failure)
     never = asyncio.Event()
 
     class Patient(StubAgent):
@@ -210,7 +218,7 @@ def test_a_users_mistake_ends_the_rollout_at_once():
 
     async def go() -> int:
         patient = Patient()
-        with pytest.raises(UsageError, match="browser"):
+        with pytest.raises(type(failure), match="browser"):
             await asyncio.wait_for(rollout(environment(patient), TASKS, seed=7), timeout=30)
         return patient.live
 

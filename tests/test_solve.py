@@ -17,7 +17,7 @@ import pytest
 
 from midstream.cli import main
 from midstream.core.trajectory import Trajectory
-from midstream.solve import set_server
+from midstream.recipe_options import set_server
 from support.llm_server import AgentFlowReplies, LLMServer
 
 QUESTION = "What is 45 plus 17 ?"
@@ -128,6 +128,16 @@ def test_exactly_the_named_tools_are_offered(capsys):
         assert solve(capsys, *options)[0] == 0
         planner = json.dumps(server.bodies[0]["messages"])
     assert re.findall(r'\\"name\\": ?\\"(\w+)\\"', planner) == ["python", "base_generator"]
+
+
+def test_a_replay_says_so(capsys, tmp_path):
+    with LLMServer(SUM) as server:
+        options = ("--base-url", server.base_url, "--model", "m", "--tools", "python")
+        assert "replayed" not in solve(capsys, *options, "--record", tmp_path / "kept")[1]
+        code, out, _ = solve(capsys, *options, "--replay", tmp_path / "kept")
+    assert code == 0
+    assert f"tools   replayed from {tmp_path / 'kept'}" in out.replace("\n", "")
+    assert "sandbox" not in out
 
 
 def test_a_tool_keeps_the_recipes_settings(capsys):

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ def test_every_type_of_tool_is_listed(capsys):
     assert set(views) == set(components.TOOLS)
     assert all(view["description"] for view in views.values())
     assert views["guess"]["parameters"]["required"] == ["question"]
+    assert views["wikipedia"]["description"].startswith("Looks things up in Wikipedia")
     assert views["local_search"]["settings"]
 
 
@@ -98,7 +100,7 @@ def test_the_list_makes_no_tool_and_asks_nobody(capsys, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", never)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     for name, one in components.TOOLS.items():
-        monkeypatch.setitem(components.TOOLS, name, components.Component(one.config, never, one.asks, one.may_ask))
+        monkeypatch.setitem(components.TOOLS, name, replace(one, make=never))
     assert set(listed(capsys)) == set(components.TOOLS)
 
 
@@ -110,7 +112,8 @@ def test_the_screen_has_a_block_for_each(capsys, mine):
     at = lines.index("guess")
     assert lines[at + 1].startswith("  An expert oracle")
     assert lines[at + 2] == "  arguments  question: string"
-    assert lines[at + 3] == "  limits     5 s, 100 tokens of output"
+    assert lines[at + 3] == ""
+    assert lines[lines.index("web_page") + 1] == "  Reads one web page."
     assert max(map(len, lines)) <= 80
 
 
@@ -245,6 +248,14 @@ def test_one_word_is_enough_for_one_argument(capsys, mine):
     assert run(capsys, "mine.py:free", "second=a=b", "--quiet")[1] == "|a=b\n"
 
 
+def test_arguments_may_stand_after_options(capsys, mine):
+    assert run(capsys, "mine.py:free", "--quiet", "first=a") == (0, "a|\n", "")
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "mine.py:free", "--quick", "first=a")
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --quick" in capsys.readouterr().err
+
+
 def test_code_says_in_which_sandbox_it_ran(capsys, mine):
     _, out, _ = run(capsys, "python", "code=print(1)", "--json")
     called = json.loads(out)
@@ -305,7 +316,11 @@ def test_a_servers_tools_are_shown_once_it_is_named(capsys, served):
     assert views["far_add"]["parameters"]["required"] == ["a", "b"]
     assert {view["type"] for view in views.values()} == {"mcp"}
     code, out, _ = run(capsys, "far_add", *served)
-    assert (code, out.splitlines()[-1].strip()) == (0, 'midstream tools far_add a="..." b="..."')
+    assert code == 0
+    assert "Settings, in [tools.far]\n" in out
+    example = out.splitlines()[-1].strip()
+    assert example == 'midstream tools far_add --recipe served.toml a="..." b="..."'
+    assert run(capsys, *example.replace('"..."', "2").split()[2:], "--quiet") == (0, "4\n", "")
 
 
 def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
@@ -325,7 +340,7 @@ REFUSED = {
     "an unknown tool": (["browser"], "no tool is called 'browser'", "local_search, python"),
     "no name": ([""], "no tool is named", "local_search"),
     "two tools": (["python,guess"], "are several tools", "name one"),
-    "a type without its settings": (["function", "a"], "no tool is called 'function'", "my_tools.py:word_count"),
+    "a type without its settings": (["function", "a"], "makes a tool 'function'", "midstream tools function"),
     "no file": (["none.py:f"], "no file ", "run midstream where"),
     "an argument that is missing": (["mine.py:convert", "value=3"], "'unit' is a required property", "shows"),
     "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "'x' is not of type 'number'", "shows"),
@@ -334,6 +349,8 @@ REFUSED = {
     "an argument twice": (["mine.py:convert", "value=3", "value=4"], "does not name each", "shows"),
     "a word without a name": (["mine.py:convert", "3"], "does not name each", "shows"),
     "JSON that is broken": (["guess", '{"question": }'], "is no JSON", "shows"),
+    "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "is no JSON", "shows"),
+    "half a character": (["guess", '{"question": "\\ud800"}'], "surrogates not allowed", "shows"),
     "JSON with more": (["guess", '{"question": "a", "b": 1}'], "'b' was unexpected", "shows"),
     "a setting that is none": (["guess", "--set", "tools.guess.size=3"], "tools.guess.size", "largest"),
     "a provider that is none": (["--provider", "acme", "--model", "m"], "'ollama'", "known keys here: model, provider"),

@@ -3,8 +3,8 @@
     from midstream import Build, load_recipe
     from midstream.rollout import rollout
 
-    environment = Build(load_recipe("flow-grpo-tiny")).environment()
-    groups = asyncio.run(rollout(environment, tasks, group_size=8, seed=0))
+    with Build(load_recipe("flow-grpo-tiny")) as build:
+        groups = asyncio.run(rollout(build.environment(), tasks, group_size=8, seed=0))
 
 Every name in `__all__` can be imported from here and loads its module on first use, so `import midstream` is quick and
 none of them needs torch. `rollout` alone lives one step down: `midstream.rollout` is its module. Weight space is in

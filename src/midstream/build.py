@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from midstream import rollout
 from midstream.agents import agentflow, compact, formats, programs
@@ -37,12 +39,10 @@ if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
     from midstream.training.session import Parts
 
-T = TypeVar("T")
-
 
 @dataclass
 class Build:
-    """The objects of one recipe, each made once when first asked for.
+    """The objects of one recipe, each made once when first asked for; `with Build(...) as build` closes them all.
 
     `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `record` is where tools are
     recorded, `replay` where their answers come from instead (`tools.recording`): then no tool is made.
@@ -54,6 +54,7 @@ class Build:
     record: Path | None = None
     replay: Path | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
+    _opened: list[Any] = field(default_factory=list)  # to be closed
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
@@ -88,9 +89,10 @@ class Build:
         Raises:
             RecipeError: two have the same name.
         """
+        kept = self.recording  # one that cannot be used is refused before a server is started
         made: dict[str, tuple[Tool, str]] = {}
         for table in self.recipe.tools:
-            for tool in self._tools_of(table):
+            for tool in self._tools_of(table, kept):
                 if tool.name in made:
                     raise RecipeError(
                         f"tools.{table} and tools.{made[tool.name][1]} both have a tool called {tool.name!r}",
@@ -100,20 +102,26 @@ class Build:
                 made[tool.name] = (tool, table)
         return [tool for tool, _ in made.values()]
 
-    def _tools_of(self, name: str) -> list[Tool]:
-        """The tools of one table: a tool server has several."""
-        if self.replay:
-            return self.recording.replay(self._origin(name))
+    def _tools_of(self, name: str, kept: recording.Recording | None) -> list[Tool]:
+        """The tools of one table: a tool server has several. All that is made here is noted before it is used."""
+        if kept is not None and self.replay:
+            return kept.replay(self._origin(name))
         table = self.recipe.tools[name]
         component, config = resolve(TOOLS, {"type": name, **table}, f"tools.{name}")
         one = component.make(self, config, {"name": name, **table})
         made = one if isinstance(one, list) else [one]
-        return self.recording.record(made, self._origin(name)) if self.record else made
+        self._opened += made
+        return made if kept is None else kept.record(made, self._origin(name))
 
     @cached_property
-    def recording(self) -> recording.Recording:
-        """What tools are recorded in, or replayed from."""
-        return recording.Recording(self.record or self.replay or Path(), write=self.record is not None)
+    def recording(self) -> recording.Recording | None:
+        """What tools are recorded in, or replayed from, if they are."""
+        directory = self.record or self.replay
+        if directory is None:
+            return None
+        kept = recording.Recording(directory, write=self.record is not None)
+        self._opened.append(kept)
+        return kept
 
     def _origin(self, name: str) -> recording.Origin:
         """Everything in the recipe that decides what the tools of a table answer."""
@@ -131,7 +139,7 @@ class Build:
         """The sandbox that code runs in, or ran in when it was recorded; "" where there is none to run."""
         if self.runs_code:
             return self.sandbox.tier
-        if not self.replay:
+        if self.recording is None:
             return ""
         return next(filter(None, map(self.recording.file.sandbox, map(self._origin, self.recipe.tools))), "")
 
@@ -142,23 +150,34 @@ class Build:
         if name not in self._engines:
             component, config = resolve(ENGINES, self.recipe.engines[name], f"engines.{name}")
             self._engines[name] = component.make(self, config, name)
+            self._opened.append(self._engines[name])
         return self._engines[name]
 
     async def close(self) -> None:
-        """Release the tools and engines that were made."""
-        for part in (*self.__dict__.get("tools", ()), *self._engines.values()):
-            await part.close()
+        """Close everything that was made, the newest first, also what an error left half built; again does nothing."""
+        async with AsyncExitStack() as closing:  # one that cannot be closed keeps no other open
+            while self._opened:
+                closing.push_async_callback(self._opened.pop(0).close)
 
-    def tool_engine(self, name: str | None) -> Engine:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        asyncio.run(self.close())
+
+    def tool_engine(self, table: Table) -> Engine | None:
         """The engine inside a tool: a server, because an in-process engine waits for the very run that calls it."""
+        name = table.get("engine")
+        if name is None:
+            return None
         # Told by its type, before it is made: a tiny engine's vocabulary needs the tools.
-        if self.recipe.engines.get(name or "", {}).get("type") in IN_PROCESS:
+        if self.recipe.engines.get(name, {}).get("type") in IN_PROCESS:
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
                 mend="give the tool an engine of type openai_compatible",
             )
-        return self.engine(name or "")
+        return self.engine(name)
 
     def environment(
         self, *, planner: Any = None, temperature: float | None = None, max_turns: int | None = None
@@ -192,7 +211,9 @@ class Build:
     def code_runner(self) -> CodeRunner:
         """What runs the executor's programs."""
         config = resolve(EXECUTORS, self.recipe.agent.executor, "agent.executor")[1]
-        return code_runner.ProgramRunner(config.program, formats.schema_error, self.sandbox)
+        runner = code_runner.ProgramRunner(config.program, formats.schema_error, self.sandbox)
+        self._opened.append(runner)
+        return runner
 
     def _module(self, name: str, table: Table) -> Any:
         component, config = resolve(ROOMS[name], table, f"agent.{name}")

@@ -30,7 +30,7 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
-    options = parser().parse_args(arguments)
+    options = _parsed(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -74,6 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("  cause: the file or device could not be read or written", file=sys.stderr)
         print("  mend: see to its path, permissions and free space", file=sys.stderr)
         return 1
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a tool's arguments may stand after them too, which argparse itself does not see to."""
+    root = parser()
+    options, left = root.parse_known_args(arguments)
+    if options.command == "tools" and not any(word.startswith("-") for word in left):
+        options.arguments, left = [*options.arguments, *left], []
+    if left:
+        root.error(f"unrecognized arguments: {' '.join(left)}")
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -201,8 +212,14 @@ def _unsafe_option(command: argparse.ArgumentParser) -> None:
 
 def _recording_options(command: argparse.ArgumentParser) -> None:
     kept = command.add_mutually_exclusive_group()
-    kept.add_argument("--record", type=Path, metavar="DIR", help="keep what tools answer, and answer from there")
-    kept.add_argument("--replay", type=Path, metavar="DIR", help="answer from there alone; no tool is called")
+    kept.add_argument("--record", type=_directory, metavar="DIR", help="keep what tools answer, and answer from there")
+    kept.add_argument("--replay", type=_directory, metavar="DIR", help="answer from there alone; no tool is called")
+
+
+def _directory(text: str) -> Path:
+    if not text.strip():  # a variable that is not set: not the directory we are in
+        raise argparse.ArgumentTypeError(f"no directory is named: {text!r}")
+    return Path(text)
 
 
 def _run_options(command: argparse.ArgumentParser) -> None:

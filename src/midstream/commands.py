@@ -9,7 +9,9 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -24,8 +26,10 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.report import progress, tables
 from midstream.results import recipe_of, show_demo, show_result, table_of, write_report
-from midstream.rollout import Environment
 from midstream.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from midstream.training.session import Parts
 
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
 
@@ -70,13 +74,14 @@ def demo(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """`midstream eval RUN|RECIPE`."""
-    build, run = _target(options)
+    recipe, run = _target(options)
     if options.dry_run:
-        return dry_run(build.recipe)
-    step = None if run is None else use_policy(build, run)
-    tell_sandbox(build, options)
-    with progress.make_progress(Console(stderr=True), options.quiet) as display:
-        results = asyncio.run(evaluate_sets(build, display, step))
+        return dry_run(recipe)
+    with build_of(recipe, run, options) as build:
+        step = None if run is None else use_policy(build, run)
+        tell_sandbox(build, options)
+        with progress.make_progress(Console(stderr=True), options.quiet) as display:
+            results = evaluate_sets(build, display, step)
     if options.json:
         print(json.dumps([result.model_dump() for result in results]))
     else:
@@ -133,26 +138,28 @@ def _recipe(name: str, options: argparse.Namespace) -> Recipe:
     return load_recipe(name, overrides)
 
 
-def _target(options: argparse.Namespace) -> tuple[Build, RunDirectory | None]:
-    """The build of a run's or a recipe's agent."""
+def _target(options: argparse.Namespace) -> tuple[Recipe, RunDirectory | None]:
+    """The recipe that is named, or that of the run."""
     target = options.target
     is_path = os.sep in target and not target.endswith(".toml")
     if not is_path and not (Path(target) / "run.json").exists():
-        build = Build(_recipe(target, options), unsafe=options.unsafe, record=options.record, replay=options.replay)
-        return build, None
+        return _recipe(target, options), None
     run = RunDirectory.open(Path(target))
     table = table_of(run)
     if options.seed is not None:
         table["seed"] = options.seed
-    recipe = parse_recipe(with_overrides(table, options.overrides))
-    build = Build(
+    return parse_recipe(with_overrides(table, options.overrides)), run
+
+
+def build_of(recipe: Recipe, run: RunDirectory | None, options: argparse.Namespace) -> Build:
+    """The build of a recipe's agent, or of a run's, as the command line wants it."""
+    return Build(
         recipe,
-        adapters=run.root / "adapters" / "asked",
+        adapters=run.root / "adapters" / "asked" if run else Path("adapters"),
         unsafe=options.unsafe,
         record=options.record,
         replay=options.replay,
     )
-    return build, run
 
 
 def use_policy(build: Build, run: RunDirectory) -> int:
@@ -207,31 +214,35 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     if run is not None and run.status().state == "finished":
         return run
     require_training_extra()
-    from midstream.training.session import Session
-
-    build = Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay)
-    parts = build.parts()  # what cannot be built leaves no run behind
-    run = run or _create_run(root, recipe)
-    console = Console(stderr=True)
-    tell_sandbox(build, options)
-    with run.lock():
-        run.set_status("running")
-        try:
-            with progress.make_progress(console, options.quiet) as display:
-                asyncio.run(Session(parts, run, display).run())
-        except KeyboardInterrupt:
-            run.set_status("interrupted", "stopped by Ctrl-C")
-            console.print(f"\nstopped; go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
-            raise
-        except MidstreamError as error:
-            run.set_status("failed", str(error))
-            raise
-        write_report(run)
-        run.set_status("finished")
+    with Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay) as build:
+        parts = build.parts()  # what cannot be built leaves no run behind
+        run = run or _create_run(root, recipe)
+        tell_sandbox(build, options)
+        with run.lock():
+            _train_in(run, parts, options)
     return run
 
 
-async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
+def _train_in(run: RunDirectory, parts: Parts, options: argparse.Namespace) -> None:
+    from midstream.training.session import Session
+
+    console = Console(stderr=True)
+    run.set_status("running")
+    try:
+        with progress.make_progress(console, options.quiet) as display:
+            asyncio.run(Session(parts, run, display).run())
+    except KeyboardInterrupt:
+        run.set_status("interrupted", "stopped by Ctrl-C")
+        console.print(f"\nstopped; go on with: midstream resume {shlex.quote(str(run.root))}", markup=False)
+        raise
+    except MidstreamError as error:
+        run.set_status("failed", str(error))
+        raise
+    write_report(run)
+    run.set_status("finished")
+
+
+def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None) -> list[EvaluationResult]:
     """Evaluate the recipe's agent on every set under every temperature."""
     config, seed = build.recipe.evaluation, build.recipe.seed
     if not config.sets:
@@ -241,23 +252,19 @@ async def evaluate_sets(build: Build, display: ProgressDisplay, step: int | None
             mend='add one, e.g. name = "test", split = "test", per_family = 60',
         )
     results: list[EvaluationResult] = []
-    environment: Environment | None = None
-    try:
-        for chosen in config.sets:
-            for temperature in config.temperatures:
-                environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
-                display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
-                tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
-                result, trajectories = await evaluation.evaluate(
-                    environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
-                    seed=derive_seed(seed, "evaluation", chosen.name), step=step,
-                )  # fmt: skip
-                display.evaluation(result)
-                _check_any_result(trajectories)
-                results.append(result)
-    finally:
-        if environment is not None:  # all of them share tools and engines
-            await environment.close()
+    for chosen, temperature in product(config.sets, config.temperatures):
+        environment = build.environment(temperature=temperature, max_turns=chosen.max_turns)
+        display.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
+        tasks = build.source.fixed(chosen.split, chosen.per_family, chosen.seed, chosen.families)
+        result, trajectories = asyncio.run(
+            evaluation.evaluate(
+                environment, tasks, policy=build.recipe.name, chosen=chosen, temperature=temperature,
+                seed=derive_seed(seed, "evaluation", chosen.name), step=step,
+            )
+        )  # fmt: skip
+        display.evaluation(result)
+        _check_any_result(trajectories)
+        results.append(result)
     return results
 
 

@@ -39,6 +39,7 @@ class Component:
     """How one `type` is made: the class of its settings, and what makes it from them.
 
     `asks`: it needs an `engine`; `may_ask`: it takes one, and does without. `extra` of midstream: it needs that.
+    `face`: a tool's class, if that says already what the tool is, before one is made.
     """
 
     config: type[Frozen]
@@ -46,46 +47,53 @@ class Component:
     asks: bool = False
     may_ask: bool = False
     extra: str = ""
+    face: type | None = None
 
 
 TASKS = {"gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer)}
 REWARDS = {"exact_match": Component(exact_match.Config, lambda config: exact_match.ExactMatch())}
 TOOLS = {
-    "local_search": Component(local_search.Config, lambda build, config, table: build.local_search(config)),
+    "local_search": Component(
+        local_search.Config,
+        lambda build, config, table: build.local_search(config),
+        face=local_search.LocalSearch,
+    ),
     "python": Component(
         python.Config,
-        lambda build, config, table: python_coder.make(
-            config, build.sandbox, build.tool_engine(table["engine"]) if "engine" in table else None
-        ),
+        lambda build, config, table: python_coder.make(config, build.sandbox, build.tool_engine(table)),
         may_ask=True,
+        face=python.PythonTool,
     ),
-    "guess": Component(guess.Config, lambda build, config, table: guess.ConfidentGuess(config)),
+    "guess": Component(
+        guess.Config, lambda build, config, table: guess.ConfidentGuess(config), face=guess.ConfidentGuess
+    ),
     "base_generator": Component(
         base_generator.Config,
-        lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table.get("engine")), config),
+        lambda build, config, table: base_generator.BaseGenerator(build.tool_engine(table), config),
         asks=True,
+        face=base_generator.BaseGenerator,
     ),
     "function": Component(
         named_function.Config, lambda build, config, table: named_function.load(config, table["name"])
     ),
     "web_search": Component(
         web_search.Config,
-        lambda build, config, table: web_search.WebSearch(
-            config, build.tool_engine(table["engine"]) if "engine" in table else None
-        ),
+        lambda build, config, table: web_search.WebSearch(config, build.tool_engine(table)),
         may_ask=True,
         extra="web",
+        face=web_search.WebSearch,
     ),
     "web_page": Component(
         web_page.Config,
-        lambda build, config, table: web_page.WebPage(
-            config, build.tool_engine(table["engine"]) if "engine" in table else None
-        ),
+        lambda build, config, table: web_page.WebPage(config, build.tool_engine(table)),
         may_ask=True,
         extra="web",
+        face=web_page.WebPage,
     ),
     "mcp": Component(mcp.Config, lambda build, config, table: mcp.make(config, table["name"]), extra="mcp"),
-    "wikipedia": Component(wikipedia.Config, lambda build, config, table: wikipedia.Wikipedia(config)),
+    "wikipedia": Component(
+        wikipedia.Config, lambda build, config, table: wikipedia.Wikipedia(config), face=wikipedia.Wikipedia
+    ),
 }
 ENGINES = {
     "tiny": Component(TinyConfig, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)),

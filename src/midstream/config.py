@@ -1,8 +1,8 @@
 """Recipes: one TOML file says everything about a run.
 
 A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. Tables of
-components hold a `type` and that component's own settings; which types there are is said in `build.py`. Unknown keys
-are errors everywhere.
+components hold a `type` and that component's own settings; `components.py` says which types there are. Unknown keys are
+errors everywhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AgentConfig(LoopConfig):
 
 
 class Recipe(Frozen):
-    """A whole recipe. The tables of components (tasks, engines, tools, reward, modules) are resolved in build.py."""
+    """A whole recipe; `components.py` resolves the tables of components (tasks, engines, tools, reward, modules)."""
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""
@@ -146,12 +146,14 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
         # A default that another key decides is missing only because that key is wrong.
         errors = [one for one in failure.errors() if one["type"] != "default_factory_not_called"]
         problems = [
-            f"{'.'.join(filter(None, [where, *map(str, one['loc'])]))} = {_shown(one['input'])}: {one['msg']}"
+            ".".join(filter(None, [where, *map(str, one["loc"])]))
+            + (f" = {_shown(one['input'])}" if one["type"] != "missing" else "")  # whose input is the whole table
+            + f": {one['msg']}"
             for one in errors
         ]
         raise RecipeError(
             "the recipe is invalid: " + "; ".join(problems),
-            cause="an unknown key, or a value that is impossible",
+            cause="a key that is unknown or missing, or a value that is impossible",
             mend="correct it in the recipe or with --set; known keys here: "
             + ", ".join(_fields_around(kind, errors[0]["loc"])),
         ) from failure

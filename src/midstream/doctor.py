@@ -34,6 +34,7 @@ from midstream.core.trajectory import Message, Sampling
 from midstream.doctor_cases import ASK, Cases, load_cases
 from midstream.engines.openai_compatible import OpenAICompatibleEngine
 from midstream.machine.checks import check_machine
+from midstream.recipe_options import RECIPE, set_server
 from midstream.report.doctor import (
     JSON_SCHEMA,
     TOKEN_IDS,
@@ -48,7 +49,6 @@ from midstream.report.doctor import (
 )
 from midstream.report.machine import Check, machine_screen
 from midstream.rollout import together
-from midstream.solve import RECIPE, set_server
 
 NOT_REACHED = "The roles were not examined: a key or a server failed."
 EXAMINE = "Examine a model: midstream doctor --model NAME --base-url URL"

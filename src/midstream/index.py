@@ -63,7 +63,7 @@ class Reader:
         """Read until the lines end, or until so many are bad that it is clear that the file is.
 
         Raises:
-            UsageError: lines are bad.
+            UsageError: lines are bad, or there is no document.
         """
         with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
             seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID")
@@ -85,6 +85,15 @@ class Reader:
                 "; ".join(self.bad),
                 cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
                 mend="correct the file, or name other fields by --id-field, --text-field, --title-field",
+            )
+        if not self.counts.documents:
+            left_out = self.counts.without_text
+            raise UsageError(
+                "there is no document to index",
+                cause=f"all {left_out} have an empty {self.fields.text!r}"
+                if left_out
+                else "no line has anything in it",
+                mend='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
             )
 
     def _document(self, line: bytes) -> Document:
@@ -207,7 +216,7 @@ def _shown(value: Any) -> str:
 
 def _progress(*, shown: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
 
 
 def _watched(

@@ -15,7 +15,14 @@ from typing import TypeVar
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.errors import InfrastructureError, MidstreamError, RewardError, UnsupportedError, UsageError
+from midstream.core.errors import (
+    InfrastructureError,
+    MidstreamError,
+    RewardError,
+    StorageError,
+    UnsupportedError,
+    UsageError,
+)
 from midstream.core.events import Event, Listener
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
@@ -219,8 +226,8 @@ async def _one_attempt(
                     mend="scale what the reward's `score` returns",
                 )
             trajectory = trajectory.model_copy(update={"reward": reward})
-    except UsageError:
-        raise  # the same for every trajectory: the run cannot work
+    except (UsageError, StorageError):
+        raise  # the same for every trajectory: the run cannot work, or keep what it does
     except Exception as failure:
         text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
         retryable = isinstance(failure, InfrastructureError) and failure.retryable

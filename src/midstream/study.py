@@ -6,7 +6,6 @@ Runs already finished in the study's directory are read, not repeated; one that 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 
@@ -73,7 +72,8 @@ def _one(root: Path, name: str, seed: int, overrides: list[str]) -> dict[str, li
     """Label -> evaluations after training; of the main recipe those of its warm start too."""
     recipe = load_recipe(name, [*overrides, f"seed={seed}"])
     if recipe.agent.planner["type"] == "clumsy":
-        return {recipe.description: asyncio.run(evaluate_sets(Build(recipe), NoProgress(), None))}
+        with Build(recipe) as build:
+            return {recipe.description: evaluate_sets(build, NoProgress(), None)}
     evaluations = train_quietly(root / f"{name}-s{seed}", recipe).read_evaluations()
     last = max(one.step or 0 for one in evaluations)
     labelled = {MAIN_LABEL if name == MAIN else recipe.description: [one for one in evaluations if one.step == last]}

@@ -30,7 +30,7 @@ def needs_of(engines: Mapping[str, Table], tool: Table, component: Component, co
     if component.asks or "engine" in tool:
         yield _engine(engines, tool.get("engine"))
     elif component.may_ask:
-        yield Need(what="a model", state='none; engine = "model" in its table gives it one', there=None, optional=True)
+        yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
     if tool.get("type") == "python":
         yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
     for name in (*getattr(config, "env_pass", ()), *getattr(config, "headers_env", {}).values()):

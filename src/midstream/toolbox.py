@@ -9,10 +9,11 @@ import argparse
 import asyncio
 import inspect
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from pydantic import JsonValue
@@ -20,16 +21,17 @@ from rich.console import Console
 
 from midstream.agents.formats import schema_error
 from midstream.build import Build
+from midstream.commands import build_of
 from midstream.components import TOOLS, Component, resolve
 from midstream.config import Table, parse_recipe
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, unfit
 from midstream.core.errors import UsageError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
+from midstream.recipe_options import needs_settings, recipe_table, set_tools
 from midstream.report.numbers import visible
 from midstream.report.timeline import Screen
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
-from midstream.solve import needs_settings, recipe_table, set_tools
 from midstream.tool_needs import needs_of
 
 
@@ -39,17 +41,20 @@ def tools(options: argparse.Namespace) -> int:
     table = recipe_table(options, None)
     parse_recipe(table)  # what follows relies on its shape
     if options.name is None:
-        views = _listed(table, every=options.recipe is None)
+        views = _with_recipe(_listed(table, every=options.recipe is None), options)
         _print_views(views, options, tools_screen(views))
         return 0
-    if options.arguments:
-        _print_called(asyncio.run(_by_hand(_build_of(table, options), options)), options)
-        return 0
-    if options.name in TOOLS and options.name not in table["tools"] and needs_settings(options.name):
+    unset = options.name in TOOLS and options.name not in table["tools"] and needs_settings(options.name)
+    if unset and not options.arguments:
         views = [_unset_view(options.name)]
-    else:
-        views = asyncio.run(_shown(_build_of(table, options), options.name))
-    _print_views(views, options, *(tool_screen(view) for view in views))
+        _print_views(views, options, tool_screen(views[0]))
+        return 0
+    with _build_of(table, options) as build:
+        if options.arguments:
+            _print_called(_by_hand(build, options), options)
+        else:
+            views = _with_recipe(_shown(build, options.name), options)
+            _print_views(views, options, *(tool_screen(view) for view in views))
     return 0
 
 
@@ -63,10 +68,11 @@ def _build_of(table: Table, options: argparse.Namespace) -> Build:
     for one in tables:
         narrowed = dict(table)
         set_tools(narrowed, one)
-        build = Build(parse_recipe(narrowed), unsafe=options.unsafe, record=options.record, replay=options.replay)
-        if one == name or ":" in name or any(tool.name == name for tool in build.tools):
-            return build
-        asyncio.run(build.close())
+        with ExitStack() as closing:
+            build = closing.enter_context(build_of(parse_recipe(narrowed), None, options))
+            if one == name or ":" in name or any(tool.name == name for tool in build.tools):
+                closing.pop_all()
+                return build
     set_tools(table, name)  # says that there is none of that name
     raise AssertionError(name)
 
@@ -88,12 +94,13 @@ def _listed(table: Table, *, every: bool) -> list[ToolView]:
 def _view(table: Table, name: str, tool: Table, named: str = "") -> ToolView:
     """A tool as its class and settings tell, without making it; `named` is how it was asked for."""
     component, config = resolve(TOOLS, tool, f"tools.{name}")
-    face = _class_of(component)
+    face = component.face
     return ToolView(
         name=name,
         type=str(tool["type"]),
+        table=name,
         named=named or name,
-        description=_description(component, face),
+        description=_description(component),
         # With a model of its own, `python` takes a request instead of code.
         parameters=None if "engine" in tool and tool["type"] == "python" else _plain(getattr(face, "parameters", None)),
         timeout_s=_number(config, face, "timeout_s"),
@@ -111,24 +118,25 @@ def _unset_view(name: str) -> ToolView:
     return ToolView(
         name=name,
         type=name,
-        named=name,
-        description=_description(component, _class_of(component)),
+        table="NAME",  # the user's choice, as is what it is asked for by
+        named="NAME",
+        description=_description(component),
         needs=(*needs_of({}, {"type": name}, component, None), settings),
     )
 
 
-def _class_of(component: Component) -> type | None:
-    """The tool's class, which stands beside its `Config`; of a tool that says what it is only once made: None."""
-    beside = vars(sys.modules[component.config.__module__]).values()
-    return next((one for one in beside if inspect.isclass(one) and {"name", "call", "close"} <= {*vars(one)}), None)
+def _with_recipe(views: Sequence[ToolView], options: argparse.Namespace) -> list[ToolView]:
+    """The tools as they must be asked for where their recipe is one of the command line's."""
+    said = f" --recipe {shlex.quote(options.recipe)}" if options.recipe is not None else ""
+    return [view.model_copy(update={"named": view.named + said}) for view in views]
 
 
-def _description(component: Component, face: type | None) -> str:
-    """What the class tells a model, or else what it tells a reader."""
-    said = getattr(face, "description", None)
+def _description(component: Component) -> str:
+    """What the class tells a model, or else what it, or its module, tells a reader."""
+    said = getattr(component.face, "description", None)
     if isinstance(said, str):
         return said
-    written = inspect.getdoc(face or sys.modules[component.config.__module__]) or ""
+    written = inspect.getdoc(component.face or inspect.getmodule(component.config)) or ""
     return " ".join(written.partition("\n\n")[0].split())
 
 
@@ -157,7 +165,7 @@ def _as_json(config: type[Frozen], name: str, value: Any) -> JsonValue:
     return config.model_construct(**{name: value}).model_dump(mode="json", include={name}, warnings=False)[name]
 
 
-async def _shown(build: Build, name: str) -> list[ToolView]:
+def _shown(build: Build, name: str) -> list[ToolView]:
     """Everything about a tool, or the tools of a server. What cannot be made here is shown as far as it is known."""
     [(table, one)] = build.recipe.tools.items()
     view = _view(build.recipe.model_dump(), table, {"type": table, **one}, name)
@@ -167,8 +175,6 @@ async def _shown(build: Build, name: str) -> list[ToolView]:
         if view.parameters is None:
             raise
         return [view.model_copy(update={"problem": f"It cannot be made here: {error}"})]
-    finally:
-        await build.close()
 
 
 def _made(view: ToolView, tool: Tool) -> ToolView:
@@ -190,43 +196,42 @@ def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *screen
     elif options.quiet:
         print("\n".join(visible(view.name) for view in views))
     else:
-        for screen in screens:
+        for place, screen in enumerate(screens):
+            if place:
+                print()
             Screen().print(screen, crop=False)
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------
 
 
-async def _by_hand(build: Build, options: argparse.Namespace) -> Called:
+def _by_hand(build: Build, options: argparse.Namespace) -> Called:
     """Make the tool, check the arguments as an agent's would be, call it once."""
-    try:
-        made = _of_name(build.tools, options.name)
-        if len(made) != 1:
-            raise UsageError(
-                f"{options.name!r} has {len(made)} tools",
-                cause="it is a server",
-                mend=f"name one of: {', '.join(tool.name for tool in made)}",
-            )
-        [tool] = made
-        arguments = _arguments(options, tool)
-        problem = schema_error(arguments, tool.parameters)
-        if problem is not None:
-            raise _refused(tool, problem, options.name)
-        quiet = options.quiet or options.json or not sys.stderr.isatty()
-        clock = time.monotonic()
-        with nullcontext() if quiet else Console(stderr=True).status(f"calling {visible(tool.name)}"):
-            result = await call_tool(tool, arguments)
-        return Called(
-            tool=tool.name,
-            arguments=arguments,
-            ok=result.ok,
-            text=result.text,
-            duration_s=round(time.monotonic() - clock, 3),
-            sandbox=build.sandbox_line or (build.tier if build.replay else ""),
-            requests=len(result.calls),
+    made = _of_name(build.tools, options.name)
+    if len(made) != 1:
+        raise UsageError(
+            f"{options.name!r} has {len(made)} tools",
+            cause="it is a server",
+            mend=f"name one of: {', '.join(tool.name for tool in made)}",
         )
-    finally:
-        await build.close()
+    [tool] = made
+    arguments = _arguments(options, tool)
+    problem = unfit(arguments) or schema_error(arguments, tool.parameters)
+    if problem is not None:
+        raise _refused(tool, problem, options.name)
+    quiet = options.quiet or options.json or not sys.stderr.isatty()
+    clock = time.monotonic()
+    with nullcontext() if quiet else Console(stderr=True).status(f"calling {visible(tool.name)}"):
+        result = asyncio.run(call_tool(tool, arguments))
+    return Called(
+        tool=tool.name,
+        arguments=arguments,
+        ok=result.ok,
+        text=result.text,
+        duration_s=round(time.monotonic() - clock, 3),
+        sandbox=build.sandbox_line or (build.tier if build.replay else ""),
+        requests=len(result.calls),
+    )
 
 
 def _arguments(options: argparse.Namespace, tool: Tool) -> dict[str, Any]:
@@ -235,8 +240,8 @@ def _arguments(options: argparse.Namespace, tool: Tool) -> dict[str, Any]:
     if len(words) == 1 and words[0].lstrip().startswith("{"):
         try:
             return json.loads(words[0])
-        except ValueError as error:
-            raise _refused(tool, f"{words[0]!r} is no JSON: {error}", options.name) from error
+        except (ValueError, RecursionError) as error:
+            raise _refused(tool, f"{words[0]!r:.200} is no JSON: {error}", options.name) from error
     known: Mapping[str, Any] = tool.parameters.get("properties", {})
     wanted = list(tool.parameters.get("required", ())) or list(known)
     pairs = [(name, text) for name, sign, text in (word.partition("=") for word in words) if sign and name in known]
@@ -253,7 +258,7 @@ def _value(text: str, schema: Any) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

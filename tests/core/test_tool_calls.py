@@ -21,7 +21,7 @@ CALLS = (Call(role="tool"),)
 @dataclass
 class Sleeper:
     delay_s: float = 0.0
-    failure: Exception | None = None
+    failure: BaseException | None = None
     text: str = "done"
     name: str = "sleeper"
     description: str = ""
@@ -52,3 +52,17 @@ def test_a_slow_tool_has_no_result():
 def test_a_time_limit_inside_a_tool_is_its_failure():
     with pytest.raises(ToolServerError, match=r"sleeper: TimeoutError\('inside'\)"):
         asyncio.run(call_tool(Sleeper(failure=TimeoutError("inside")), {}))
+
+
+def test_a_cancellation_inside_a_tool_is_its_failure_and_one_from_outside_is_none():
+    with pytest.raises(ToolServerError, match="sleeper was cancelled from within"):
+        asyncio.run(call_tool(Sleeper(failure=asyncio.CancelledError()), {}))
+
+    async def stopped() -> None:
+        caller = asyncio.create_task(call_tool(Sleeper(delay_s=9.0, timeout_s=9.0), {}))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await caller
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stopped())

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import EngineError, MidstreamError, RecipeError, UnsupportedError
+from midstream.core.http import TransientError
 from midstream.core.trajectory import Call
 from midstream.engines import openai_exchange, openai_stream
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.openai_reply import LONGEST_WORDS, TransientError, checked_reply, redacted, retry_after_s
+from midstream.engines.openai_reply import LONGEST_WORDS, checked_reply, redacted
 from midstream.engines.openai_stream import EventParser
 from support.http_engine import HELLO, engine_for
 from support.llm_server import LLMServer, completion
@@ -82,11 +83,6 @@ def test_a_broken_header_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch)
     [first, _] = failures_of(b"HTTP/1.1 200 OK\r\n" + b"*" * 9000 + b"\r\n")
     assert len(first) <= 300
     assert 0 < max(searched) <= LONGEST_WORDS
-
-
-@pytest.mark.parametrize("date", ["Mon, 01 Jan 2024 00:00:00 +99999999999999", "soon", "nan", "-5", "1e999"])
-def test_a_strange_retry_after_is_no_pause(date: str):
-    assert retry_after_s({"retry-after": date}) == 0
 
 
 def exact(**choice: Any) -> dict[str, Any]:

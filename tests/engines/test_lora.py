@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import EngineError, StorageError
+from midstream.core.http import TransientError
 from midstream.engines import lora
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.openai_reply import TransientError
 from support.llm_server import LLMServer
 
 Answer = tuple[int, str]

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
+from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.openai_reply import TransientError, checked_reply
+from midstream.engines.openai_reply import checked_reply
 from support.http_engine import HELLO, ask, echo, engine_for
 from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.engines.openai_reply import Reply, TransientError, checked_reply
+from midstream.core.http import TransientError
+from midstream.engines.openai_reply import Reply, checked_reply
 from midstream.engines.openai_stream import DONE, EventParser, StreamedReply, event_object
 from support.llm_server import completion, events_of
 

@@ -109,6 +109,13 @@ def test_a_model_that_is_not_listed_is_a_warning() -> None:
     assert pulled.mend == "ollama pull m"
 
 
+def test_a_name_without_end_is_neither_shown_nor_advised() -> None:
+    with serving(Server(lambda: listing("x" * 10_000))) as server:
+        *_, model = checked(Config(model="m", base_url=server.base_url))
+    assert len(model.words) < 200
+    assert model.mend == f"midstream doctor --model NAME --base-url {server.base_url}"
+
+
 NO_LISTS = [(200, text) for text in (b"<html>", b"[]", b'{"data": 3}', b'{"data": [{}]}', b'{"data": []}', b"\xff")]
 
 

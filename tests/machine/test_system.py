@@ -32,6 +32,24 @@ def test_a_place_where_nobody_can_write_fails() -> None:
     assert check_runs(Path("/proc/midstream-runs")).status == "failed"
 
 
+def test_a_directory_that_is_gone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    check = check_runs()
+    monkeypatch.chdir(tmp_path)
+    assert (check.status, check.words) == ("failed", "runs cannot be written to: No such file or directory")
+
+
+def test_a_directory_that_may_not_be_searched_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:  # root may search everything
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert check_runs(tmp_path / "runs").words.endswith("cannot be written to: no")
+
+
 @pytest.mark.parametrize(("free_mb", "status"), [(10, "failed"), (500, "warning"), (3000, "ok")])
 def test_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, status: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free_mb << 20))

@@ -94,10 +94,10 @@ class Watch:
                     path.unlink()
         return seen
 
-    def left(self) -> list[str]:
+    def left(self, patience_s: float = 2.0) -> list[str]:
         """Processes and scratch files that are there although every pool is closed."""
-        processes = within(2, lambda: descendants() - {self.victim.pid})
-        return [f"process {pid}" for pid in processes] + within(2, lambda: os.listdir(self.scratch))
+        processes = within(patience_s, lambda: descendants() - {self.victim.pid})
+        return [f"process {pid}" for pid in processes] + within(patience_s, lambda: os.listdir(self.scratch))
 
     def close(self) -> None:
         self._end_victim()

@@ -232,5 +232,5 @@ def test_the_watch_sees_secrets_claims_and_what_is_left(watch: Watch):
     assert watch.effects("    print('ESCAPED')") == []
     (watch.scratch / "left").touch()
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        assert watch.left() == [f"process {process.pid}", "left"]
+        assert watch.left(patience_s=0) == [f"process {process.pid}", "left"]
         process.kill()

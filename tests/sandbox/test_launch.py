@@ -45,7 +45,8 @@ for path in ("/usr", prefix):
     call += ["--ro-bind", path, path]
 for link in ("/lib", "/lib64"):
     call += ["--symlink", os.readlink(link), link] if os.path.islink(link) else ["--ro-bind", link, link]
-call += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--ro-bind", mount["source"], mount["target"]]
+call += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", mount["source"], mount["target"]]
+call += ["--tmpfs", options["--tmpfs"][0].partition(":")[0]]
 for value in options["--env"]:
     call += ["--setenv", *value.split("=", 1)]
 os.execvp("bwrap", [*call, {base!r}, *command[1:]])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from midstream.sandbox.inside import running
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits, Tier
 from midstream.sandbox.tiers import Sandbox
-from midstream.sandbox.worker import REASONS, PythonResult
+from midstream.sandbox.worker import REASONS, PythonResult, Worker
 from support.processes import gone
 from support.sandboxes import ON_THIS_MACHINE, descendants, make_pool, processes
 
@@ -83,6 +84,7 @@ RAISED = [
     ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
     ("input()", "EOFError: EOF when reading a line"),
+    ("class E(Exception):\n    def __str__(self): return 5\nraise E", "E: <its text cannot be made>"),
     ("\0", "null bytes"),
     ("'\ud800'", "surrogates not allowed"),
     ("(" * 500, "SyntaxError: too many nested parentheses"),
@@ -116,6 +118,16 @@ def test_every_call_starts_clean(tier: Tier):
     )
     assert results[1].text == "(False, False, False, True, [])"
     assert [result.reason for result in results[2:]] == ["raised", "raised"]
+
+
+@everywhere
+def test_nothing_set_on_the_standard_streams_stays(tier: Tier):
+    results = run(
+        "import fcntl\nfcntl.flock(0, fcntl.LOCK_EX)\nfcntl.fcntl(0, fcntl.F_SETFL, 0x800)\n'locked'",
+        "import fcntl, os\nfcntl.flock(open('/dev/null'), fcntl.LOCK_EX | fcntl.LOCK_NB)\nos.get_blocking(0)",
+        tier=tier,
+    )
+    assert [result.text for result in results] == ["'locked'", "True"]
 
 
 @everywhere
@@ -164,7 +176,9 @@ def test_big_output_is_cut(code: str):
 
 
 def test_output_may_reach_the_limit():
-    assert run("print('\U0001f600' * 4000, end='')")[0] == PythonResult(True, "\U0001f600" * 4000, "ok")
+    for letter, shown in (("\U0001f600", "\U0001f600"), ("\ud800", "\\ud800")):
+        (result,) = run(f"print({letter!r} * 9000, end='')", output_limit=9000)
+        assert result == PythonResult(True, shown * 9000, "ok")
 
 
 @everywhere
@@ -348,6 +362,26 @@ def test_a_cancelled_call_leaves_nothing_to_the_next():
         await pool.close()
 
     asyncio.run(go())
+
+
+def test_removing_what_a_cancelled_call_left_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
+    others_went_on, seen = threading.Event(), []
+    monkeypatch.setattr(Worker, "_remove_scratch", lambda self: seen.append(others_went_on.wait(20)))
+
+    async def go() -> None:
+        pool = make_pool("unsafe", workers=1)
+        await pool.run("1")
+        call = asyncio.create_task(pool.run("import time\ntime.sleep(60)"))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.sleep(0.05)
+        others_went_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await pool.close()
+
+    asyncio.run(go())
+    assert seen == [True]
 
 
 @everywhere

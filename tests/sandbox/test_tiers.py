@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from midstream.core.errors import UnsupportedError
 from midstream.sandbox import launch, tiers
-from midstream.sandbox.settings import Config
+from midstream.sandbox.settings import Config, Limits
 from midstream.sandbox.tiers import attempt, choose
 from support.sandboxes import sandbox
 
@@ -86,6 +88,42 @@ def test_namespaces_that_are_forbidden_are_mended_by_the_right_switch(
         choose(Config(tier="strong"))
     assert "No permissions to create new namespace" in error.value.cause
     assert mend in error.value.mend
+
+
+BROKEN_BWRAP = [
+    ("echo 'bwrap: Unknown option --size' >&2; exit 1", "older than 0.5"),
+    ("printf 'a line of text that no zygote writes'; exit 0", "did not start"),
+    ("printf '\\001\\000\\000\\000\\002no'; exit 0", "did not start"),
+    ("printf '\\001\\377\\377\\377\\377'; exec sleep 60", "did not start"),
+    ("printf '\\077\\000\\000\\000\\000'; exec sleep 60", "did not start"),
+    ("exec {bwrap} --dev-bind / / --tmpfs /tmp --ro-bind {inside} {inside} -- {after}", "it does not hold"),
+]
+
+
+@linux
+@pytest.mark.parametrize(("script", "said"), BROKEN_BWRAP)
+def test_a_bubblewrap_that_is_broken_is_no_sandbox(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, script: str, said: str
+):
+    sandbox("strong")
+    bwrap, program = shutil.which("bwrap"), tmp_path / "bwrap"
+    script = script.format(bwrap=bwrap, inside=launch.INSIDE, after='"$@"')
+    program.write_text(f'#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    attempt.cache_clear()
+    with pytest.raises(UnsupportedError, match=said):
+        choose(Config(tier="strong"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("timeout_s", "memory_mb", "disk_mb", "output_limit") for value in (0, 10**9)]
+    + [("timeout_s", float("inf")), ("timeout_s", float("nan")), ("workers", 0)],
+)
+def test_limits_that_no_worker_can_keep_are_refused(name: str, value: float):
+    with pytest.raises(ValidationError, match=name):
+        Limits.model_validate({name: value})
 
 
 @linux

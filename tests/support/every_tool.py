@@ -161,7 +161,7 @@ def every_tool(directory: Path) -> Generator[Everything]:
             "base_generator": ({"query": "What is up?"}, {"query": "And down?"}),
             "guess": ({"question": "How high?"}, {"question": "How deep?"}),
             "web_search": ({"query": "Toubkal"}, {"query": "Atlas"}),
-            "wikipedia": ({"title": "Toubkal"}, {"title": "Nowhere"}),
+            "wikipedia": ({"query": "Toubkal"}, {"query": "Nowhere"}),
             "web_page": (
                 {"url": f"{page.url}/toubkal", "query": "height"},
                 {"url": f"{page.url}/atlas", "query": "huts"},

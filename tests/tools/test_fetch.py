@@ -6,12 +6,14 @@ import ssl
 import subprocess
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from midstream.core.errors import ToolServerError, UnsupportedError
+from midstream.core.errors import ToolServerError, UnsupportedError, UsageError
 from midstream.tools.fetch import Fetcher, Limits
 from midstream.tools.page import NoPage, Page
 from support.page_server import ARTICLE, PageServer, head
@@ -310,6 +312,16 @@ def test_the_systems_resolver(site: PageServer):
         asyncio.run(Fetcher(Limits(ports=(site.port,))).fetch(site.url("/article", "localhost")))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ports": (0,)}, {"ports": (65536,)}, *({"allow_private": (one,)} for one in ("h:80", "a b", "http://h", ""))],
+)
+def test_limits_that_could_never_match_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        Limits(**wrong)
+    assert Limits(ports=(65535,), allow_private=("::1", "[::1]", "wiki.local")).ports == (65535,)
+
+
 def test_names_that_cannot_be_resolved_now_are_an_error(site: PageServer):
     with pytest.raises(
         ToolServerError, match=r"away\.example could not be resolved.*\n  cause: .*\n  mend: "
@@ -353,6 +365,12 @@ def test_certificates_are_checked_against_the_name(certificate: str, monkeypatch
         assert set(named) == {"site.example"}
         assert "CERTIFICATE_VERIFY_FAILED" in refusal(site.url("/article", "dead-first.example"), site)
         assert "CERTIFICATE_VERIFY_FAILED" in refusal(site.url("/article"), site)
+
+
+def test_certificates_that_cannot_be_read_are_named(site: PageServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    with pytest.raises(UsageError, match=r"SSL_CERT_FILE='/nowhere.pem'"):
+        fetch(site.url("/article"), site)
 
 
 # --- with a proxy -----------------------------------------------------------------------------------------------------

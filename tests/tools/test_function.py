@@ -314,6 +314,11 @@ def _circle() -> list:
     return inside
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 ACTS = {
     "text": lambda: "a\nb",
     "none": lambda: None,
@@ -334,6 +339,8 @@ ACTS = {
     "circle": _circle,
     "deep": lambda: _raise(RecursionError("deep")),
     "timeout": lambda: _raise(TimeoutError("slow server")),
+    "mute": lambda: _raise(Mute()),
+    "exit": lambda: _raise(SystemExit(3)),
 }
 
 
@@ -366,6 +373,8 @@ def test_what_comes_back_is_an_answer(acting, how, ok, text):
         ("timeout", "act raised TimeoutError: slow server"),
         ("object", "act returned Thing, which JSON cannot hold"),
         ("circle", "act returned list, which JSON cannot hold"),
+        ("mute", "act raised Mute: (its text cannot be had: RuntimeError)"),
+        ("exit", "act raised SystemExit: 3"),
         ("stop", "act raised "),  # StopIteration, which Python turns into RuntimeError in a coroutine
     ],
 )
@@ -381,16 +390,6 @@ def test_what_breaks_is_no_models_fault(acting, how, said):
 def test_a_broken_engine_stays_what_it_is(acting):
     with pytest.raises(EngineError, match="down"):
         call(acting, how="engine")
-
-
-def test_a_function_that_exits_ends_no_run():
-    @tool
-    def leave() -> None:
-        """Leaves."""
-        raise SystemExit(3)
-
-    with pytest.raises(ToolServerError, match="leave raised SystemExit: 3"):
-        call(leave)
 
 
 def test_the_error_names_the_functions_line():

@@ -126,6 +126,20 @@ def test_a_build_that_fails_leaves_the_old_index(tmp_path: Path):
     assert path.read_bytes() == before
 
 
+def test_the_last_of_two_builds_at_once_stays(tmp_path: Path):
+    def documents():
+        yield DOCUMENTS[0]
+        build_index(tmp_path / "index", DOCUMENTS[2:]).close()
+        yield DOCUMENTS[1]
+
+    build_index(tmp_path / "index", documents()).close()
+    tool = LocalSearch(Config(index=tmp_path / "index"))
+    assert asyncio.run(tool.call({"query": "age"})).text == DOCUMENTS[1].text
+    assert not asyncio.run(tool.call({"query": "Coldmere"})).ok
+    asyncio.run(tool.close())
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
     with pytest.raises(RecipeError, match="no search index at"):
         LocalSearch(Config(index=tmp_path / "none"))
@@ -135,6 +149,15 @@ def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
         (tmp_path / "wrong").write_bytes(content)
         with pytest.raises(RecipeError, match=r"is not a search index.*\n.*\n.*midstream index build"):
             LocalSearch(Config(index=tmp_path / "wrong"))
+
+
+def test_an_index_that_sqlite_cannot_open_is_refused(tmp_path: Path):
+    """SQLite takes no path of more than 512 characters; one that may not be read it refuses in the same way."""
+    deep = tmp_path.joinpath(*["d" * 200] * 3)
+    deep.mkdir(parents=True)
+    (deep / "index").write_bytes(b"")
+    with pytest.raises(RecipeError, match=r"index cannot be opened: unable to open[\s\S]*mend: ls -l"):
+        LocalSearch(Config(index=deep / "index"))
 
 
 def test_a_damaged_index_is_an_error(tmp_path: Path):
@@ -166,7 +189,8 @@ def test_an_index_on_disk_does_not_hold_up_the_event_loop(tmp_path: Path):
             ran.append("found")
             return result
 
-        return (await asyncio.gather(*(one(number) for number in range(20)), other()))[:-1]
+        *results, _ = await asyncio.gather(*(one(number) for number in range(20)), other())
+        return [result for result in results if result is not None]
 
     for _ in range(2):
         results = asyncio.run(search_while_others_work())

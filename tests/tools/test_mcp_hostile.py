@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "endless_line": (None, "a line of more than 32 MB"),
     "endless_notifications": (None, "messages in a row that nobody asked for|no result within"),
     "exits": (None, "exit code 1; its standard error ends: out of flux"),
+    "closes_input": (None, "ended while a call was under way(.|\n)*it closed its input"),
     "half_a_reply": (None, "ended while a call was under way(.|\n)*exit code 4"),
     "leaves_a_child": (None, "exit code 1; its standard error ends: left"),
     "result_is_text": (None, "a reply that is no JSON-RPC"),
@@ -148,6 +149,19 @@ def test_every_call_has_an_outcome(behaviour):
         if isinstance(found, ToolServerError) and "left" in str(found):
             assert gone(int(re.findall(r"left (\d+)", str(found))[0]))
     assert time.monotonic() - clock < BOUND_S
+
+
+@pytest.mark.parametrize("behaviour", ["exits", "closes_input"])
+def test_many_calls_to_a_server_that_goes_all_fail_without_a_word_on_the_screen(behaviour, caplog):
+    tools = connect(behaviour)
+
+    async def run() -> list[ToolResult | ToolServerError]:
+        found = await asyncio.gather(*(outcome(tools[0]) for _ in range(64)))
+        await close(tools)
+        return found
+
+    assert {type(found) for found in asyncio.run(run())} == {ToolServerError}
+    assert caplog.messages == []  # asyncio's own, of writing into a pipe that nobody reads
 
 
 @pytest.mark.parametrize("behaviour", REFUSED)

@@ -334,6 +334,14 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path, content, said, writ
     assert path.read_bytes() == before
 
 
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=r"file\S* cannot be made: [\s\S]*mend: give a directory"):
+            Recording(directory, write=True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_nothing_is_replayed_from_nothing(tmp_path):
     with pytest.raises(UsageError, match=r"no recording at [\s\S]*--record"):
         Recording(tmp_path / "none")
@@ -343,7 +351,7 @@ def test_nothing_is_replayed_from_nothing(tmp_path):
 def test_a_closed_or_damaged_recording_says_so(tmp_path):
     recorded = record(tmp_path, Counter())
     ask(recorded, "a")
-    with pytest.raises(StorageError, match="the tools were closed"):
+    with pytest.raises(StorageError, match="or was closed"):
         asyncio.run(recorded.call({"query": "a"}))
     with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("UPDATE results SET calls = '[{]'")
@@ -351,6 +359,25 @@ def test_a_closed_or_damaged_recording_says_so(tmp_path):
     with pytest.raises(StorageError, match="could not be read or written"):
         asyncio.run(tool.call({"query": "a"}))
     asyncio.run(tool.close())
+
+
+def test_a_disk_that_takes_nothing_is_no_foreign_file(tmp_path):
+    """In a process of its own, whose files may not grow."""
+    script = f"""
+import resource, signal
+from pathlib import Path
+from midstream.core.errors import StorageError
+from midstream.tools.recording import Recording
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    Recording(Path({str(tmp_path)!r}), write=True)
+except StorageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "could not be read or written: " in done.stdout
+    assert "free some space" in done.stdout
 
 
 def test_a_directory_with_odd_characters(tmp_path):

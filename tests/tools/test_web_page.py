@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -187,6 +188,25 @@ def test_an_engine_that_fails_is_an_error(site: PageServer):
         read(site, "/article", engine=Summarist(failure=EngineError("no connection")))
 
 
+# --- odd texts --------------------------------------------------------------------------------------------------------
+
+
+def text_of(body: bytes, media_type: str = "text/html") -> str:
+    return page_reader.read_page(page(body, media_type), "lamps", 1000, 1000).text
+
+
+@pytest.mark.parametrize(
+    "body", [b"<p>Seventy-seven lamps.", b"Seventy-seven lamps.", b"<!-- --><b>Seventy-seven lamps.</b>"]
+)
+def test_html_without_its_frame_is_read(body: bytes):
+    assert text_of(body) == "Seventy-seven lamps."
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/xml", ""])
+def test_white_space_takes_linear_time(media_type: str):
+    assert text_of(b" " * 300_000 + b"lamps \n \n\t here", media_type) == "lamps\nhere"  # it was minutes
+
+
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +254,19 @@ def test_a_process_that_died_is_replaced():
     asyncio.run(go())
 
 
+def test_no_process_to_read_in_is_no_pages_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "trafilatura.py").write_text("raise ImportError('broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reader = PageReader(30.0, 1000)
+    with pytest.raises(ToolServerError, match=r"ended with status 1 before it was ready") as caught:
+        asyncio.run(reader.read(page(html("one")), "", 1000))
+    assert caught.value.mend.endswith("-m midstream.tools.page_reader < /dev/null")
+    monkeypatch.setattr(page_reader.sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(ToolServerError, match=r"no process to read pages in: .*No such file"):
+        asyncio.run(reader.read(page(html("one")), "", 1000))
+    asyncio.run(reader.close())
+
+
 def test_processes_serve_several_loops_and_end_with_the_tool(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET_API_KEY", "hidden")
     reader = PageReader(30.0, 1000)
@@ -251,6 +284,7 @@ def test_processes_serve_several_loops_and_end_with_the_tool(monkeypatch: pytest
 def test_closing_does_not_wait_for_a_page():
     async def go() -> None:
         reader = PageReader(60.0, 1000)
+        await reader.read(page(html("one")), "", 1000)  # so that a process is ready
         reading = asyncio.create_task(reader.read(page(TANGLED), "text", 1000))
         while not reader._busy:
             await asyncio.sleep(0.01)

@@ -63,7 +63,7 @@ def ask(**arguments: Any) -> ToolResult:
 
 
 def test_a_title_gives_the_lead_and_the_sections():
-    assert ask(title="Toubkal") == ToolResult(
+    assert ask(query="Toubkal") == ToolResult(
         text="Wikipedia (API): Toubkal (https://wiki.example/wiki/Toubkal)\nToubkal is the highest peak of the Atlas."
         "\n\nSections: Geography; Climate; History"
     )
@@ -86,70 +86,76 @@ def test_a_query_gives_the_best_page_and_names_others():
     ],
 )
 def test_one_section(section: str, text: str):
-    assert ask(title="Toubkal", section=section).text.split("\n", 1)[1] == text
+    assert ask(query="Toubkal", section=section).text.split("\n", 1)[1] == text
 
 
 def test_no_such_section_names_those_there_are():
-    result = ask(title="Toubkal", section="Economy")
+    result = ask(query="Toubkal", section="Economy")
     assert not result.ok
     assert result.text.startswith("Toubkal (https://wiki.example/wiki/Toubkal) has no section 'Economy'")
     assert result.text.endswith("Sections: Geography; Climate; History")
 
 
 def test_a_redirect_is_followed_and_told():
-    assert "Toubkal, redirected from 'Jbel Toubkal' (" in ask(title="Jbel Toubkal").text
+    assert "Toubkal, redirected from 'Jbel Toubkal' (" in ask(query="Jbel Toubkal").text
 
 
 def test_a_title_is_normalised():
-    assert "Atlas Mountains (https" in ask(title="atlas_Mountains").text
+    assert "Atlas Mountains (https" in ask(query="atlas_Mountains").text
 
 
 def test_a_title_that_means_several_things_lists_them():
-    result = ask(title="Mercury")
+    result = ask(query="Mercury")
     assert result.ok
     assert result.text.startswith("Wikipedia (API): Mercury may mean several things. Ask again with one title.\n")
     assert "Mercury (planet), nearest to the Sun" in result.text
     assert result.text.endswith("\n\nTitles to choose from: Mercury (element); Mercury (planet)")
-    assert ask(title="Mercury", section="Science").text.endswith("Mercury (element)")
+    assert ask(query="Mercury", section="Science").text.endswith("Mercury (element)")
 
 
 def test_any_script():
-    assert "\u202bעברית היא שפה שמית.\u202c" in ask(title="עברית").text
+    assert "\u202bעברית היא שפה שמית.\u202c" in ask(query="עברית").text
     assert "עברית היא" in ask(query="שפה").text
 
 
 def test_a_page_without_text():
-    assert ask(title="Empty").text.endswith("(no text before the first section)")
+    assert ask(query="Empty").text.endswith("(no text before the first section)")
 
 
 def test_long_text_is_cut():
     with MediaWikiServer({"Long": Entry(text="word " * 1000)}) as server:
-        result = look_up(server, {"title": "Long"}, max_characters=50)
+        result = look_up(server, {"query": "Long"}, max_characters=50)
     assert result.text.split("\n", 1)[1] == "word " * 10 + " ...\n[cut: 4999 characters]"
 
 
 @pytest.mark.parametrize(
-    ("title", "reason"),
-    [
-        ("Toubkal height", "there is no page 'Toubkal height'"),
-        ("de:Toubkal", "'de:Toubkal' is a page of another wiki (de)"),
-        ("Special:Random", "there is no page 'Special:Random'"),
-        ("<Toubkal>", "there is no page '<Toubkal>'"),
-        ("Toubkal|Mercury", "'Toubkal|Mercury' cannot be a title"),
-        ("x" * 300, f"{'x' * 100!r} cannot be a title"),
-        ("\ud800", "there is no page '?'"),
-    ],
+    "query", ["Toubkal height", "de:Toubkal", "Special:Toubkal", "<Toubkal>", "Toubkal|Mercury", "x" * 300, "\ud800"]
 )
-def test_no_such_page_is_an_answer(title: str, reason: str):
-    result = ask(title=title)
-    assert not result.ok
-    assert result.text.startswith(reason)
+def test_what_is_no_title_is_searched_for(query: str):
+    with MediaWikiServer(PAGES) as server:
+        result = look_up(server, {"query": query})
+        assert [one.params["srsearch"] for one in server.asked if "srsearch" in one.params] == [
+            query.encode("utf-8", "replace").decode()
+        ]
+    assert result == ToolResult(text=f"no page matches {server.asked[-1].params['srsearch']!r}", ok=False)
 
 
-def test_near_titles_are_named():
-    assert ask(title="Atlas Mountain").text == (
-        "there is no page 'Atlas Mountain'\n\nPages with near titles: Atlas Mountains"
+def test_titles_that_no_request_can_hold():
+    half = Answer(body='{"query": {"search": [{"title": "\\udc00"}]}}')
+    page = Answer(
+        body='{"query": {"pages": [{"title": "\\udc00", "extract": "", "pageprops": {"disambiguation": ""}}]}}'
     )
+    with MediaWikiServer(PAGES, faults=[None, half]) as server:
+        assert not look_up(server, {"query": "highest"}).ok
+    with MediaWikiServer(PAGES, faults=[page]) as server:
+        assert look_up(server, {"query": "Toubkal"}).ok
+
+
+def test_a_page_that_is_found_and_gone():
+    gone = Answer(body='{"query": {"search": [{"title": "Deleted"}, {"title": "Toubkal"}]}}')
+    with MediaWikiServer(PAGES, faults=[None, gone]) as server:
+        result = look_up(server, {"query": "highest"})
+    assert result == ToolResult(text="no page matches 'highest'\n\nOther pages found: Toubkal", ok=False)
 
 
 def test_no_match_is_an_answer_with_a_suggestion():
@@ -159,9 +165,9 @@ def test_no_match_is_an_answer_with_a_suggestion():
     assert ask(query="tubkall") == ToolResult(text="no page matches 'tubkall'", ok=False)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"title": " "}, {"query": "", "section": "History"}])
-def test_something_must_be_asked(arguments: dict[str, str]):
-    assert ask(**arguments) == ToolResult(text="give `title` or `query`", ok=False)
+@pytest.mark.parametrize("arguments", [{}, {"query": " "}, {"query": "", "section": "History"}])
+def test_an_empty_query_is_an_answer(arguments: dict[str, str]):
+    assert ask(**arguments) == ToolResult(text="`query` is empty", ok=False)
 
 
 def test_a_query_that_is_too_long_is_told_to_the_model():
@@ -170,8 +176,8 @@ def test_a_query_that_is_too_long_is_told_to_the_model():
 
 def test_is_polite():
     with MediaWikiServer(PAGES) as server:
-        look_up(server, {"title": "Toubkal"}, user_agent="my-agent/1.0 (me@example.org)")
-        (asked,) = server.asked
+        look_up(server, {"query": "Toubkal"}, user_agent="my-agent/1.0 (me@example.org)")
+        (asked,) = server.asked  # of a title that there is, once
     assert asked.params["maxlag"] == "5"
     assert asked.headers["user-agent"] == "my-agent/1.0 (me@example.org)"
 
@@ -192,20 +198,23 @@ FAULTS: list[Fault] = [
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
     with MediaWikiServer(PAGES, faults=[fault]) as server:
-        assert look_up(server, {"title": "Toubkal"}).ok
+        assert look_up(server, {"query": "Toubkal"}).ok
     with (
         MediaWikiServer(PAGES, faults=[fault] * 2) as server,
         pytest.raises(ToolServerError, match="failed 2") as caught,
     ):
-        look_up(server, {"title": "Toubkal"})
+        look_up(server, {"query": "Toubkal"})
     assert caught.value.retryable
 
 
 @pytest.mark.parametrize("hits", ["null", "{}", "[1]", '[{"title": 1}]', '["Toubkal"]'])
 def test_a_search_of_another_shape_is_an_error(hits: str):
     answer = Answer(body=f'{{"query": {{"search": {hits}}}}}')
-    with MediaWikiServer(PAGES, faults=[answer] * 2) as server, pytest.raises(ToolServerError, match="list of titles"):
-        look_up(server, {"query": "Toubkal"})
+    with (
+        MediaWikiServer(PAGES, faults=[None, answer, answer]) as server,
+        pytest.raises(ToolServerError, match="list of titles"),
+    ):
+        look_up(server, {"query": "highest"})
 
 
 @pytest.mark.parametrize("pages", ["[1]", '[{"links": 3}]', '[{"links": [{"title": null}]}]'])
@@ -215,12 +224,12 @@ def test_links_of_another_shape_are_an_error(pages: str):
         MediaWikiServer(PAGES, faults=[None, answer, answer]) as server,
         pytest.raises(ToolServerError, match="no links"),
     ):
-        look_up(server, {"title": "Mercury"})
+        look_up(server, {"query": "Mercury"})
 
 
 def test_what_the_wiki_cannot_search_for_is_told_to_the_model():
     refused = error("cirrussearch-regex-syntax-error", "Regex syntax error in /(/")
-    with MediaWikiServer(PAGES, faults=[refused]) as server:
+    with MediaWikiServer(PAGES, faults=[None, refused]) as server:
         result = look_up(server, {"query": "insource:/(/"})
     assert result == ToolResult(text="the wiki does not accept this: Regex syntax error in /(/", ok=False)
 
@@ -231,13 +240,13 @@ def test_an_error_of_the_wiki_is_final():
         MediaWikiServer(PAGES, faults=[refused]) as server,
         pytest.raises(ToolServerError, match="readapidenied") as caught,
     ):
-        look_up(server, {"title": "Toubkal"})
+        look_up(server, {"query": "Toubkal"})
     assert not caught.value.retryable
 
 
 def test_a_wiki_without_extracts_is_named():
     with MediaWikiServer(PAGES, extracts=False) as server, pytest.raises(ToolServerError) as caught:
-        look_up(server, {"title": "Toubkal"})
+        look_up(server, {"query": "Toubkal"})
     assert "TextExtracts" in caught.value.cause
     assert not caught.value.retryable
 
@@ -252,7 +261,7 @@ def test_one_object_serves_many_loops():
         for _ in range(2):
             assert all(result.ok for result in asyncio.run(phase()))
         assert server.most_in_flight <= 4
-        assert len(server.asked) == 64
+        assert len(server.asked) == 96  # no such title, the search, the page
 
 
 @pytest.mark.parametrize("language", ["EN", "en.evil.example/", "", "e n", "en@host"])
@@ -289,19 +298,29 @@ def offline(index: Path, **arguments: str) -> ToolResult:
 
 
 def test_an_index_answers_without_a_network(index: Path):
-    page = offline(index, query="Morocco")
-    assert page.ok
-    assert "Toubkal: Toubkal is the highest peak of the Atlas." in page.text
-    assert page.text.endswith("Sections: Geography; Climate; History")
-    assert offline(index, title="toubkal").text == page.text
-    assert offline(index, title="Toubkal", section="history").text.endswith("\nFirst climbed in 1923.")
+    page = offline(index, query="toubkal")
+    assert page == ToolResult(
+        text="Wikipedia (index wiki.sqlite): Toubkal\nToubkal is the highest peak of the Atlas."
+        "\n\nSections: Geography; Climate; History"
+    )
+    assert offline(index, query="Morocco") == page
+    assert offline(index, query="Toubkal", section="history").text.endswith("\nFirst climbed in 1923.")
+    assert offline(index, query="Maghreb peak").text.endswith("Other pages found: Toubkal")
+
+
+def test_a_title_comes_before_what_ranks_higher(tmp_path: Path):
+    documents = [
+        Document(id="1", title="Oslo Airport", text="Oslo Oslo Oslo: an airport."),
+        Document(id="2", title="Oslo", text="The capital of Norway. " * 50),
+    ]
+    build_index(tmp_path / "wiki.sqlite", documents).close()
+    assert "index wiki.sqlite): Oslo\nThe capital" in offline(tmp_path / "wiki.sqlite", query="Oslo").text
 
 
 def test_an_index_says_what_it_lacks(index: Path):
-    assert offline(index, query="qqq") == ToolResult(text="no document matches 'qqq'", ok=False)
-    missing = offline(index, title="Toubkal height")
-    assert not missing.ok
-    assert missing.text.startswith("there is no page 'Toubkal height'; the nearest begins: ")
+    assert offline(index, query="qqq") == ToolResult(text="no page matches 'qqq'", ok=False)
+    assert offline(index, query="?!") == ToolResult(text="no page matches '?!'", ok=False)
+    assert not offline(index, query="Toubkal", section="Economy").ok
 
 
 def test_a_missing_index_is_refused_at_once(tmp_path: Path):

@@ -19,7 +19,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
     The text is valid Unicode: half a surrogate pair, which no file and no request can hold, becomes "?".
 
     Raises:
-        InfrastructureError: the tool's own; a time limit of its back end is a `ToolServerError`.
+        InfrastructureError: the tool's own; a time limit or a cancellation inside it is a `ToolServerError`.
     """
     limit = asyncio.timeout(tool.timeout_s)
     try:
@@ -29,6 +29,12 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
         if not limit.expired():
             raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
         return ToolResult(text=f"{tool.name} gave no result within {tool.timeout_s:g} s", ok=False)
+    except asyncio.CancelledError as failure:
+        caller = asyncio.current_task()
+        if caller is None or caller.cancelling():
+            raise
+        # Nobody stopped this call: something inside the tool was, which must not pass for the end of the whole run.
+        raise ToolServerError(f"{tool.name} was cancelled from within", cause="its back end gave up") from failure
     text = within_budget(result.text, tool.output_tokens).encode("utf-8", "replace").decode()
     return ToolResult(text=text, ok=result.ok, calls=result.calls)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.http import certificates, usable_proxy
 
 _CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 4.0  # below the five seconds after which uvicorn, under vLLM and SGLang, hangs up
@@ -125,20 +124,10 @@ class Endpoint:
                 await client.aclose()
 
     def _new_client(self) -> httpx2.AsyncClient:
-        try:
+        with usable_proxy():
             return httpx2.AsyncClient(
                 verify=self._tls, limits=httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
             )
-        except (
-            ImportError,
-            ValueError,
-            httpx2.InvalidURL,
-        ) as failure:  # a SOCKS proxy needs another package; others it does not know
-            raise UnsupportedError(
-                f"the proxy that the environment names cannot be used: {failure}",
-                cause="http_proxy, https_proxy or all_proxy is set to something other than an http:// address",
-                mend="pip install 'httpx2[socks]' for a SOCKS proxy, or export no_proxy=HOST for the model's server",
-            ) from failure
 
     def _set_limit(self) -> None:
         self.slots.limit = min(self._limits.values())
@@ -150,7 +139,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.endpoints: dict[tuple[str, str, int], Endpoint] = {}
-        self.tls = _tls()  # once for all endpoints: reading the certificates takes 20 ms
+        self.tls = certificates()  # once for all endpoints: reading them takes 20 ms
         self.closer = self._closer()
 
     async def _closer(self) -> AsyncGenerator[None]:
@@ -165,18 +154,6 @@ class _Pool:
             _pools.pop(asyncio.get_running_loop(), None)
             for endpoint in self.endpoints.values():
                 await endpoint.close()
-
-
-def _tls() -> ssl.SSLContext:
-    """What TLS connections are verified with."""
-    try:
-        return httpx2.create_ssl_context()
-    except OSError as failure:  # an ssl.SSLError is one
-        raise UsageError(
-            f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
-            cause="there is no such file, or it holds no certificates",
-            mend="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
-        ) from failure
 
 
 async def endpoint_of(base_url: str) -> Endpoint:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from midstream.core.errors import EngineError, StorageError
-from midstream.engines.openai_reply import LONGEST_PAUSE_S, TransientError, may_pass
+from midstream.core.http import TransientError
+from midstream.engines.openai_reply import LONGEST_PAUSE_S, may_pass
 
 KEPT = 2  # directories: the adapter in use, and the one before
 

@@ -22,12 +22,13 @@ from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, EngineError, RecipeError
+from midstream.core.http import TransientError
 from midstream.core.protocols import Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines import http_pool, lora
 from midstream.engines.openai_exchange import Exchange
-from midstream.engines.openai_reply import LONGEST_PAUSE_S, Reply, TransientError
+from midstream.engines.openai_reply import LONGEST_PAUSE_S, Reply
 from midstream.engines.openai_request import Outgoing, outgoing
 from midstream.engines.providers import PROVIDERS, ProviderName, default_base_url, limit_field
 

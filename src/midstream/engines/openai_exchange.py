@@ -17,19 +17,18 @@ import httpx2
 from midstream import __version__
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.events import Tell
+from midstream.core.http import TransientError, retry_after_s
 from midstream.engines import http_pool
 from midstream.engines.openai_reply import (
     LONGEST_BODY,
     LONGEST_WORDS,
     Reply,
-    TransientError,
     checked_reply,
     decoded,
     may_pass,
     no_token_ids,
     redacted,
     reported_error,
-    retry_after_s,
 )
 from midstream.engines.openai_request import Outgoing
 from midstream.engines.openai_stream import DONE, EventParser, StreamedReply, event_object

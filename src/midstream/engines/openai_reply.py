@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeGuard
 
 from midstream.core.errors import UnsupportedError
+from midstream.core.http import TransientError
 
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
 _MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
@@ -21,14 +19,6 @@ _RETRIED_STATUS = {408, 409, 425, 429}
 LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
 LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
-
-
-class TransientError(Exception):
-    """This attempt failed and another may not; `pause_s` is how long the server asks to wait."""
-
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause_s = pause_s
 
 
 def may_pass(status: int) -> bool:
@@ -95,21 +85,6 @@ def redacted(text: str, key: str) -> str:
     hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
     shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
     return _MASKED.sub("[key]", re.sub("\0+", "[key]", shown))
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float:
-    """Seconds the server asks to wait, from `Retry-After` (seconds or a date) or `retry-after-ms`; 0 if it does not."""
-    text, factor = headers.get("retry-after", "0"), 1.0
-    if "retry-after-ms" in headers:
-        text, factor = headers["retry-after-ms"], 1e-3
-    try:
-        seconds = float(text) * factor
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError):  # a date of another age
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:

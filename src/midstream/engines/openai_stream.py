@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from midstream.engines.openai_reply import TransientError
+from midstream.core.http import TransientError
 
 DONE = "[DONE]"
 _LONGEST_LINE = 4 << 20  # bytes; with a log-probability a token, an event has hundreds

@@ -80,7 +80,9 @@ def start_advice(name: ProviderName, base_url: str, model: str) -> str:
         return provider.start.format(model=model, port=url.port or 80)
     if url.hostname == urlsplit(provider.base_url).hostname:
         return "check the network, or set base_url to a server of your own"
-    return f"start the server there, e.g. vllm serve {model} --port {url.port or 80}, or correct base_url"
+    likely = [one.start for one in PROVIDERS.values() if one.start and urlsplit(one.base_url).port == url.port]
+    start = (likely or [PROVIDERS["vllm"].start])[0].partition("   #")[0].format(model=model, port=url.port or 80)
+    return f"start the server there, e.g. {start}, or correct base_url"
 
 
 def refusal_advice(

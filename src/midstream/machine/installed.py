@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -142,7 +143,8 @@ async def run_briefly(*command: str) -> tuple[int, str, str]:
             said, complaint = await process.communicate()
     except TimeoutError:
         process.kill()
-        await process.wait()
+        with suppress(TimeoutError):  # a driver that hangs lets nobody end
+            await asyncio.wait_for(process.wait(), 1)
         return -1, "", f"not finished after {PROBE_LIMIT_S:g} s"
     lines = complaint.decode("utf-8", "replace").strip().splitlines()
     return process.returncode or 0, said.decode("utf-8", "replace"), lines[-1] if lines else ""

@@ -46,7 +46,8 @@ async def check_server(name: str, config: Config, *, several: bool = False) -> l
     if config.model in names or f"{config.model}:latest" in names:  # Ollama adds what a name leaves out
         return [key, server, _model(of, "ok", f"{config.model} is served")]
     words = f"{config.model} is not listed there; it has {_some(names)}"
-    other = f"midstream doctor --model {shlex.quote(names[0])} --base-url {config.base_url}"
+    name = next((one for one in names if len(one) <= LONGEST_NAME), "NAME")
+    other = f"midstream doctor --model {shlex.quote(name)} --base-url {config.base_url}"
     mend = f"ollama pull {config.model}" if config.provider == "ollama" else other
     return [key, server, _model(of, "warning", words, mend)]
 

@@ -18,10 +18,11 @@ FILES_BESIDE = 64  # standard streams, the run directory, workers, libraries
 
 def check_runs(root: Path = RUNS) -> Check:
     """MS301: the run directories' place can be written to, and has room."""
-    place = root.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = root
     try:
+        place = root.absolute()  # which fails where this directory is gone, and `exists` where it may not be searched
+        while not place.exists() and place != place.parent:
+            place = place.parent
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"midstream")
             file.flush()

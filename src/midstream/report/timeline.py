@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -80,8 +81,8 @@ class _Spent:
 class Timeline:
     """Shows one run: a `core.events.Listener` in `listen`, a context manager that gives the terminal back."""
 
-    def __init__(self, console: Console, question: str, sandbox: str = "") -> None:
-        self._console, self._question, self._sandbox = console, question, sandbox
+    def __init__(self, console: Console, question: str, sandbox: str = "", replay: Path | None = None) -> None:
+        self._console, self._question, self._sandbox, self._replay = console, question, sandbox, replay
         self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
         self._turn = 0
@@ -95,10 +96,12 @@ class Timeline:
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
-        """Print the question and what holds code back; on a terminal, start the live line."""
+        """Print the question, what holds code back, who answers for tools; on a terminal, start the live line."""
         self._console.print(Text(visible(self._question), "bold"))
         if self._sandbox:
             self._console.print(Text(f"sandbox {self._sandbox}", "dim"))
+        if self._replay:
+            self._console.print(Text(visible(f"tools   replayed from {self._replay}"), "dim"))
         if self._console.is_terminal:
             self._live.start()
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from midstream.core.data import Frozen
 from midstream.report.numbers import visible
 
 _INDENT = (0, 0, 0, 2)
+_FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s")
 _SHORT = 74  # characters of JSON that need no lines of their own
 
 
@@ -41,11 +43,13 @@ class Setting(Frozen):
 class ToolView(Frozen):
     """A tool as people see it. `parameters` and limits are None where only the tool, once made, can tell.
 
-    `named` is how `midstream tools` is asked for it; `problem` says why it could not be made here.
+    `table` is the one of the recipe that it comes from, `named` how `midstream tools` is asked for it, with the recipe
+    where it needs that; `problem` says why it could not be made here.
     """
 
     name: str
     type: str
+    table: str
     named: str
     description: str
     parameters: dict[str, JsonValue] | None = None
@@ -69,12 +73,12 @@ class Called(Frozen):
 
 
 def tools_screen(tools: Sequence[ToolView]) -> RenderableType:
-    """A block for each tool, then how to see more of one and how to call it."""
-    blocks = [part for tool in tools for part in (_block(tool), Text())]
+    """A short block for each tool, then how to see more of one and how to call it."""
+    blocks = [part for tool in tools for part in (_block(_brief(tool)), Text())]
     first = next((tool for tool in tools if tool.parameters), None)
     more = Table.grid(padding=(0, 4))
     more.add_column(no_wrap=True)
-    more.add_row(f"  midstream tools {first.named if first else 'NAME'}", "its schema and settings")
+    more.add_row(f"  midstream tools {first.named if first else 'NAME'}", "its limits, settings and schema")
     if first:
         more.add_row(f"  {_example(first)}", "call it")
     return Group(*blocks, more)
@@ -86,7 +90,7 @@ def tool_screen(tool: ToolView) -> RenderableType:
     if tool.problem:
         parts += [Text(), Text(visible(tool.problem), "red")]
     if tool.settings:
-        parts += [Text(f"\nSettings, in [tools.{tool.name}]", "bold"), Padding(_setting_table(tool.settings), _INDENT)]
+        parts += [Text(f"\nSettings, in [tools.{tool.table}]", "bold"), Padding(_setting_table(tool.settings), _INDENT)]
     if tool.parameters is not None:
         schema = Text(visible(_json(tool.parameters)))
         parts += [Text("\nJSON schema of its arguments", "bold"), Padding(schema, _INDENT)]
@@ -104,6 +108,13 @@ def called_screen(called: Called) -> RenderableType:
     return Group(answer, Text(), foot.append(visible("  " + "  ".join(said)), "dim"))
 
 
+def _brief(tool: ToolView) -> ToolView:
+    """What a list says of a tool: what it does, what it takes, what it cannot do without."""
+    needs = tuple(need for need in tool.needs if not need.optional)
+    said = {"description": _FIRST_SENTENCE.split(tool.description, maxsplit=1)[0], "needs": needs}
+    return tool.model_copy(update={**said, "timeout_s": None, "output_tokens": None})
+
+
 def _block(tool: ToolView, arguments: RenderableType | None = None) -> RenderableType:
     head = Text(visible(tool.name), "bold cyan")
     if tool.type != tool.name:
@@ -114,8 +125,9 @@ def _block(tool: ToolView, arguments: RenderableType | None = None) -> Renderabl
     rows.add_row("arguments", arguments or Text(visible(_signature(tool))))
     if limits := _limits(tool):
         rows.add_row("limits", limits)
-    for place, need in enumerate(tool.needs):
-        rows.add_row("" if place else "needs", _need(need))
+    for label, optional in (("needs", False), ("may use", True)):
+        for place, need in enumerate(need for need in tool.needs if need.optional == optional):
+            rows.add_row("" if place else label, _need(need))
     return Group(head, Padding(Text(visible(tool.description)), _INDENT), Padding(rows, _INDENT))
 
 
@@ -136,7 +148,7 @@ def _need(need: Need) -> Text:
 
 def _signature(tool: ToolView) -> str:
     if tool.parameters is None:
-        return "known once it is made: midstream tools NAME"
+        return f"known once it is made: midstream tools {tool.named}"
     return ", ".join(f"{name}: {words}" for name, words, _ in rows_of(tool.parameters)) or "none"
 
 

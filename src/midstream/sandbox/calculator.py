@@ -84,7 +84,7 @@ class Calculator:
         self._process.kill()
         self._process.wait()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Stop, and close our ends."""
         self.stop()
         for stream in (self._process.stdin, self._process.stdout):

@@ -43,7 +43,7 @@ VARIABLES = {
 }
 NOBODY = "65534"
 SCRATCH = "/tmp"  # of the tiers with a file system of their own
-OTHER_SCRATCH = "/scratch"  # where Python or a package lies beneath /tmp
+OTHER_SCRATCH = "/scratch"  # where Python or a package lies beneath /tmp, and in images, whose /tmp keeps its own mode
 SYSTEM = ("/usr", "/nix/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32")
 CONTAINER_PLACE = "/midstream"
@@ -129,7 +129,7 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox", "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--clearenv"]
-    beneath = any(path.startswith(SCRATCH + "/") for path in seen)
+    beneath = any(f"{path}/".startswith(f"{SCRATCH}/") for path in seen)
     scratch = OTHER_SCRATCH if beneath else SCRATCH
     for path in _without_inner(seen):
         command += ["--ro-bind", path, path]
@@ -139,7 +139,7 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
         elif os.path.isdir(link):
             command += ["--ro-bind", link, link]
     for device in ("null", "zero", "urandom"):
-        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        command += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
     command += ["--size", str(limits.disk_mb * 1024 * 1024), "--tmpfs", scratch, "--remount-ro", "/"]
     for name, value in _variables(scratch).items():
         command += ["--setenv", name, value]
@@ -163,11 +163,11 @@ def _container(limits: Limits, image: str) -> Launch:
     command = [program, "run", "--rm", "--interactive", "--network", "none", "--ipc", "none", "--read-only"]
     command += ["--memory", memory, "--memory-swap", memory, "--pids-limit", "256", "--user", f"{NOBODY}:{NOBODY}"]
     command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    command += ["--tmpfs", f"{SCRATCH}:rw,nosuid,nodev,noexec,mode=1777,size={limits.disk_mb}m"]
+    command += ["--tmpfs", f"{OTHER_SCRATCH}:rw,nosuid,nodev,noexec,mode=1777,size={limits.disk_mb}m"]
     command += ["--mount", f"type=bind,source={INSIDE},target={CONTAINER_PLACE}/inside,readonly"]
-    for name, value in (VARIABLES | {"HOME": SCRATCH, "TMPDIR": SCRATCH}).items():
+    for name, value in (VARIABLES | {"HOME": OTHER_SCRATCH, "TMPDIR": OTHER_SCRATCH}).items():
         command += ["--env", f"{name}={value}"]
-    python = _python("python", CONTAINER_PLACE, _settings("remote", limits, SCRATCH, None))
+    python = _python("python", CONTAINER_PLACE, _settings("remote", limits, OTHER_SCRATCH, None))
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "PATH") or name.startswith("DOCKER_")}
     return Launch(command=(*command, image, *python), environment=kept)
 

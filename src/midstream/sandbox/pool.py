@@ -76,7 +76,7 @@ class PythonPool:
             SandboxError: it died (`WorkerDied`), or the pool is closed. It is not tried again: code cannot end its
                 worker, so that the machine is in trouble, and whoever called knows best what to repeat.
         """
-        self._attach()
+        await self._attach()
         async with self._slot():
             try:
                 async with self._worker() as worker:
@@ -91,7 +91,7 @@ class PythonPool:
     @asynccontextmanager
     async def _worker(self) -> AsyncGenerator[Worker | Calculator]:
         """A worker, idle again after the block; if the block ends early, the worker ends too."""
-        worker, finished = self._take(), False
+        worker, finished = await self._take(), False
         try:
             yield worker
             finished = True
@@ -100,21 +100,21 @@ class PythonPool:
             if finished and not self._closed:
                 self._idle.append(worker)
             else:
-                worker.kill()
+                await worker.kill()
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[None]:
         """Hold one of the pool's places; a wait without end is the sandbox's failure, not the code's."""
+        slots = self._slots
         try:
             async with asyncio.timeout(self._queue_s):
-                await self._slots.acquire()
+                await slots.acquire()
         except TimeoutError as error:
             raise SandboxError(
                 f"no Python worker was free within {self._queue_s:g} s",
                 cause=f"{self._limits.workers} workers are too few for so many calls, or each takes too long",
                 mend=f"raise workers in [{self._table}], or lower the rollout's concurrency",
             ) from error
-        slots = self._slots
         try:
             yield
         finally:
@@ -123,36 +123,34 @@ class PythonPool:
     async def close(self) -> None:
         """End all workers; calls still waiting raise, and the pool is not used afterwards."""
         self._closed = True
-        self._attach()
-        for worker in self._idle:
-            worker.kill()
-        self._idle.clear()
+        await self._attach()
         for worker in self._busy:
-            worker.stop()  # its call closes our end
+            worker.stop()  # its call does the rest
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(worker.kill() for worker in idle))
 
-    def _attach(self) -> None:
+    async def _attach(self) -> None:
         """Serve the running event loop; calls that an earlier loop left unfinished lose their worker."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self._limits.workers)
-            for worker in self._busy:
-                worker.kill()
-            self._busy.clear()
+            left, self._busy = self._busy, set()
+            await asyncio.gather(*(worker.kill() for worker in left))
 
-    def _take(self) -> Worker | Calculator:
+    async def _take(self) -> Worker | Calculator:
         """An idle worker that lives, or a new one, marked busy."""
+        worker = None
+        while self._idle and worker is None:
+            worker = self._idle.pop()
+            if not worker.alive():
+                await worker.kill()
+                worker = None
         if self._closed:
             raise SandboxError(
                 "the Python sandbox is closed",
                 cause="a tool was called after its close()",
                 mend="close tools once the last rollout has ended",
             )
-        worker = None
-        while self._idle and worker is None:
-            worker = self._idle.pop()
-            if not worker.alive():
-                worker.kill()
-                worker = None
         worker = worker or self._start()
         self._busy.add(worker)
         return worker

@@ -34,8 +34,8 @@ class Limits(Frozen):
     """
 
     workers: int = Field(default=2, ge=1)
-    timeout_s: float = Field(default=2.0, gt=0)
-    memory_mb: int = Field(default=512, ge=64)
-    disk_mb: int = Field(default=64, ge=1)
-    output_limit: int = Field(default=4000, ge=1)
+    timeout_s: float = Field(default=2.0, ge=0.01, le=86_400)
+    memory_mb: int = Field(default=512, ge=64, le=1_000_000)
+    disk_mb: int = Field(default=64, ge=1, le=1_000_000)
+    output_limit: int = Field(default=4000, ge=1, le=1_000_000)
     libraries: tuple[str, ...] = ("numpy", "sympy")

@@ -14,13 +14,18 @@ from typing import Any
 
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
 from midstream.sandbox.settings import Config, Limits, Tier
-from midstream.sandbox.worker import Worker, WorkerDied
+from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
 # What has to fail, and what has to work. A container without Landlock may read its own files.
+HIDDEN: dict[Tier, str] = {
+    "strong": "lambda: os.listdir('/etc'), lambda: os.stat('/proc')",  # /proc: the host's files are not there
+    "standard": "lambda: os.listdir('/etc')",
+    "remote": "socket.socket",
+}
 PROBE = """
 import os, socket, threading
-for attempt in ({listing}, socket.socket, lambda: os.fork() or os._exit(0), lambda: os.kill(os.getppid(), 0)):
+for attempt in ({hidden}, socket.socket, lambda: os.fork() or os._exit(0), lambda: os.kill(os.getppid(), 0)):
     try:
         attempt()
     except OSError:
@@ -110,24 +115,25 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
         return UnsupportedError(f"{sys.platform} is not Linux", cause="it has no such sandbox", mend=DOCKER[3:])
     try:
         with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
-            hello, printed = thread.submit(lambda: asyncio.run(_try_out(tier, image))).result()
+            hello, result = thread.submit(lambda: asyncio.run(_try_out(tier, image))).result()
     except UnsupportedError as error:
         return error
     except (SandboxError, WorkerDied) as error:
         return _explain(tier, getattr(error, "what", "the worker died over its first piece of code"))
-    if printed != "held":
-        return UnsupportedError(f"it does not hold: {printed}", cause="the kernel ignores a rule", mend=OLD_KERNEL)
+    if result.reason not in ("ok", "raised"):
+        mend = "try again on a quieter machine; if it stays, this Python does not run in the sandbox"
+        return UnsupportedError(f"its first piece of code ended early: {result.text}", cause=result.reason, mend=mend)
+    if result.text != "held":
+        return UnsupportedError(f"it does not hold: {result.text}", cause="a rule is ignored", mend=OLD_KERNEL)
     return ", ".join([*_outer(tier, image), *_inner(hello)])
 
 
-async def _try_out(tier: Tier, image: str) -> tuple[dict[str, Any], str]:
+async def _try_out(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult]:
     worker = Worker(Limits(libraries=()), tier, image, "sandbox")
-    listing = "socket.socket" if tier == "remote" else "lambda: os.listdir('/etc')"
     try:
-        hello = await worker.ready()
-        return hello, (await worker.ask(PROBE.format(listing=listing).encode())).text
+        return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
     finally:
-        worker.kill()
+        await worker.kill()
 
 
 def _outer(tier: Tier, image: str) -> list[str]:
@@ -152,8 +158,12 @@ def _explain(tier: Tier, what: str) -> UnsupportedError:
         return UnsupportedError(what, cause="the list of allowed calls is for x86-64 and arm64", mend=DOCKER[3:])
     if tier == "remote":
         return UnsupportedError(
-            what, cause="the Docker daemon refused", mend="start it, and docker pull the image of [sandbox]"
+            what,
+            cause="Docker or the container did not start",
+            mend="start Docker, and docker pull the image of [sandbox]",
         )
+    if "Unknown option" in what:
+        return UnsupportedError(what, cause="bubblewrap is older than 0.5", mend="install bubblewrap 0.5 or newer")
     if tier == "strong":
         return UnsupportedError(what, cause="bubblewrap could not make its namespaces", mend=_namespaces())
     return UnsupportedError(what, cause="a process could not confine itself", mend=OLD_KERNEL)

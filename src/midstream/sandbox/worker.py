@@ -29,8 +29,10 @@ PLAIN, PROGRAM, READY = 0, 1, b"+"
 
 START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
 FAREWELL_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and go
+LARGEST = 8 << 20  # bytes of an answer: no `output_limit` allows more
 REMOVALS = 100  # tries to remove a scratch directory, 10 ms apart
-GRACE_S = 10.0  # beyond the code's own timeout, which the zygote keeps: then the zygote itself hangs
+GRACE_S = 10.0  # a zygote that takes longer than this, beside what its code and cleaning up after that may take, hangs
+CLEANING = 4  # times as long as making files, at most: what emptying the scratch directory takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Worker:
     """
 
     def __init__(self, limits: Limits, tier: Tier, image: str, table: str) -> None:
-        self._deadline_s = WALL_FACTOR * limits.timeout_s + GRACE_S
+        self._deadline_s = CLEANING * WALL_FACTOR * limits.timeout_s + GRACE_S
         self._tier, self._table = tier, table
         self._hello: dict[str, Any] | None = None
         self._scratch: str | None = None
@@ -89,7 +91,7 @@ class Worker:
             self._remove_scratch()
             raise SandboxError(
                 f"could not start a Python worker: {error}",
-                cause="the system is out of processes or memory, or a program was moved",
+                cause="the system is out of processes, memory or room for temporary files, or a program was moved",
                 mend=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
         except BaseException:
@@ -108,7 +110,7 @@ class Worker:
             try:
                 async with asyncio.timeout(START_S):
                     self._hello = json.loads((await self._receive()).text)
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, ValueError) as error:  # ValueError: some other program's JSON, or none
                 raise self._no_start(error) from error
             assert self._process.stderr is not None
             self._process.stderr.close()
@@ -118,8 +120,11 @@ class Worker:
     def _no_start(self, error: Exception) -> SandboxError:
         """The worker's own last words, or that it said nothing for too long."""
         self.stop()
+        self._process.wait()
         assert self._process.stderr is not None
-        lines = self._process.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        os.set_blocking(self._process.stderr.fileno(), False)  # somebody else may hold its other end
+        lines = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
+        lines = [line for line in lines if line.strip() and "--help" not in line]  # Docker's last line is an advice
         said = lines[-1] if lines else f"it ended with exit code {self._process.returncode}"
         late = isinstance(error, TimeoutError)
         return SandboxError(
@@ -175,15 +180,26 @@ class Worker:
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def _receive(self) -> PythonResult:
-        """Read one answer: reason, length, text."""
-        loop, answer = asyncio.get_running_loop(), b""
-        while len(answer) < 5 or len(answer) < 5 + int.from_bytes(answer[1:5], "big"):
-            piece = await loop.sock_recv(self._socket, 65536)
+        """Read one answer: reason, length, text.
+
+        Raises:
+            ConnectionError: it ended early, or no zygote wrote it.
+        """
+        head = await self._read(5)
+        size = int.from_bytes(head[1:], "big")
+        if head[0] >= len(REASONS) or size > LARGEST:
+            raise ConnectionAbortedError
+        reason, text = REASONS[head[0]], await self._read(size)
+        return PythonResult(reason == "ok", text.decode("utf-8", "replace"), reason)
+
+    async def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = await asyncio.get_running_loop().sock_recv(self._socket, size - len(data))
             if not piece:
                 raise ConnectionResetError
-            answer += piece
-        reason = REASONS[answer[0]]
-        return PythonResult(reason == "ok", answer[5:].decode("utf-8", "replace"), reason)
+            data += piece
+        return data
 
     def alive(self) -> bool:
         """Whether the zygote still holds its end of the socket."""
@@ -195,21 +211,28 @@ class Worker:
             return False
 
     def stop(self) -> None:
-        """End the zygote and its children, and reap it; a call that waits for it sees the end of the stream."""
+        """End the zygote and its children at once; a call that waits for it sees the end of the stream, and kills."""
         if self._process.returncode is None:
             # Gone already; macOS says PermissionError of a process that is not reaped yet.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._remove_scratch()
 
-    def kill(self) -> None:
-        """Close our end, upon which the zygote ends by itself and tidily; and if it does not, stop it."""
+    async def kill(self) -> None:
+        """Close our end, upon which the zygote ends by itself and tidily; and if it does not, stop it.
+
+        In a thread, which a cancellation does not end: what code has left may take seconds to remove.
+        """
         self._socket.close()
+        await asyncio.to_thread(self._bury)
+
+    def _bury(self) -> None:
+        """See the process end, reap it, and leave nothing of it."""
         until = time.monotonic() + FAREWELL_S
         while not self._ended() and time.monotonic() < until:
             time.sleep(0.001)
         self.stop()
+        self._process.wait()
+        self._remove_scratch()
         if self._process.stderr is not None:
             self._process.stderr.close()
 

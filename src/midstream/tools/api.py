@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import random
-import ssl
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,7 +26,8 @@ from pydantic import Field
 
 from midstream import __version__
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError, UsageError
+from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.http import TransientError, certificates, retry_after_s, usable_proxy
 
 T = TypeVar("T")
 Check = Callable[[Any, float], None]
@@ -81,14 +78,6 @@ class Key:
         )
 
 
-class TransientError(Exception):
-    """This attempt failed and another may not; `pause_s` is how long the service asks to wait."""
-
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause_s = pause_s
-
-
 async def try_again(attempt: Callable[[], Awaitable[T]], config: Config, who: str) -> T:
     """What `attempt` gives, once it does not raise `TransientError`.
 
@@ -125,8 +114,13 @@ class Slots:
 class _Connections:
     """An event loop's connections to one service."""
 
-    def __init__(self, limit: int, tls: ssl.SSLContext) -> None:
-        self.client = _client(limit, tls)
+    def __init__(self, limit: int) -> None:
+        with usable_proxy():
+            self.client = httpx2.AsyncClient(
+                verify=certificates(),
+                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+                limits=httpx2.Limits(max_connections=limit, keepalive_expiry=_IDLE_S),
+            )
         self.closer = self._closer()
 
     async def _closer(self) -> AsyncGenerator[None]:
@@ -154,7 +148,8 @@ class Service:
             self._url = httpx2.URL(url)
         except httpx2.InvalidURL as failure:
             raise _no_address(url) from failure
-        if self._url.scheme not in ("http", "https") or not self._url.host or self._url.userinfo:
+        sound = self._url.scheme in ("http", "https") and 0 < (self._url.port or 80) < 1 << 16
+        if not sound or not self._url.host or self._url.userinfo:
             raise _no_address(url)
         self._who, self._config, self._key = f"{name} at {url}", config, key
         self._headers = {
@@ -197,7 +192,7 @@ class Service:
         if loop not in self._open:
             for closed in [known for known in self._open if known.is_closed()]:
                 del self._open[closed]
-            self._open[loop] = _Connections(self._config.concurrency, _tls())
+            self._open[loop] = _Connections(self._config.concurrency)
             await anext(self._open[loop].closer)
         return self._open[loop].client
 
@@ -258,19 +253,6 @@ def valid(argument: object) -> str:
     return " ".join(str(argument).encode("utf-8", "replace").decode().split())
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float:
-    """Seconds the service asks to wait, from `Retry-After` (seconds or a date); 0 if it does not."""
-    text = headers.get("retry-after", "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
 async def _whole(response: httpx2.Response) -> bytes:
     """The body after decompression, which httpx2 does in small pieces: no server can fill this machine's memory."""
     body = bytearray()
@@ -299,32 +281,6 @@ def final(what: str, *, cause: str, mend: str) -> ToolServerError:
 def _no_address(url: str) -> RecipeError:
     return RecipeError(
         f"{url.rpartition('@')[2]!r} is no address of a service",
-        cause="it is misspelt, or holds a name and a password",
+        cause="it is misspelt, holds a name and a password, or a port above 65535",
         mend='set base_url = "https://HOST/PATH"',
     )
-
-
-def _client(connections: int, tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    try:
-        return httpx2.AsyncClient(
-            verify=tls,
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_connections=connections, keepalive_expiry=_IDLE_S),
-        )
-    except (ImportError, ValueError, httpx2.InvalidURL) as failure:
-        raise UnsupportedError(
-            f"the proxy that the environment names cannot be used: {failure}",
-            cause="http_proxy, https_proxy or all_proxy is set to something other than an http:// address",
-            mend="pip install 'httpx2[socks]' for a SOCKS proxy, or export no_proxy=HOST for the service",
-        ) from failure
-
-
-def _tls() -> ssl.SSLContext:
-    try:
-        return httpx2.create_ssl_context()
-    except OSError as failure:
-        raise UsageError(
-            f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
-            cause="there is no such file, or it holds no certificates",
-            mend="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
-        ) from failure

@@ -17,13 +17,15 @@ import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from http import HTTPStatus
+from typing import Annotated
 
 import httpx2
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from midstream import __version__
 from midstream.core.data import Frozen
-from midstream.core.errors import ToolServerError, UnsupportedError
+from midstream.core.errors import ToolServerError
+from midstream.core.http import certificates, usable_proxy
 from midstream.tools.destinations import Resolver, parsed, resolve, targets_of
 from midstream.tools.page import NoPage, Page, check_readable, moved_to, unpacker
 
@@ -36,6 +38,14 @@ _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.9,application/xml;q=0.9,*/*;q=0.1",
     "Accept-Encoding": "gzip, deflate",
 }
+
+_HOST = re.compile(r"[^\s/@:]+|[^\s/@:]*:[^\s/@:]*:[^\s/@]*")  # one colon would be a port's, two are IPv6
+
+
+def _host(text: str) -> str:
+    if not _HOST.fullmatch(text):
+        raise ValueError("not a host alone, such as 127.0.0.1 or wiki.local")
+    return text
 
 
 class Limits(Frozen):
@@ -51,8 +61,8 @@ class Limits(Frozen):
     headers_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     max_kb: int = Field(default=2000, ge=1)
     redirects: int = Field(default=5, ge=0)
-    ports: tuple[int, ...] = (80, 443)
-    allow_private: tuple[str, ...] = ()
+    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
+    allow_private: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
     user_agent: str | None = Field(default=None, pattern=r"^[!-~]([ -~]*[!-~])?$")
 
 
@@ -193,20 +203,14 @@ class Fetcher:
         return bytes(body), False
 
     def _transport(self, proxy: str | None) -> httpx2.AsyncHTTPTransport:
-        try:
+        with usable_proxy():
             return httpx2.AsyncHTTPTransport(
                 verify=self._tls, trust_env=False, proxy=proxy, limits=httpx2.Limits(max_keepalive_connections=0)
             )
-        except (ImportError, ValueError, httpx2.InvalidURL) as failure:
-            raise UnsupportedError(
-                f"the proxy that the environment names cannot be used: {failure}",
-                cause="http_proxy, https_proxy or all_proxy is set to something other than an http:// address",
-                mend="pip install 'httpx2[socks]' for a SOCKS proxy, or unset the variable",
-            ) from failure
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return httpx2.create_ssl_context()  # once: reading the certificates takes 20 ms
+        return certificates()  # once for all pages
 
 
 class _TryAgain(Exception):

@@ -23,7 +23,8 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from pydantic import JsonValue, ValidationError
@@ -109,7 +110,7 @@ class FunctionTool(Generic[P, R]):
         if inspect.iscoroutinefunction(self._function):
             try:
                 return self._shown(await self._function(**self._given(arguments)))
-            except Exception as error:  # noqa: BLE001 - a stranger's function can raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's function can raise anything
                 return self._judged(error)
         return await _in_thread(lambda: self._attempt(arguments))
 
@@ -155,10 +156,10 @@ class FunctionTool(Generic[P, R]):
         if isinstance(error, InfrastructureError):
             raise error
         if isinstance(error, ValueError) and not isinstance(error, _PARSING):
-            return ToolResult(text=str(error) or f"{self.name} raised {type(error).__name__}", ok=False)
+            return ToolResult(text=_text_of(error) or f"{self.name} raised {type(error).__name__}", ok=False)
         raise ToolServerError(
-            f"{self.name} raised {type(error).__name__}: {str(error)[:_SHOWN_MESSAGE]}",
-            cause=f"the function {self._place} let it out{_line_of(error, self._function)}",
+            f"{self.name} raised {type(error).__name__}: {_text_of(error)[:_SHOWN_MESSAGE]}",
+            cause=f"the function {self._function.__qualname__} let it out{_line_of(error, self._function)}",
             mend="correct the function; where arguments are wrong or nothing is found, raise ValueError with a text",
         ) from error
 
@@ -214,29 +215,18 @@ async def _in_thread(job: Callable[[], ToolResult]) -> ToolResult:
 
     asyncio's pool has few threads, in which calls would queue, and the program could not end before they do.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[ToolResult] = loop.create_future()
+    done: Future[ToolResult] = Future()
+    done.set_running_or_notify_cancel()  # from now on whoever waits can leave, and the job still has where to put this
     context = contextvars.copy_context()
 
-    def settle(result: ToolResult | None, error: InfrastructureError | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        elif result is not None:
-            done.set_result(result)
-
     def run() -> None:
-        result, failure = None, None
         try:
-            result = context.run(job)
-        except InfrastructureError as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
+            done.set_result(context.run(job))
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller
+            done.set_exception(error)
 
     threading.Thread(target=run, name="tool", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 def _whole(value: Any) -> Any:
@@ -257,8 +247,16 @@ def _problems(error: ValidationError) -> str:
     return "; ".join(found[:_SHOWN_PROBLEMS] + more)
 
 
+def _text_of(error: BaseException) -> str:
+    """What it says; an exception of a stranger's may not even be able to do that."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001
+        return f"(its text cannot be had: {type(failure).__name__})"
+
+
 def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """ ", line 12", the last one in the function's own file."""
-    own = inspect.unwrap(function).__code__.co_filename
+    """ ", my_tools.py, line 12", the last one in the function's own file."""
+    own = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "")  # it may wrap what has none
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f", line {lines[-1]}" if lines else ""
+    return (f", {Path(own).name}" if own else "") + (f", line {lines[-1]}" if lines else "")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
@@ -23,6 +24,8 @@ TERM = re.compile(r"[^\W_]+")  # runs of letters and digits, as FTS5's unicode61
 MAX_TERMS = 64  # of a query: a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
 QUERY = "SELECT title, text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?"
+TITLED = "SELECT title, text FROM documents WHERE documents MATCH ? AND title = ? COLLATE NOCASE ORDER BY rowid LIMIT 1"
+Row = tuple[str, str]  # title and text
 
 
 class Document(Frozen):
@@ -56,8 +59,7 @@ def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document])
         sqlite3.Error: the index could not be written; `OSError`: nor put in its place.
     """
     if isinstance(path, Path):
-        partial = path.with_name(path.name + ".partial")
-        partial.unlink(missing_ok=True)
+        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")  # so that two builds do not meet
         try:
             with closing(sqlite3.connect(partial)) as connection:
                 connection.execute("PRAGMA journal_mode = OFF")  # what fails is thrown away whole
@@ -124,20 +126,7 @@ class LocalSearch:
             ToolServerError: the index could not be read.
         """
         query = str(arguments["query"])
-        expression = match_expression(query, self._config.match)
-        try:
-            if not expression:
-                rows = []
-            elif self._thread is None:
-                rows = self._find(expression)
-            else:
-                rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._find, expression)
-        except sqlite3.Error as error:
-            raise ToolServerError(
-                f"the search index {self._config.index or ':memory:'} could not be read: {error}",
-                cause="the file was damaged or replaced while it was open, or the tool was closed",
-                mend="build it again: midstream index build DOCUMENTS.jsonl",
-            ) from error
+        rows = await self.find(query, self._config.top_k)
         if not rows:
             return ToolResult(text=f"no document matches {_cut(query, 200)!r}", ok=False)
         found = [self._show(title, text) for title, text in rows]
@@ -145,8 +134,30 @@ class LocalSearch:
             return ToolResult(text=found[0])
         return ToolResult(text="\n".join(f"{place}. {' '.join(text.split())}" for place, text in enumerate(found, 1)))
 
-    def _find(self, expression: str) -> list[tuple[str, str]]:
-        return self._connection.execute(QUERY, (expression, self._config.top_k)).fetchall()
+    async def find(self, query: str, limit: int) -> list[Row]:
+        """Titles and texts of the documents that match best, best first; raises as `call`."""
+        expression = match_expression(query, self._config.match)
+        return await self._rows(QUERY, (expression, limit)) if expression else []
+
+    async def titled(self, title: str) -> list[Row]:
+        """Title and text of the first document of that title, whatever its case; [] if there is none."""
+        expression = match_expression(title, "all")
+        return await self._rows(TITLED, (f"title : ({expression})", title)) if expression else []
+
+    async def _rows(self, statement: str, parameters: tuple[str | int, ...]) -> list[Row]:
+        def rows() -> list[Row]:
+            return self._connection.execute(statement, parameters).fetchall()
+
+        try:
+            if self._thread is None:
+                return rows()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, rows)
+        except sqlite3.Error as error:
+            raise ToolServerError(
+                f"the search index {self._config.index or ':memory:'} could not be read: {error}",
+                cause="the file was damaged or replaced while it was open, or the tool was closed",
+                mend="build it again: midstream index build DOCUMENTS.jsonl",
+            ) from error
 
     def _show(self, title: str, text: str) -> str:
         text = _cut(text, self._config.max_characters)
@@ -177,7 +188,14 @@ def open_index(path: Path | None) -> sqlite3.Connection:
     mend = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
     if path is None or not path.is_file():
         raise RecipeError(f"no search index at {path}", cause="it was not built, or lies elsewhere", mend=mend)
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise RecipeError(
+            f"{path} cannot be opened: {error}",
+            cause="you may not read it, or its path is too long",
+            mend=f"ls -l {path}",
+        ) from error
     try:
         connection.execute(QUERY, ('"probe"', 1)).fetchall()
     except sqlite3.Error as error:

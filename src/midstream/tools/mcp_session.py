@@ -14,7 +14,7 @@ import atexit
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mcp_types as types
@@ -38,8 +38,6 @@ _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAda
 )
 # What a server without the older handshake says to it.
 _NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
-
-
 _DENIED_CAUSE = "the key that headers_env sends is missing, wrong, or not allowed to do this"
 
 
@@ -153,7 +151,8 @@ class Server:
         atexit.unregister(self.stop)
         if not self._thread.is_alive() or self._loop is None:
             return
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        with suppress(RuntimeError):  # the loop has just ended
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(STOP_S)
         if self._thread.is_alive() and self._link is not None:
             self._link.kill()

@@ -68,7 +68,11 @@ class StdioLink(asyncio.SubprocessProtocol):
     async def __aenter__(self) -> TransportStreams:
         try:
             self._transport, _ = await asyncio.get_running_loop().subprocess_exec(
-                lambda: self, *self._command, cwd=self._cwd, env=dict(self._environment), start_new_session=True
+                lambda: self,
+                *self._command,
+                cwd=self._cwd and str(self._cwd),
+                env=dict(self._environment),
+                start_new_session=True,
             )
         except (OSError, ValueError) as failure:
             raise RecipeError(
@@ -143,7 +147,8 @@ class StdioLink(asyncio.SubprocessProtocol):
         message = item.message
         assert self._transport is not None
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
-        stdin.write(message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        if not stdin.is_closing():  # else nobody reads it, and the end that follows says so
+            stdin.write(message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
         self._gate.sent(message)
         if stdin.get_write_buffer_size() > UNREAD_BYTES:
             self.end("it does not read its input")
@@ -180,11 +185,16 @@ class StdioLink(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """The event loop's: the server closed a pipe."""
-        if fd == 1:
+        if fd == 0:
+            self._end_soon("it closed its input")
+        elif fd == 1:
             self.end("it closed its output")
 
     def process_exited(self) -> None:
         """The event loop's: the server ended. Children of its own may still hold its pipes."""
         self._exited.set()
-        # What it wrote last is still in the pipe, and comes before this.
-        asyncio.get_running_loop().call_later(0.1, self.end, "")
+        self._end_soon("")
+
+    def _end_soon(self, fault: str) -> None:
+        """The end, after what the server wrote last and is still in the pipe."""
+        asyncio.get_running_loop().call_later(0.1, self.end, fault)

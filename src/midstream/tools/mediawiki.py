@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from midstream.core.http import TransientError
 from midstream.tools import api
 
 MAX_WORDS = 300  # bytes of a search, as Wikipedia's own search takes them
@@ -60,29 +61,26 @@ class MediaWiki:
         query = (await self._service.get(_ALWAYS | wanted, _check_search))["query"]
         info = query.get("searchinfo")
         suggestion = info.get("suggestion") if isinstance(info, dict) else None
-        return [hit["title"] for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
+        return [api.valid(hit["title"]) for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
 
-    async def page(self, title: str) -> Page | str:
-        """The page of that title, redirects followed, or why there is none.
+    async def page(self, title: str) -> Page | None:
+        """The page of that title, redirects followed; None if there is none.
 
         Raises:
             QueryError: the wiki cannot look for this.
             ToolServerError: no usable answer.
         """
         if "|" in title or "\x1f" in title or len(title.encode()) > MAX_TITLE:  # both separate titles
-            return f"{title[:100]!r} cannot be a title"
+            return None
         wanted = {"prop": "extracts|pageprops|info", "titles": title, "redirects": "1", "inprop": "url"}
         wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1", "ppprop": "disambiguation"}
         query = (await self._service.get(_ALWAYS | wanted, _check_page))["query"]
-        if not query.get("pages"):
-            wikis = ", ".join(str(link.get("iw")) for link in _objects(query.get("interwiki")))
-            return f"{title!r} is a page of another wiki ({wikis})"
-        page = query["pages"][0]
+        page = _first(query.get("pages"))  # of another wiki's page there is none
         if "extract" not in page:
-            return f"there is no page {title!r}"
+            return None
         properties, redirect = page.get("pageprops"), _first(query.get("redirects"))
         return Page(
-            title=page["title"],
+            title=api.valid(page["title"]),
             url=str(page.get("fullurl", "")),
             text=page["extract"].strip(),
             ambiguous=isinstance(properties, dict) and "disambiguation" in properties,
@@ -103,13 +101,13 @@ class MediaWiki:
 def _check(data: Any, pause_s: float) -> dict[str, Any]:
     """The field `query`, unless the answer is an error or something else."""
     if not isinstance(data, dict):
-        raise api.TransientError("the answer is no object")
+        raise TransientError("the answer is no object")
     error = data.get("error")
     if error:
         fields = error if isinstance(error, dict) else {"info": error}
         code, info = str(fields.get("code", "")), str(fields.get("info", ""))[:300]
         if code.startswith(_MAY_PASS):
-            raise api.TransientError(f"{code}: {info}", pause_s or (_LAG_S if code == "maxlag" else 0.0))
+            raise TransientError(f"{code}: {info}", pause_s or (_LAG_S if code == "maxlag" else 0.0))
         if code.startswith(_ABOUT_THE_QUERY):
             raise QueryError(f"the wiki does not accept this: {info or code}")
         raise api.final(
@@ -119,7 +117,7 @@ def _check(data: Any, pause_s: float) -> dict[str, Any]:
         )
     query = data.get("query")
     if not isinstance(query, dict):
-        raise api.TransientError("the answer holds no query")
+        raise TransientError("the answer holds no query")
     return query
 
 
@@ -128,19 +126,19 @@ def _check_search(data: Any, pause_s: float) -> None:
     if not isinstance(hits, list) or not all(
         isinstance(hit, dict) and isinstance(hit.get("title"), str) for hit in hits
     ):
-        raise api.TransientError("the answer holds no list of titles")
+        raise TransientError("the answer holds no list of titles")
 
 
 def _check_page(data: Any, pause_s: float) -> None:
     query = _check(data, pause_s)
     pages = query.get("pages")
-    if not pages and _objects(query.get("interwiki")):
+    if not pages and _first(query.get("interwiki")):
         return
     page = _first(pages)
     if any(page.get(flag) for flag in ("missing", "invalid", "special")):
         return
     if not isinstance(page.get("title"), str) or not isinstance(page.get("extract", ""), str):
-        raise api.TransientError("the answer holds no page")
+        raise TransientError("the answer holds no page")
     if "extract" not in page:
         raise api.final(
             f"MediaWiki gives no text of {page['title']!r}",
@@ -153,14 +151,9 @@ def _check_links(data: Any, pause_s: float) -> None:
     page = _first(_check(data, pause_s).get("pages"))
     links = page.get("links", []) if page else None
     if not isinstance(links, list) or not all(isinstance(_first([one]).get("title"), str) for one in links):
-        raise api.TransientError("the answer holds no links")
+        raise TransientError("the answer holds no links")
 
 
 def _first(value: Any) -> dict[str, Any]:
     """The first item of a list, if it is an object; {} for anything else."""
     return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; [] for anything else."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

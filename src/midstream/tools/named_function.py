@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue, field_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
@@ -28,13 +29,21 @@ from midstream.core.protocols import Tool, ToolResult
 from midstream.tools import signatures
 from midstream.tools.function import FunctionTool, tool
 
+_NAMED = re.compile(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*")
 _EXAMPLE = 'e.g. function = "my_tools.py:word_count" or "my_package.tools:word_count"'
 
 
 class Config(Frozen):
     """Where the function is: `FILE.py:NAME`, relative to the directory in which midstream runs, or `MODULE:NAME`."""
 
-    function: str = Field(pattern=r"^[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*$")
+    function: str
+
+    @field_validator("function")
+    @classmethod
+    def _names_both(cls, function: str) -> str:
+        if not _NAMED.fullmatch(function):
+            raise ValueError("not of the form my_tools.py:word_count or my_package.tools:word_count")
+        return function
 
 
 def load(config: Config, name: str) -> Tool:
@@ -138,9 +147,10 @@ def _from_package(name: str) -> ModuleType:
 
 def _broken(what: str, error: BaseException) -> RecipeError:
     last = traceback.extract_tb(error.__traceback__)[-1]
+    place, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
     return RecipeError(
         f"{what} cannot be imported: {type(error).__name__}: {error}",
-        cause=f"{last.filename}, line {error.lineno if isinstance(error, SyntaxError) else last.lineno}, raises it",
+        cause=f"{place}, line {line}, raises it" if place and line else f"{place or what} raises it",
         mend=f"correct it until `{Path(sys.executable).name} {what}` runs" if what.endswith(".py") else "correct it",
     )
 

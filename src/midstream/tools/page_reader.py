@@ -22,11 +22,14 @@ from html import unescape
 from threading import Timer
 from typing import IO, Any
 
+from midstream.core.errors import ToolServerError
 from midstream.tools.chunks import best_spans, passages
 from midstream.tools.page import NoPage, Page, characters, without_controls
 
 _PROCESSES = 2
 _MEMORY_MB = 1024
+_START_S = 60.0
+_READY = b"ready\n"
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _SHORT = 250  # characters: less than this is hardly a page's main text
 _TITLE_CHARACTERS = 200
@@ -63,6 +66,7 @@ class PageReader:
 
         Raises:
             NoPage: it has no text, or takes too long or too much memory.
+            ToolServerError: there is no process to read it in.
         """
         self._threads = self._threads or ThreadPoolExecutor(_PROCESSES, "page-reader")
         head = {
@@ -94,29 +98,55 @@ class PageReader:
             while (process := self._idle.pop()).poll() is not None:
                 _end(process)
             return self._answer(process, request)
-        return self._answer(_start(), request)
+        return self._answer(self._started(), request)
+
+    def _started(self) -> _Process:
+        """A new process that is ready to read.
+
+        Raises:
+            ToolServerError: it cannot be started, which is no page's fault.
+        """
+        cause = "this machine is short of memory or processes, or the libraries of the extra `web` are broken"
+        mend = f"see what it says: {sys.executable} -m midstream.tools.page_reader < /dev/null"
+        try:
+            process = _start()
+        except OSError as error:
+            raise ToolServerError(f"no process to read pages in: {error}", cause=cause, mend=mend) from error
+        if self._line(process, b"", _START_S) != _READY:
+            _end(process)
+            what = f"the process to read pages in ended with status {process.returncode} before it was ready"
+            raise ToolServerError(what, cause=cause, mend=mend)
+        return process
 
     def _answer(self, process: _Process, request: bytes) -> bytes:
         """The line that a process answers, empty if it ended; it is idle again or gone afterwards."""
+        answer = b""
+        try:
+            answer = self._line(process, request, self._parse_s)
+        finally:
+            if answer and self._threads:
+                self._idle.append(process)
+            else:
+                _end(process)
+        return answer
+
+    def _line(self, process: _Process, request: bytes, limit_s: float) -> bytes:
+        """The line that a process says to a request; empty if it ended, as it does after `limit_s`."""
         assert process.stdin
         assert process.stdout
         self._busy.add(process)
-        deadline = Timer(self._parse_s, process.kill)
+        deadline = Timer(limit_s, process.kill)
         deadline.start()
-        answer = b""
+        line = b""
         try:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(request)
                 process.stdin.flush()
-                answer = process.stdout.readline()
+                line = process.stdout.readline()
         finally:
             deadline.cancel()
             self._busy.discard(process)
-            if answer.endswith(b"\n") and self._threads:
-                self._idle.append(process)
-            else:
-                _end(process)
-        return answer if answer.endswith(b"\n") else b""
+        return line if line.endswith(b"\n") else b""
 
 
 def _start() -> _Process:
@@ -146,7 +176,8 @@ def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
         text = unescape(_TAG.sub(" ", text))
     elif page.is_markup:
         title, text = _main_text(text)
-    text = re.sub(r"[ \t]*\n\s*", "\n", without_controls(text)).strip()
+    lines = (line.strip() for line in without_controls(text).split("\n"))
+    text = "\n".join(line for line in lines if line)
     spans = best_spans(text, list(passages(text, size, size // 6)), query, limit)
     shown = _GAP.join(text[start:end].strip() for start, end in spans)
     if spans and spans[0][0] > 0:
@@ -161,6 +192,9 @@ def _main_text(html: str) -> tuple[str, str]:
     import trafilatura
 
     tree = trafilatura.load_html(html)
+    if tree is None:  # it looks like no page: a bare "<p>Hello", or plain text that a server calls HTML
+        html = f"<html>{html}</html>"
+        tree = trafilatura.load_html(html)
     if tree is None:
         return "", ""
     title = tree.findtext(".//title") or ""
@@ -186,7 +220,14 @@ def main() -> None:
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MB << 20, _MEMORY_MB << 20))
+        limit = _MEMORY_MB << 20
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if hard == resource.RLIM_INFINITY or hard > limit:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    import trafilatura  # noqa: F401  # before the first page's time begins
+
+    sys.stdout.buffer.write(_READY)
+    sys.stdout.buffer.flush()
     _serve(sys.stdin.buffer, sys.stdout.buffer)
 
 

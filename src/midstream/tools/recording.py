@@ -62,6 +62,10 @@ class Recording:
         """
         return [ReplayedTool(face, self, origin.shown) for face in self.file.faces(origin)]
 
+    async def close(self) -> None:
+        """Close the file; once more does nothing."""
+        self.file.close()
+
     def board(self, key: str) -> tuple[_Flight, bool]:
         """The request of that key that is under way, and whether the caller is to make it, and then to `land` it."""
         with self._lock:
@@ -143,7 +147,7 @@ class RecordedTool(_Answering):
         try:
             await self._tool.close()
         finally:
-            self._recording.file.close()
+            await self._recording.close()
 
 
 class ReplayedTool(_Answering):
@@ -170,4 +174,4 @@ class ReplayedTool(_Answering):
 
     async def close(self) -> None:
         """Close the recording."""
-        self._recording.file.close()
+        await self._recording.close()

@@ -170,11 +170,7 @@ class RecordingFile:
             with self._lock:
                 yield self._connection
         except (sqlite3.Error, ValidationError) as error:
-            raise StorageError(
-                f"{self.directory / FILE} could not be read or written: {error}",
-                cause="the disk is full, the file is damaged or write-protected, or the tools were closed",
-                mend=f"free some space, or give another directory than {self.directory}",
-            ) from error
+            raise _unusable(self.directory / FILE, error) from error
 
     def _not_recorded(self, origin: Origin) -> UsageError:
         with self._access() as connection:
@@ -192,10 +188,17 @@ class RecordingFile:
 
 
 def _open(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open the file, checked; "rw" for reading, too, since what a killed writer left half done is then undone."""
+    """The file, open and checked; "rw" for reading, too, since what a killed writer left half done is then undone."""
     mend = "give another directory, or move the file away"
     if write:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--record {path.parent} cannot be made: {error.strerror}",
+                cause="it is a file, or the folder above it cannot be written to",
+                mend="give a directory, or the name of a new one",
+            ) from error
     elif not path.is_file():
         raise UsageError(
             f"no recording at {path}", cause="nothing was recorded there", mend=f"run once with --record {path.parent}"
@@ -214,6 +217,8 @@ def _open(path: Path, *, write: bool) -> sqlite3.Connection:
         except sqlite3.Error:
             connection.close()
             raise
+    except sqlite3.OperationalError as error:  # what the machine does, not what is in the file
+        raise _unusable(path, error) from error
     except sqlite3.Error as error:
         raise UsageError(
             f"{path} is no recording: {error}", cause="the file is damaged, or something else", mend=mend
@@ -226,6 +231,14 @@ def _open(path: Path, *, write: bool) -> sqlite3.Connection:
         f"{path} is a recording of version {found[1]}, not {FORMAT}" if is_ours else f"{path} is no recording",
         cause="another version of midstream wrote it" if is_ours else "it is another program's database",
         mend=mend,
+    )
+
+
+def _unusable(path: Path, error: Exception) -> StorageError:
+    return StorageError(
+        f"{path} could not be read or written: {error}",
+        cause="the disk is full, the file is damaged, write-protected or held by another process, or was closed",
+        mend=f"free some space, or give another directory than {path.parent}",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.http import TransientError
 from midstream.tools import api
 
 SERPER_URL = "https://google.serper.dev/search"
@@ -75,7 +76,7 @@ class Serper:
 def _check_serper(data: Any, pause_s: float) -> None:
     """An answer without a list of pages is no search: Serper's own has one, empty where Google finds nothing."""
     if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
-        raise api.TransientError("the answer holds no list of results", pause_s)
+        raise TransientError("the answer holds no list of results", pause_s)
 
 
 def _answer_box(data: Mapping[str, Any]) -> Hit | None:
@@ -141,7 +142,7 @@ class Ddgs:
                     async with asyncio.timeout(timeout_s):
                         return await loop.run_in_executor(self._threads, self._search, query, top_k)
                 except TimeoutError as failure:
-                    raise api.TransientError(f"no results within {timeout_s:g} s") from failure
+                    raise TransientError(f"no results within {timeout_s:g} s") from failure
 
         return await api.try_again(attempt, self._config, self.label)
 
@@ -149,7 +150,7 @@ class Ddgs:
         found = self._ask(query, top_k)
         # Engines that refuse (403, 429) look to ddgs like engines that find nothing.
         if not found and not self._ask(CONTROL_QUERY, 1):
-            raise api.TransientError(f"it finds nothing, not even for {CONTROL_QUERY!r}: the engines refuse")
+            raise TransientError(f"it finds nothing, not even for {CONTROL_QUERY!r}: the engines refuse")
         return [
             Hit(title=_text(item, "title"), url=_text(item, "href"), snippet=_text(item, "body"))
             for item in found[:top_k]
@@ -165,7 +166,7 @@ class Ddgs:
         except DDGSException as failure:
             if str(failure) == NOTHING_FOUND:
                 return []
-            raise api.TransientError(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
+            raise TransientError(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
 
     async def close(self) -> None:
         """Let the threads end; later searches start new ones."""

@@ -85,10 +85,7 @@ def _check_hint(function: Callable[..., Any], name: str, hint: Any) -> None:
         TypeAdapter(hint).json_schema()
     except PydanticUserError as error:
         why = str(error).partition("\n")[0].partition(". Set `")[0]
-        mend = (
-            "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, a dataclass or pydantic model"
-        )
-        raise _unfit(function, name, why, mend) from error
+        raise _unfit(function, name, why, f"use types that JSON has: {_TYPES}") from error
 
 
 def _default(value: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.protocols import ToolResult
 from midstream.tools import api, local_search
+from midstream.tools.local_search import LocalSearch
 from midstream.tools.mediawiki import MediaWiki, Page, QueryError
 
 _NEAR = 5  # other titles that are named
@@ -42,7 +43,7 @@ class Section:
 
 
 class Wikipedia:
-    """Looks pages up by title, or finds the best one for a query.
+    """Gives the page of a title, or the best one for a query.
 
     `provider` says which Wikipedia answers; the first line of every page repeats it.
 
@@ -52,18 +53,19 @@ class Wikipedia:
 
     name = "wikipedia"
     description = (
-        "Looks things up in Wikipedia. Give it either `title`, a page's exact title, or `query`, words to search for. "
-        "Returns the lead section of the page and the names of its other sections; to read one of those, ask again "
-        "with the same title and `section`. If a title means several things it lists the pages to choose from. For "
-        "established facts about people, places, things and ideas; not for news, opinions or arithmetic."
+        "Looks things up in Wikipedia. Give as `query` a page's title, or words to search for. Returns the lead "
+        "section of the page of that title, or else of the best one found, and the names of its other sections; to "
+        "read one of those, ask again with the page's title and `section`. If a title means several things it lists "
+        "the pages to choose from. For established facts about people, places, things and ideas; not for news, "
+        "opinions or arithmetic."
     )
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {
-            "title": {"type": "string", "description": "exact title of a page"},
-            "query": {"type": "string", "description": "words to search for, where the title is not known"},
+            "query": {"type": "string", "description": "title of a page, or words to search for"},
             "section": {"type": "string", "description": "name of a section of the page; without it, the lead"},
         },
+        "required": ["query"],
         "additionalProperties": False,
     }
     timeout_s = api.NEVER_S
@@ -74,53 +76,51 @@ class Wikipedia:
         self._wiki = self._index = None
         if config.index is not None:
             self.provider = f"Wikipedia (index {config.index.name})"
-            self._index = local_search.LocalSearch(
-                local_search.Config(index=config.index, match="any", max_characters=api.LONGEST_BODY)
-            )
+            self._index = LocalSearch(local_search.Config(index=config.index, match="any"))
         else:
             url = config.base_url or f"https://{config.language}.wikipedia.org/w/api.php"
             self.provider = f"Wikipedia ({config.base_url or config.language})"
             self._wiki = MediaWiki(url, config)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """A page for `title` or `query`; `ok=False` with near titles if there is none, or it lacks the section.
+        """A page for `query`; `ok=False` if there is none, or it lacks the section.
 
         Raises:
             ToolServerError: the wiki gave no answer that can be used, or the index could not be read.
         """
-        title, query, section = (api.valid(arguments.get(name) or "") for name in ("title", "query", "section"))
-        if not title and not query:
-            return ToolResult(text="give `title` or `query`", ok=False)
-        if self._wiki is None:
-            return await self._from_index(title, query, section)
+        query, section = (api.valid(arguments.get(name) or "") for name in ("query", "section"))
+        if not query:
+            return ToolResult(text="`query` is empty", ok=False)
+        if self._index is not None:
+            return await self._from_index(self._index, query, section)
+        assert self._wiki is not None
         try:
-            return await self._from_wiki(self._wiki, title, query, section)
+            return await self._from_wiki(self._wiki, query, section)
         except QueryError as failure:
             return ToolResult(text=str(failure), ok=False)
 
-    async def _from_wiki(self, wiki: MediaWiki, title: str, query: str, section: str) -> ToolResult:
-        others: list[str] = []
-        if not title:
+    async def _from_wiki(self, wiki: MediaWiki, query: str, section: str) -> ToolResult:
+        page, others = await wiki.page(query), []
+        if page is None:
             found, suggestion = await wiki.search(query, 1 + _NEAR)
             if not found:
                 hint = f"; did you mean {suggestion!r}?" if suggestion else ""
                 return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
             title, *others = found
-        page = await wiki.page(title)
-        if isinstance(page, str):
-            near, _ = await wiki.search(title.replace("|", " ").replace("\x1f", " "), _NEAR)
-            return ToolResult(text=page + _listed("pages with near titles", near), ok=False)
+            page = await wiki.page(title)
+        if page is None:  # the search finds what is no longer there
+            return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
         if page.ambiguous and not section:
             return self._options(page, await wiki.links(page.title))
         came_from = f", redirected from {page.redirected_from!r}" if page.redirected_from else ""
         return self._show(f"{page.title}{came_from} ({page.url})", page.text, section, others)
 
-    async def _from_index(self, title: str, query: str, section: str) -> ToolResult:
-        assert self._index is not None
-        found = await self._index.call({"query": title or query})
-        if found.ok and title and not found.text.casefold().startswith(f"{title.casefold()}: "):
-            return ToolResult(text=f"there is no page {title!r}; the nearest begins: {found.text[:200]}", ok=False)
-        return self._show("best page", found.text, section, ()) if found.ok else found
+    async def _from_index(self, index: LocalSearch, query: str, section: str) -> ToolResult:
+        found = await index.titled(query) or await index.find(query, 1 + _NEAR)
+        if not found:
+            return ToolResult(text=f"no page matches {query!r}", ok=False)
+        (title, text), *others = found
+        return self._show(title or "(no title)", text, section, [other for other, _ in others if other])
 
     def _options(self, page: Page, titles: Sequence[str]) -> ToolResult:
         options = _listed("titles to choose from", titles[:_MOST_OPTIONS])

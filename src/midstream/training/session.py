@@ -69,21 +69,18 @@ class Session:
         self.algorithm = self._algorithm()
 
     async def run(self) -> None:
-        """Train to the end, from the newest checkpoint if there is one."""
-        try:
-            first = await self._begin()
-            steps = self.parts.training.steps
-            self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
-            for step in range(first, steps + 1):
-                self._record(await self.algorithm.step(step))
-                if step % self.parts.training.validate_every == 0 or step == steps:
-                    await self.parts.publish(step)  # or a served planner would be validated one update late
-                    await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
-                if step % self.parts.training.checkpoint_every == 0 or step == steps:
-                    self._save(step)
-            await self._finish(steps)
-        finally:
-            await self.environment.close()
+        """Train to the end, from the newest checkpoint if there is one; whoever made the parts closes them."""
+        first = await self._begin()
+        steps = self.parts.training.steps
+        self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
+        for step in range(first, steps + 1):
+            self._record(await self.algorithm.step(step))
+            if step % self.parts.training.validate_every == 0 or step == steps:
+                await self.parts.publish(step)  # or a served planner would be validated one update late
+                await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
+            if step % self.parts.training.checkpoint_every == 0 or step == steps:
+                self._save(step)
+        await self._finish(steps)
 
     def _algorithm(self) -> FlowGRPO | SupervisedTraining:
         parts = self.parts

@@ -145,6 +145,9 @@ def call(request: dict[str, Any]) -> None:
         return None
     if MODE == "hangs":
         forever()
+    if MODE == "closes_input":
+        os.close(0)
+        forever()
     if MODE == "exits":
         sys.exit("out of flux")
     if MODE == "half_a_reply":

@@ -93,7 +93,10 @@ def describe(error: BaseException, source: str) -> str:
         if trace.tb_frame.f_code.co_filename == FILENAME:
             places.append((trace.tb_lineno, trace.tb_frame.f_code.co_name))
         trace = trace.tb_next
-    message = str(error)
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001 - as above
+        message = "<its text cannot be made>"
     if isinstance(error, SyntaxError) and error.filename == FILENAME:
         places.append((error.lineno or 0, "<module>"))
         message = error.msg

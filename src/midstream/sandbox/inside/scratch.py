@@ -1,5 +1,6 @@
 """Emptying a directory that foreign code wrote into: however deep, long, odd or locked what it left is."""
 
+import errno
 import os
 
 
@@ -14,13 +15,13 @@ def empty(directory: int) -> None:
     """
     while names := os.listdir(directory):
         for name in names:
-            if _unlinked(name, directory):
+            if _removed(name, directory):
                 continue
             _open_up(name, directory)
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
                 for below in os.listdir(inner):
-                    if not _unlinked(below, inner):
+                    if not _removed(below, inner):
                         _open_up(below, inner)
                         os.rename(below, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=directory)
             finally:
@@ -28,17 +29,22 @@ def empty(directory: int) -> None:
             os.rmdir(name, dir_fd=directory)
 
 
-def _unlinked(name: str, directory: int) -> bool:
-    """Whether it was no directory, and is gone. (Linux says EISDIR of a directory, others EPERM.)"""
+def _removed(name: str, directory: int) -> bool:
+    """Whether it is gone; otherwise it is a directory that holds something."""
     try:
         os.unlink(name, dir_fd=directory)
-    except (IsADirectoryError, PermissionError):
-        return False
+    except (IsADirectoryError, PermissionError):  # Linux says EISDIR of a directory, others EPERM
+        try:
+            os.rmdir(name, dir_fd=directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
     return True
 
 
 def _open_up(name: str, directory: int) -> None:
-    """Give a directory the rights that its removal takes. (`unlink` has just said that it is no link.)"""
+    """Give a directory the rights that its removal takes. (`_removed` has just said that it is no link.)"""
     os.chmod(name, 0o700, dir_fd=directory)
 
 

@@ -91,7 +91,7 @@ class Zygote:
 
     def __init__(self, settings: Settings, source: int, sink: int) -> None:
         self.settings, self.source, self.sink = settings, source, sink
-        size = HEADER + 4 * (settings.output_limit + ERROR_LIMIT + 100)  # 4 bytes: the longest character
+        size = HEADER + 6 * (settings.output_limit + ERROR_LIMIT + 100)  # 6 bytes: half a surrogate pair as \\udc80
         self.shared = mmap.mmap(-1, size)
         self.child = 0
         self.channel: int | None = None  # of the program that runs
@@ -183,6 +183,9 @@ class Zygote:
             if self.confinement is not None:
                 self.confinement.enter(self.id)
             os.write(self.holding, b"+")
+            nothing = os.open(os.devnull, os.O_RDWR)  # of its own: flags and locks of the zygote's would stay
+            for standard in range(CHANNEL):
+                os.dup2(nothing, standard)
             if self.channel is not None:
                 os.dup2(self.channel, CHANNEL)
             os.closerange(CHANNEL if self.channel is None else CHANNEL + 1, OPEN_FILES)

@@ -1,0 +1,76 @@
+"""What our HTTP clients have in common: how long to wait, and certificates and proxies that the environment names."""
+
+from __future__ import annotations
+
+import math
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+
+import httpx2
+
+from midstream.core.errors import UnsupportedError, UsageError
+
+
+class TransientError(Exception):
+    """This attempt failed and another may not; `pause_s` is how long the server asks to wait."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Seconds the server asks to wait, from `Retry-After` (seconds or a date) or `retry-after-ms`; 0 if it does not."""
+    text, factor = headers.get("retry-after", "0"), 1.0
+    if "retry-after-ms" in headers:
+        text, factor = headers["retry-after-ms"], 1e-3
+    try:
+        seconds = float(text) * factor
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+        except (ValueError, OverflowError):  # a date of another age
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def certificates() -> ssl.SSLContext:
+    """What TLS connections are verified with; reading it takes 20 ms.
+
+    Raises:
+        UsageError: SSL_CERT_FILE names none.
+    """
+    try:
+        return httpx2.create_ssl_context()
+    except OSError as failure:  # an ssl.SSLError is one
+        raise UsageError(
+            f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
+            cause="there is no such file, or it holds no certificates",
+            mend="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
+        ) from failure
+
+
+@contextmanager
+def usable_proxy() -> Iterator[None]:
+    """Around the making of a client, which takes its proxy from the environment.
+
+    Raises:
+        UnsupportedError: the proxy is none that httpx2 can use.
+    """
+    try:
+        yield
+    except (ImportError, ValueError, httpx2.InvalidURL) as failure:
+        socks = isinstance(failure, ImportError)
+        # Nothing of the failure's text: where the address is misspelt, a part of its password passes for the port.
+        raise UnsupportedError(
+            f"the proxy that the environment names cannot be used ({type(failure).__name__})",
+            cause="a SOCKS proxy needs the package socksio"
+            if socks
+            else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "
+            "special character of NAME and PASSWORD percent-encoded",
+            mend="pip install 'httpx2[socks]'" if socks else "correct the variable, or export no_proxy=HOST",
+        ) from None

@@ -1,0 +1,136 @@
+"""What options of the command line change in a recipe: the server, the tools, the seed, and last of all `--set`."""
+
+from __future__ import annotations
+
+import argparse
+
+from pydantic import ValidationError
+
+from midstream.components import MODULES, TOOLS
+from midstream.config import Table, parse_recipe, read_table, with_overrides
+from midstream.core.errors import UsageError
+from midstream.results import table_of
+from midstream.runs import RunDirectory
+
+RECIPE = "agentflow-prompted"
+
+
+def recipe_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
+    """The recipe's table with what the command line changes: server, tools, seed, and last of all `--set`."""
+    # What options change must be there already, and what both change is as `--set` says.
+    table = with_overrides(table_of(run) if run else read_table(options.recipe or RECIPE), options.overrides)
+    set_server(table, options, planner_from_run=run is not None)
+    if options.tools is not None:
+        known = list(table.get("tools", ()))
+        set_tools(table, options.tools)
+        _check_vocabulary(table, known, options.tools)
+    for engine in table.get("engines", {}).values():
+        _set_stream(engine, resolved=run is not None)
+    if options.seed is not None:
+        table["seed"] = options.seed
+    return with_overrides(table, options.overrides)
+
+
+def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: bool = False) -> None:
+    """Put the server in [engines.model]; with a run's planner, the other three modules ask it instead of the run's."""
+    server = {key: value for key in ("base_url", "model", "provider") if (value := getattr(options, key)) is not None}
+    for key, value in server.items():
+        if not value.strip():
+            raise UsageError(
+                f"--{key.replace('_', '-')} is empty: {value!r}",
+                cause="the variable that it came from is not set",
+                mend="name it, or leave the option out for the recipe's own",
+            )
+    if not server:
+        return
+    if "model" not in server and (planner_from_run or "provider" in server):
+        raise UsageError(
+            "no model is named",
+            cause=f"--{next(iter(server)).replace('_', '-')} says where to ask, not which model",
+            mend="add --model NAME",
+        )
+    parse_recipe(table)  # what follows relies on its shape
+    agent, name = table["agent"], "model"
+    if planner_from_run:
+        taken = (agent["planner"].get("engine"), (table.get("training") or {}).get("weights"))
+        name = "model" if "model" not in taken else "frozen"
+        for module in MODULES[1:]:
+            settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
+            agent[module] = {**settings, "engine": name}
+    elif all(one.get("engine") != name for one in (*(agent[module] for module in MODULES), *table["tools"].values())):
+        raise UsageError(
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            cause="no module or tool of it asks [engines.model]",
+            mend=f'leave out --recipe (the default is {RECIPE}), or give a module engine = "model"',
+        )
+    engines = table.setdefault("engines", {})
+    kept = engines.get(name, {})
+    if "provider" in server:  # whose address and key are its own
+        kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
+    engines[name] = {"type": "openai_compatible", **kept, **server}
+
+
+def set_tools(table: Table, names: str) -> None:
+    """Exactly these tools, with the recipe's settings where it has them; `my_tools.py:word_count` is a function."""
+    parse_recipe(table)
+    wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
+    known = table["tools"]
+    nameable = [*known, *(name for name in TOOLS if name not in known and not needs_settings(name))]
+    unknown = [name for name in wanted if name not in nameable and ":" not in name]
+    if unknown and unknown[0] in TOOLS:
+        raise UsageError(
+            f"no table of the recipe makes a tool {unknown[0]!r}",
+            cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
+            mend=f"midstream tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
+        )
+    if unknown or not wanted:
+        raise UsageError(
+            f"no tool is called {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
+            cause="it is misspelt, or its table is missing in the recipe",
+            mend=f"name some of: {', '.join(nameable)}; or a function of yours: my_tools.py:word_count",
+        )
+    chosen = [_tool_table(name, known) for name in wanted]
+    table["tools"] = dict(chosen)
+    if len(table["tools"]) < len(chosen):
+        raise UsageError(
+            f"two of the tools in {names!r} would have one name",
+            cause="a function of yours is called by its name alone, whatever its file",
+            mend="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
+        )
+
+
+def _check_vocabulary(table: Table, known: list[str], said: str) -> None:
+    """A tiny planner knows the tools that it was trained with, and no other."""
+    planner = table.get("engines", {}).get(table["agent"]["planner"].get("engine"), {})
+    if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
+        raise UsageError(
+            f"--tools {said!r} does not fit this planner",
+            cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
+            mend='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
+        )
+
+
+def _tool_table(name: str, known: Table) -> tuple[str, Table]:
+    """A tool's name and table: the recipe's, or one with every default."""
+    if ":" in name:
+        return name.rpartition(":")[2].rpartition(".")[2], {"type": "function", "function": name}
+    table = known.get(name, {})
+    component = TOOLS.get(table.get("type", name))
+    return name, {"engine": "model", **table} if component and component.asks else table
+
+
+def needs_settings(name: str) -> str:
+    """Which settings a type of tool cannot do without, in words; "" if its table may be empty."""
+    try:
+        TOOLS[name].config()
+    except ValidationError as error:
+        found = [".".join(map(str, one["loc"])) or one["msg"].removeprefix("Value error, ") for one in error.errors()]
+        return ", ".join(found)
+    return ""
+
+
+def _set_stream(engine: Table, *, resolved: bool) -> None:
+    """Have a server stream its replies, so that they can be watched, unless the recipe says otherwise."""
+    if engine.get("type") == "openai_compatible":
+        # A run's recipe holds every default, and so says nothing.
+        engine["stream"] = True if resolved else engine.get("stream", True)
