@@ -62,7 +62,9 @@ def evaluate(expression: str) -> Number:
         return _value(tree.body)
     except NotArithmetic:
         raise
-    except (SyntaxError, RecursionError, MemoryError, TypeError, ValueError) as error:
+    except SyntaxError as error:
+        raise NotArithmetic(f"{error.msg}: only one arithmetic expression can be evaluated here") from error
+    except (RecursionError, MemoryError, TypeError, ValueError) as error:
         raise NotArithmetic(f"{type(error).__name__}: {error}") from error
 
 

@@ -28,7 +28,7 @@ from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Limits
+from midstream.sandbox.settings import Library, Limits
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied
 
@@ -46,8 +46,8 @@ class Config(Limits):
     A program that waits for its tool holds one of the `workers`; its tool's time counts towards no limit of its own.
     """
 
-    workers: int = Field(default=16, ge=1)
-    libraries: tuple[str, ...] = ()  # 16 workers with all of sympy would take a second and 70 MB each
+    workers: int = Field(default=16, ge=1, le=1000)
+    libraries: tuple[Library, ...] = ()  # 16 workers with all of sympy would take a second and 70 MB each
     max_tool_calls: int = Field(default=16, ge=1)
 
 

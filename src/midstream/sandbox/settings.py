@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from midstream.core.data import Frozen
 
+Library = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
 
 
@@ -33,9 +34,9 @@ class Limits(Frozen):
     installed are left out.
     """
 
-    workers: int = Field(default=2, ge=1)
+    workers: int = Field(default=2, ge=1, le=1000)
     timeout_s: float = Field(default=2.0, ge=0.01, le=86_400)
     memory_mb: int = Field(default=512, ge=64, le=1_000_000)
     disk_mb: int = Field(default=64, ge=1, le=1_000_000)
     output_limit: int = Field(default=4000, ge=1, le=1_000_000)
-    libraries: tuple[str, ...] = ("numpy", "sympy")
+    libraries: tuple[Library, ...] = ("numpy", "sympy")

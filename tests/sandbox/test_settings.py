@@ -1,0 +1,30 @@
+"""Limits that no worker could keep are refused before one is started."""
+
+import pytest
+from pydantic import ValidationError
+
+from midstream.sandbox import code_runner
+from midstream.sandbox.settings import Limits
+
+WRONG = [
+    {"workers": 0},
+    {"workers": 10_000_000},
+    {"timeout_s": float("inf")},
+    {"timeout_s": 0},
+    {"memory_mb": 10**14},
+    {"disk_mb": 0},
+    {"output_limit": 10**9},
+    {"libraries": ("../x",)},
+    {"libraries": ("os; x",)},
+]
+
+
+@pytest.mark.parametrize("limits", [Limits, code_runner.Config])
+@pytest.mark.parametrize("settings", WRONG, ids=str)
+def test_wrong_limits_are_refused(limits, settings):
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        limits(**settings)
+
+
+def test_a_library_may_be_a_module_of_a_package():
+    assert Limits(libraries=("numpy.linalg",)).libraries == ("numpy.linalg",)
