@@ -6,14 +6,14 @@ from pydantic import ValidationError
 from midstream.sandbox import code_runner
 from midstream.sandbox.settings import Limits
 
-WRONG = [
-    {"workers": 0},
-    {"workers": 10_000_000},
+WRONG: list[dict[str, object]] = [
+    *(
+        {name: value}
+        for name in ("workers", "timeout_s", "memory_mb", "disk_mb", "output_limit")
+        for value in (0, 10**9)
+    ),
     {"timeout_s": float("inf")},
-    {"timeout_s": 0},
-    {"memory_mb": 10**14},
-    {"disk_mb": 0},
-    {"output_limit": 10**9},
+    {"timeout_s": float("nan")},
     {"libraries": ("../x",)},
     {"libraries": ("os; x",)},
 ]
