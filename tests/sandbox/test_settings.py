@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from midstream.sandbox import code_runner
 from midstream.sandbox.settings import Limits
 
+NUMBERS = ("workers", "timeout_s", "memory_mb", "disk_mb", "output_limit")
 WRONG: list[dict[str, object]] = [
     *(
         {name: value}
