@@ -27,7 +27,8 @@ from midstream.sandbox.settings import Config, Limits
 from midstream.sandbox.tiers import Sandbox, choose
 
 BARE, PRIMED = (), ("numpy", "sympy")
-INTEGRATE = "import sympy\nx = sympy.symbols('x')\nsympy.integrate(x**2, x)"
+# sympy caches results, and a primed worker has integrated x**2: this one is new to it.
+INTEGRATE = "import sympy\nx = sympy.symbols('x')\nsympy.integrate(x**3 + 2*x, x)"
 
 
 @dataclass(frozen=True)
