@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from midstream.core.errors import (
     StorageError,
     ToolServerError,
 )
+from midstream.core.lessons import digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage
@@ -38,12 +39,14 @@ class StubAgent:
     step: Callable[[Task, int, int], Any] = lambda task, seed, attempt: number(task)
     name: str = "stub"
     tasks: list[Task] = field(default_factory=list)
+    lessons: dict[str, Any] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     live: int = 0
     most_live: int = 0
 
-    async def run(self, task, tools, engines, *, seed, order=0, lessons="", deadline_s=None, **rest) -> Trajectory:
+    async def run(self, task, tools, engines, *, seed, order=0, lessons=None, deadline_s=None, **rest) -> Trajectory:
         self.tasks.append(task)
+        self.lessons[task.question] = lessons
         self.attempts[seed] = self.attempts.get(seed, 0) + 1
         self.live, self.most_live = self.live + 1, max(self.most_live, self.live + 1)
         try:
@@ -90,6 +93,16 @@ def test_agents_get_tasks_without_answers():
 def test_the_same_task_twice_is_two_groups():
     groups = run(environment(StubAgent()), tasks=[TASKS[0], TASKS[0]], group_size=2)
     assert [len(group.trajectories) for group in groups] == [2, 2]
+
+
+def test_lessons_are_the_environments_unless_a_task_has_others():
+    agent = StubAgent()
+    told = replace(environment(agent), lessons={"planner": "- Look twice."})
+    others = {"t1": {"executor": "- Round up."}, "t2": {}}
+    done = flat(run(told, tasks=TASKS[:3], lessons=others))
+    assert [agent.lessons[one.question] for one in TASKS[:3]] == [told.lessons, *others.values()]
+    assert [one.lessons for one in done] == [digest(told.lessons), digest(others["t1"]), ""]
+    assert len({one.lessons for one in done}) == 3
 
 
 # --- what is done already ---------------------------------------------------------------------------------------------

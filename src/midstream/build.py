@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from midstream import rollout
+from midstream.agent_library import lessons_of
 from midstream.agents import agentflow, compact, formats, programs
 from midstream.components import (
     ENGINES,
@@ -18,6 +19,7 @@ from midstream.components import (
     IN_PROCESS,
     MODULES,
     PLANNERS,
+    PLAYED,
     REWARDS,
     ROOMS,
     TOOLS,
@@ -29,18 +31,22 @@ from midstream.components import (
 )
 from midstream.config import AgentConfig, Recipe, Table
 from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.lessons import Lessons
 from midstream.core.parts import table_of, weight_of
 from midstream.core.protocols import CodeRunner, Engine, Reward, TaskSource, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.engines import lora, openai_compatible
+from midstream.engines import lora, openai_compatible, simulated
 from midstream.evaluation import SetConfig
+from midstream.practice.budget import Meter
+from midstream.practice.metered import MeteredAgent, metered
 from midstream.recipe_check import check
 from midstream.rewards import composite, judge
 from midstream.sandbox import code_runner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tasks.finite import Finite
 from midstream.tasks.worlds import gazetteer
+from midstream.tasks.worlds.gazetteer_lessons import lesson_words
 from midstream.tools import local_search, recording
 from midstream.training.settings import LocalModelConfig, TinyConfig
 
@@ -52,7 +58,8 @@ if TYPE_CHECKING:
 class Build:
     """The objects of one recipe, each made once when first asked for; `with Build(...) as build` closes them all.
 
-    `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `record` is where tools are
+    `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `meter` counts every request
+    and every rollout of the recipe's agent, and refuses what would pass a limit. `record` is where tools are
     recorded, `replay` where their answers come from instead (`tools.recording`): then no tool is made.
     """
 
@@ -61,7 +68,9 @@ class Build:
     unsafe: bool = False
     record: Path | None = None
     replay: Path | None = None
+    meter: Meter | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
+    _metered: dict[str, Engine] = field(default_factory=dict)
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     _opened: list[Any] = field(default_factory=list)  # to be closed
@@ -209,7 +218,16 @@ class Build:
         return next(filter(None, map(self.recording.file.sandbox, map(self._origin, self.recipe.tools))), "")
 
     def engine(self, name: str) -> Engine:
-        """The engine of that name."""
+        """The engine of that name; behind the meter, if there is one."""
+        engine = self._made(name)
+        if self.meter is None:
+            return engine
+        if name not in self._metered:
+            prices = [self.resolved["engines"][name].get(f"price_{kind}_usd", 0.0) for kind in ("prompt", "completion")]
+            self._metered[name] = metered(engine, self.meter, price_prompt=prices[0], price_completion=prices[1])
+        return self._metered[name]
+
+    def _made(self, name: str) -> Engine:
         if name not in self.recipe.engines:
             raise no_engine(self.recipe, f"engine {name!r}")
         if name not in self._engines:
@@ -261,20 +279,31 @@ class Build:
             name: self.engine(getattr(agent, name)["engine"]) for name in modules if "engine" in getattr(agent, name)
         }
         modules.setdefault("planner", planner)
+        # A planner in the recipe's place may be a program, which no lesson reaches.
+        shown = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
         if temperature is not None and planner is None:
             modules["planner"] = self._module("planner", _with_temperature(agent.planner, temperature))
+        flow = agentflow.AgentFlow(
+            **modules,
+            config=_loop_config(agent, chosen.max_turns if chosen else None),
+            code_runner=self.code_runner if self.writes_code else None,
+        )
+        # Whoever plans in the recipe's place (a teacher, before a run begins) is none of the run's rollouts.
+        counted = self.meter is not None and modules["planner"] is not planner
         return rollout.Environment(
-            agent=agentflow.AgentFlow(
-                **modules,
-                config=_loop_config(agent, chosen.max_turns if chosen else None),
-                code_runner=self.code_runner if self.writes_code else None,
-            ),
+            agent=MeteredAgent(flow, self.meter) if self.meter is not None and counted else flow,
             tools=self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
             sandbox=self.tier,
+            lessons=shown,
         )
+
+    @cached_property
+    def lessons(self) -> Lessons:
+        """What the recipe's library puts into the prompts, by module."""
+        return lessons_of(self.recipe.agent, self.resolved["agent"].get("library"))
 
     @cached_property
     def code_runner(self) -> CodeRunner:
@@ -299,6 +328,10 @@ class Build:
         )
         return local_search.LocalSearch.from_documents(documents, config)
 
+    def simulated(self, config: simulated.Config, name: str) -> Engine:
+        """A function in place of a model, made from the recipe's tasks."""
+        return simulated.make(PLAYED[self.recipe.tasks["type"]][config.plays](self.source), config, name)
+
     def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""
         require_training_extra()
@@ -314,7 +347,10 @@ class Build:
             *programs.action_words(),
             *(tool.name for tool in self.tools),
         }
-        tokenizer = tiny.make_tokenizer(words, names)
+        reads_lessons = self.recipe.warm_start is not None and self.recipe.warm_start.lessons > 0
+        if reads_lessons:
+            words |= lesson_words()
+        tokenizer = tiny.make_tokenizer(words, names, bare=("-",) if reads_lessons else ())
         return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
 
     def pretrained(self, config: LocalModelConfig, name: str) -> tuple[Any, Any]:
@@ -360,12 +396,12 @@ class Build:
                 cause="it is a program",
                 mend='choose type = "compact" or "prompted" and give it an engine',
             )
-        return self.engine(name)
+        return self._made(name)
 
     def student(self) -> Any:
         """The in-process engine that holds the trained weights: the planner's own, or the one `weights` names."""
         named = self.recipe.training.weights if self.recipe.training else None
-        engine = self.engine(named) if named else self.planner_engine()
+        engine = self._made(named) if named else self.planner_engine()
         if not hasattr(engine, "model"):
             raise UnsupportedError(
                 f"engine {engine.name!r} holds no weights that can be trained here",

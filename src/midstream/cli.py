@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   midstream index build docs.jsonl     search in documents of your own
   midstream show runs/demo             numbers; add an id for one trajectory
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
+  midstream library show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe beside its controls"""
 
 
@@ -38,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _check_encoding(sys.argv[1:] if arguments is None else arguments)
+        if options.command == "library":
+            from midstream.library_command import library
+
+            return library(options)
         if options.command == "study":
             from midstream.study import run_study
 
@@ -124,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"midstream {__version__}")
-    root.set_defaults(record=None, replay=None)  # of commands without these options
+    root.set_defaults(record=None, replay=None, library=None)  # of commands without these options
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train a tiny planner offline, show that it became better")
@@ -136,15 +141,24 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
     _recipe_options(train)
     _run_options(train)
+    _library_option(train)
     _recording_options(train)
 
     resume = commands.add_parser("resume", help="go on with an interrupted run or evaluation")
     resume.add_argument("run", help="run directory")
+    resume.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="practice.budget.LIMIT=VALUE",
+        help="raise a limit of a practice run; one that a limit ended goes on",
+    )
     _retry_option(resume)
     _recording_options(resume)
     _output_options(resume)
 
-    evaluate = commands.add_parser("eval", help="evaluate a run's newest checkpoint, or a recipe's agent as it is")
+    evaluate = commands.add_parser("eval", help="evaluate a run's newest checkpoint or library, or a recipe's agent")
     evaluate.add_argument("target", help="run directory or recipe")
     evaluate.add_argument(
         "--benchmark",
@@ -160,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
     _server_options(evaluate)
     evaluate.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+    _library_option(evaluate)
     _retry_option(evaluate)
     _unsafe_option(evaluate)
     _recording_options(evaluate)
@@ -170,11 +185,12 @@ def parser() -> argparse.ArgumentParser:
     solve.add_argument("question", help="in quotes")
     source = solve.add_mutually_exclusive_group()
     source.add_argument(
-        "--planner", metavar="RUN", help="the planner of this run; --model is then for the other modules"
+        "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=None, help="the agent of this recipe (default: agentflow-prompted)")
     _server_options(solve)
     solve.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+    _library_option(solve)
     solve.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
@@ -235,11 +251,16 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--tasks", action="store_true", help="list the tasks that differ, with the answers")
     _output_options(compare)
 
-    study = commands.add_parser("study", help="train over several seeds and compare: a recipe's controls, its planner")
+    _library_command(commands)
+
+    study = commands.add_parser("study", help="runs over several seeds, compared: controls, planner, library, gate")
     study.add_argument(
-        "name", choices=["controls", "planner"], help="the tiny recipe beside its controls; or the paper's analyses"
+        "name",
+        choices=["controls", "planner", "library", "gate"],
+        help="the tiny recipe beside its controls; a planner, or a library of lessons, as the papers analyse them; "
+        "what the gate keeps and costs",
     )
-    study.add_argument("--recipe", default="flow-grpo-tiny", help="whose planner (default: flow-grpo-tiny)")
+    study.add_argument("--recipe", default=None, help="whose (default: flow-grpo-tiny, training-free-simulated)")
     study.add_argument("--seeds", type=int, default=3, help="training seeds of each recipe (default 3)")
     study.add_argument(
         "--out", default=None, help="directory (default: runs/study-NAME); what is in it is not repeated"
@@ -248,6 +269,71 @@ def parser() -> argparse.ArgumentParser:
     _set_option(study)
     _output_options(study)
     return root
+
+
+def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`midstream library`: what can be done with the lessons that an agent has learned."""
+    root = commands.add_parser("library", help="what an agent has learned: look at its lessons, edit, test, share them")
+    actions = root.add_subparsers(dest="action", required=True, metavar="ACTION")
+    where = "a practice run, one version of its library (RUN@VERSION), or a file"
+
+    show = actions.add_parser("show", help="every lesson: where it came from, what it did")
+    show.add_argument("named", metavar="LIBRARY", help=where)
+    show.add_argument("--markdown", action="store_true", help="as it is edited")
+    _output_options(show)
+
+    versions = actions.add_parser("versions", help="every version of a run's library, and what made it")
+    versions.add_argument("run", help="practice run")
+    _output_options(versions)
+
+    diff = actions.add_parser("diff", help="what one library has and another has not")
+    diff.add_argument("first", metavar="LIBRARY", help=where)
+    diff.add_argument("second", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5")
+    _output_options(diff)
+
+    rollback = actions.add_parser("rollback", help="go back to a version; those in between stay on record")
+    rollback.add_argument("run", help="practice run")
+    rollback.add_argument("number", type=int, metavar="VERSION")
+    _output_options(rollback)
+
+    edit = actions.add_parser("edit", help="change lessons: in an editor ($VISUAL, $EDITOR), or with these options")
+    edit.add_argument("named", metavar="LIBRARY", help="practice run, or a .json file")
+    edit.add_argument("--add", action="append", default=[], metavar="TEXT", help="a new lesson")
+    edit.add_argument("--module", default=None, metavar="NAME", help="whose prompt --add is for (default: planner)")
+    edit.add_argument("--modify", nargs=2, action="append", default=[], metavar=("ID", "TEXT"), help="another text")
+    edit.add_argument("--delete", action="append", default=[], metavar="ID")
+    edit.add_argument("--pin", action="append", default=[], metavar="ID", help="learning keeps it as it is")
+    edit.add_argument("--veto", action="append", default=[], metavar="ID", help="never shown, and never learned again")
+    edit.add_argument("--release", action="append", default=[], metavar="ID", help="neither pinned nor vetoed")
+    edit.add_argument("--from", dest="source", type=Path, metavar="FILE", help="as this file says (export made it)")
+    _output_options(edit)
+
+    merge = actions.add_parser("merge", help="one library out of two")
+    merge.add_argument("named", metavar="LIBRARY", help=where)
+    merge.add_argument("other", metavar="OTHER", help=where)
+    merge.add_argument("--out", type=Path, metavar="FILE", help="a .json or .md file (default: into LIBRARY)")
+    _output_options(merge)
+
+    export = actions.add_parser("export", help="write a library to a file")
+    export.add_argument("named", metavar="LIBRARY", help=where)
+    export.add_argument("out", type=Path, metavar="FILE", help=".json: all of it; .md: to read and edit")
+    _output_options(export)
+
+    validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
+    validate.add_argument("named", metavar="LIBRARY", help=where)
+    validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
+    _server_options(validate)
+    validate.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+    _unsafe_option(validate)
+    _recording_options(validate)
+    _recipe_options(validate)
+    _output_options(validate)
+
+
+def _library_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--library", metavar="LIBRARY", help="lessons in the prompts: a practice run, RUN@VERSION, or a file"
+    )
 
 
 def _server_options(command: argparse.ArgumentParser) -> None:

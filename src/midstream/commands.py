@@ -7,26 +7,46 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
+from midstream.agent_library import unproven, with_library
 from midstream.build import Build, require_training_extra
-from midstream.config import Recipe, load_recipe, to_toml
-from midstream.core.errors import MidstreamError, RunError
+from midstream.config import Recipe, parse_recipe, read_table, to_toml, with_overrides
+from midstream.core.errors import MidstreamError, RunError, UsageError
+from midstream.core.lessons import digest
 from midstream.estimate import describe
+from midstream.practice.budget import Meter
+from midstream.practice.records import read_updates
+from midstream.practice.session import Parts as PracticeParts
+from midstream.practice.session import Session as PracticeSession
+from midstream.practice_results import is_practice, show_practice
+from midstream.practisable import practice_parts_of
 from midstream.recipe_check import check
 from midstream.report import progress, tables
-from midstream.results import recipe_of, show_demo, show_evaluation, show_result, show_status, show_tasks, write_report
+from midstream.report.practice_progress import make_practice_progress
+from midstream.results import (
+    recipe_of,
+    show_demo,
+    show_evaluation,
+    show_result,
+    show_status,
+    show_tasks,
+    table_of,
+    write_report,
+)
 from midstream.runs import RunDirectory
+from midstream.runs.checkpoint import checkpoint_digest, checkpoint_steps
 from midstream.trainable import parts_of
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
 
+_LIMITS = "practice.budget"  # what a run that goes on may change
 DEMO_RECIPE, DEMO_RUN = "flow-grpo-tiny", "runs/demo"
 
 
@@ -44,9 +64,12 @@ def train(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    """`midstream resume RUN`."""
+    """`midstream resume RUN`; a practice run may be given a larger budget, and goes on with that if it had ended."""
     run = RunDirectory.open(Path(options.run))
-    _train(run.root, run, recipe_of(run), options)
+    recipe = parse_recipe(with_overrides(table_of(run), options.overrides))
+    if options.overrides:
+        _check_raised(run, recipe, options.overrides)
+    _train(run.root, run, recipe, options)
     show_result(run, options)
     if not options.json:
         Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
@@ -81,6 +104,9 @@ def show(options: argparse.Namespace) -> int:
     if options.tasks or options.wrong:
         show_tasks(run, wrong=options.wrong, as_json=options.json)
         return 0
+    if is_practice(run):
+        show_practice(run, options)
+        return 0
     info, status = run.info(), run.status()
     metrics, results = run.read_metrics(), run.read_evaluations()
     if info.evaluation is not None and not options.json:
@@ -109,6 +135,34 @@ def tell_sandbox(build: Build, options: argparse.Namespace) -> None:
         )
 
 
+def tell_library(build: Build, weights: str = "") -> None:
+    """Warn of lessons that no test has accepted for this agent; `weights` is the digest of its checkpoint."""
+    named = build.resolved["agent"].get("library")
+    if named is not None and (said := unproven(named, build.resolved, weights)):
+        Console(stderr=True).print(f"warning: {said}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_lessons(run: RunDirectory, build: Build) -> None:
+    """Refuse to go on with other lessons in the prompts than a run began with: results of both would be one."""
+    held, now = run.info().lessons, digest(build.lessons)
+    if held != now:
+        raise RunError(
+            f"the lessons of {run.root} are not those that it began with: {held or 'none'}, now {now or 'none'}",
+            cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
+            mend="restore it (a version of a run's library, RUN@VERSION, never changes), or begin anew with --out",
+        )
+
+
+def has_weights(run: RunDirectory) -> bool:
+    """Whether a run's planner samples from weights of its own; one that practised on a served model has none."""
+    return not is_practice(run) or bool(checkpoint_steps(run.checkpoints_dir))
+
+
+def weights_digest(run: RunDirectory, step: int) -> str:
+    """What tells the weights of a training run's checkpoint from those that its recipe begins with: "" of step 0."""
+    return checkpoint_digest(run.checkpoints_dir, step) if step else ""
+
+
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:
     """Train a recipe in `root` without output, going on if it was begun; a finished run is left as it is."""
     return _train(root, _existing_run(root, recipe), recipe, argparse.Namespace(quiet=True, record=None, replay=None))
@@ -118,7 +172,7 @@ def _recipe(name: str, options: argparse.Namespace) -> Recipe:
     overrides = list(options.overrides)
     if options.seed is not None:
         overrides.append(f"seed={options.seed}")
-    return load_recipe(name, overrides)
+    return parse_recipe(with_library(with_overrides(read_table(name), overrides), options.library))
 
 
 def build_of(recipe: Recipe, run: RunDirectory | None, options: argparse.Namespace) -> Build:
@@ -157,12 +211,28 @@ def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other") -
     return 0
 
 
-def _create_run(root: Path, recipe: Recipe) -> RunDirectory:
-    resolved = check(recipe)
-    require_training_extra()  # before anything is written
+def _create_run(root: Path, build: Build) -> RunDirectory:
     return RunDirectory.create(
-        root, recipe_toml=to_toml(resolved), recipe_name=recipe.name, seed=recipe.seed, resolved=resolved
+        root,
+        recipe_toml=to_toml(build.resolved),
+        recipe_name=build.recipe.name,
+        seed=build.recipe.seed,
+        resolved=build.resolved,
+        lessons=digest(build.lessons),
     )
+
+
+def _check_raised(run: RunDirectory, recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Refuse to go on with other settings than a run began with; with other limits an ended run goes on."""
+    others = [one for one in overrides if not one.startswith(f"{_LIMITS}.")]
+    if others or recipe.practice is None:
+        raise UsageError(
+            f"--set {(others or overrides)[0]} cannot be changed in {run.root}",
+            cause="its results under several settings would be counted as one",
+            mend=f"begin a new run; of a practice run {_LIMITS}.* may be raised",
+        )
+    if run.status().state == "finished":
+        run.set_status("interrupted", "goes on with other limits")
 
 
 def _existing_run(root: Path, recipe: Recipe) -> RunDirectory | None:
@@ -187,14 +257,38 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     """Run a session to its end in `run`, or in a new one at `root`, and leave a status whatever happens."""
     if run is not None and run.status().state == "finished":
         return run
-    require_training_extra()
-    with Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay) as build:
-        parts = parts_of(build)  # what cannot be built leaves no run behind
-        run = run or _create_run(root, recipe)
+    practice = recipe.practice
+    if practice is None:
+        require_training_extra()
+    meter = None if practice is None else Meter(practice.budget)
+    with Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay, meter=meter) as build:
+        # What cannot be built leaves no run behind.
+        work = _training(parts_of(build)) if practice is None else _practice(practice_parts_of(build))
+        run = run or _create_run(root, build)
+        check_lessons(run, build)
         tell_sandbox(build, options)
+        tell_library(build)
         with run.lock():
-            _train_in(run, parts, options)
+            work(run, options)
     return run
+
+
+def _practice(parts: PracticeParts) -> Callable[[RunDirectory, argparse.Namespace], None]:
+    """Practise to the end; a limit that ended the run early is said in its status."""
+
+    def work(run: RunDirectory, options: argparse.Namespace) -> None:
+        console, ended = Console(stderr=True), ""
+        with leaving_status(run, console):
+            with make_practice_progress(console, options.quiet) as display:
+                ended = asyncio.run(PracticeSession(parts, run, display).run())
+            write_report(run)
+        run.set_status("finished", ended, step=len(read_updates(run)))
+
+    return work
+
+
+def _training(parts: Parts) -> Callable[[RunDirectory, argparse.Namespace], None]:
+    return lambda run, options: _train_in(run, parts, options)
 
 
 def _train_in(run: RunDirectory, parts: Parts, options: argparse.Namespace) -> None:

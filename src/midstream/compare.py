@@ -141,12 +141,20 @@ def _notes(letters: Mapping[str, str], first: _Directory, other: _Directory) -> 
     for key, result in first.results.items():
         if key in other.results and (ours := result.trials) != (theirs := other.results[key].trials):
             notes.append(f"{' '.join(key)}: {counted(ours, 'trial')} a task in {a}, {theirs} in {b}")
-    differing = differing_settings(first.run.info().resolved, other.run.info().resolved)
+    differing = differing_settings(*_comparable(first.run.info().resolved, other.run.info().resolved))
     if differing:
         notes += [f"settings that differ ({a} | {b}):", *(f"  {line}" for line in differing[:_SETTINGS_SHOWN])]
         more = len(differing) - _SETTINGS_SHOWN
         notes += [f"  and {more} more"] if more > 0 else []
     return notes
+
+
+def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Without how lessons were learned, where only one of the two learned any: the other may well have them too."""
+    if "practice" in ours and "practice" in theirs:
+        return ours, theirs
+    one, other = ({key: value for key, value in each.items() if key != "practice"} for each in (ours, theirs))
+    return one, other
 
 
 def _record(letters: Mapping[str, str], one: Paired, tasks: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
-from midstream.engines import openai_compatible
+from midstream.engines import openai_compatible, simulated
 from midstream.evaluation import SetConfig
 from midstream.rewards import (
     composite,
@@ -31,7 +31,7 @@ from midstream.rewards import (
 )
 from midstream.rewards import game24 as game24_reward
 from midstream.tasks import benchmark, benchmarks, file, mixture
-from midstream.tasks.worlds import game24, gazetteer
+from midstream.tasks.worlds import game24, gazetteer, gazetteer_optimiser, workshop, workshop_models
 from midstream.tools import (
     base_generator,
     guess,
@@ -70,6 +70,7 @@ class Component:
 TASKS = {
     "gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer, endless=True),
     "game24": Component(game24.Config, game24.GameOf24, endless=True),
+    "workshop": Component(workshop.Config, workshop.Workshop),
     "benchmark": Component(benchmark.Config, benchmarks.make),
     "file": Component(file.Config, file.FileTasks),
     "mixture": Component(mixture.Config, lambda config: mixture.Mixture(config, task_source)),
@@ -137,9 +138,15 @@ ENGINES = {
     "transformers_local": Component(
         LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config, name), config)
     ),
+    "simulated": Component(simulated.Config, lambda build, config, name: build.simulated(config, name)),
     "openai_compatible": Component(
         openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
     ),
+}
+# What a simulated engine can play, by the type of the recipe's tasks: each makes a model from the source of tasks.
+PLAYED: dict[str, dict[str, Callable[[Any], simulated.Reply]]] = {
+    "gazetteer": {"optimiser": lambda source: gazetteer_optimiser.reply},
+    "workshop": {"agent": workshop_models.agent_reply, "optimiser": workshop_models.optimiser_reply},
 }
 IN_PROCESS = ("tiny", "transformers_local")
 PLANNERS = {

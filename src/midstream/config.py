@@ -21,6 +21,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.evaluation import Config as EvaluationConfig
 from midstream.evaluation.study_settings import StudyConfig
+from midstream.practice.settings import PracticeConfig
 from midstream.report.numbers import shorten
 from midstream.rollout import Config as RolloutConfig
 from midstream.sandbox.settings import Config as SandboxConfig
@@ -33,12 +34,16 @@ _FIRST = ("tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout"
 
 
 class AgentConfig(LoopConfig):
-    """The loop's settings, and a component table for each module."""
+    """The loop's settings, and a component table for each module.
+
+    `library` is a run directory or a file whose lessons are in the modules' prompts.
+    """
 
     planner: Table
     executor: Table
     verifier: Table
     generator: Table
+    library: Path | None = None
 
 
 class Recipe(Frozen):
@@ -56,6 +61,7 @@ class Recipe(Frozen):
     rollout: RolloutConfig = RolloutConfig()
     warm_start: WarmStartConfig | None = None
     training: TrainingConfig | None = None
+    practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     study: StudyConfig | None = None

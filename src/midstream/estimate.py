@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from midstream.config import Recipe, Table
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.memory_estimate import memory_lines
+from midstream.practice.estimate import Requests, requests, rollouts
+from midstream.practice.settings import PracticeConfig
 from midstream.tasks.benchmark import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
 from midstream.training.settings import COPY_SAMPLES
@@ -52,7 +54,12 @@ class Asker:
 def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
     """Lines that say what the run, or without `training` the evaluation, would do, and the memory it would need."""
     batches = batches_of(recipe, resolved, training=training)
-    lines = [*_trajectory_lines(batches), *_call_lines(resolved, batches)]
+    practice = recipe.practice if training else None
+    lines = [*_trajectory_lines(batches), *_call_lines(resolved, batches, requests(practice) if practice else ())]
+    if practice:
+        limits = practice.budget.model_dump(exclude_none=True)
+        said = ", ".join(f"{name} = {value:,}" for name, value in limits.items())
+        lines.append(f"Limits of the whole run: {said or 'none (practice.budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
@@ -67,7 +74,8 @@ def batches_of(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -
     """All trajectories of a run, or of an evaluation of the recipe as it is."""
     config, schedule = recipe.evaluation, recipe.training if training else None
     planner = _asks(resolved["agent"]["planner"])
-    times = 2 if schedule and schedule.steps else 1  # before and after training
+    practice = recipe.practice if training else None
+    times = 2 if practice or (schedule and schedule.steps) else 1  # before and after
     each = times * len(config.temperatures) * config.trials
     chosen = [(one, each, table) for one, table in zip(config.sets, resolved["evaluation"]["sets"], strict=True)]
     if schedule:
@@ -75,6 +83,7 @@ def batches_of(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -
         chosen.append((config.validation, validations, resolved["evaluation"]["validation"]))
     return [
         *(_training(recipe, resolved, planner) if schedule else ()),
+        *(_practice(recipe, practice, resolved, planner) if practice else ()),
         *(
             _evaluation(recipe, one, often, planner, table.get("reward", resolved["reward"]))
             for one, often, table in chosen
@@ -107,6 +116,18 @@ def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None
         reward=reward,
         planner=planner,
     )
+
+
+def _practice(
+    recipe: Recipe, practice: PracticeConfig, resolved: Mapping[str, Any], planner: Table | None
+) -> Iterator[Batch]:
+    turns, reward = recipe.agent.max_turns, resolved["reward"]
+    if recipe.warm_start:
+        count = recipe.warm_start.transcripts
+        yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
+        yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
+    for what, count in rollouts(practice).items():
+        yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner)
 
 
 def _asks(planner: Table) -> Table | None:
@@ -197,13 +218,16 @@ def judges(reward: Any) -> Iterator[Asker]:
             yield from judges(inner)
 
 
-def _call_lines(resolved: Mapping[str, Any], batches: list[Batch]) -> list[str]:
+def _call_lines(resolved: Mapping[str, Any], batches: list[Batch], roles: Sequence[Requests] = ()) -> list[str]:
     calls, tokens = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for batch in batches:
         for one in (*askers(resolved, batch.planner), *judges(batch.reward)):
             more = (batch.count or 0) * (one.per_turn * batch.turns + one.per_trajectory)
             calls[one.name, one.engine] += more
             tokens[one.name, one.engine] += more * one.max_tokens
+    for role in roles:
+        calls[role.role, role.engine] += role.count
+        tokens[role.role, role.engine] += role.count * role.max_tokens
     if not calls:
         return ["Calls: none, every module is a program."]
     lines = ["Calls, and the tokens they generate, at most; what is tried again comes on top:"]
@@ -211,6 +235,11 @@ def _call_lines(resolved: Mapping[str, Any], batches: list[Batch]) -> list[str]:
         settings = resolved["engines"][engine]
         model = settings.get("model", settings["type"])
         lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
+    cost = sum(
+        count * resolved["engines"][engine].get("price_completion_usd", 0.0) for (_, engine), count in tokens.items()
+    )
+    if cost:
+        lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
     if any(batch.count is None for batch in batches):
         lines.append("  Left out: sets whose size only data on the Hugging Face Hub tell.")
     return lines

@@ -24,6 +24,7 @@ from rich.text import Text
 from midstream import commands, evaluation
 from midstream.build import Build
 from midstream.config import Recipe, differing_settings, parse_recipe, to_toml
+from midstream.core import lessons
 from midstream.core.errors import InfrastructureError, RecipeError, RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.seeds import derive_seed
@@ -70,7 +71,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.dry_run:
         return commands.dry_run(recipe, "eval")
     asked = EvaluationInfo(
-        run=os.path.abspath(trained.root) if trained else None,
+        run=os.path.abspath(trained.root) if trained and commands.has_weights(trained) else None,
         unsafe=options.unsafe,
         record=os.path.abspath(options.record) if options.record else None,
         replay=os.path.abspath(options.replay) if options.replay else None,
@@ -85,6 +86,12 @@ def resume(options: argparse.Namespace) -> int:
     begun = RunDirectory.open(Path(options.run))
     asked = begun.info().evaluation
     if asked is not None:
+        if options.overrides:
+            raise UsageError(
+                f"--set {options.overrides[0]} cannot be changed in {begun.root}, an evaluation",
+                cause="its results under several settings would be counted as one",
+                mend="begin a new evaluation, with another --out",
+            )
         return _run(begun.root, begun, recipe_of(begun), asked, options)
     if options.retry_errors:
         raise UsageError(
@@ -101,7 +108,7 @@ def evaluate_sets(build: Build) -> list[EvaluationResult]:
 
 
 def _trained(target: str) -> RunDirectory | None:
-    """The training run that is named, None for a recipe."""
+    """The training or practice run that is named, None for a recipe."""
     is_path = os.sep in target and not target.endswith(".toml")
     if not is_path and not (Path(target) / "run.json").exists():
         return None
@@ -109,7 +116,7 @@ def _trained(target: str) -> RunDirectory | None:
     if run.info().evaluation is not None:
         raise RunError(
             f"{target} holds an evaluation, which cannot be evaluated",
-            cause="`eval` takes a training run or a recipe",
+            cause="`eval` takes a run that trains or practises, or a recipe",
             mend=f"midstream show {target}, or midstream resume {target}",
         )
     return run
@@ -164,14 +171,18 @@ def _evaluated(
     parts = _parts(build)
     tasks = {part.chosen.name: _digest(part.tasks) for part in parts}
     step = digest = None
+    weights = ""
     if asked.run:
         trained = RunDirectory.open(Path(asked.run))
         step = commands.use_policy(build, trained, asked.step)
         digest = checkpoint_digest(trained.checkpoints_dir, step)
+        weights = commands.weights_digest(trained, step)
     if begun is None:
         begun = _created(root, build, asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": digest}))
     _check_unchanged(begun, tasks, digest)
+    commands.check_lessons(begun, build)
     commands.tell_sandbox(build, options)
+    commands.tell_library(build, weights)
     _tell_left_out(build, console)
     with begun.lock(), commands.leaving_status(begun, console):
         _drop_done(begun)
@@ -219,6 +230,7 @@ def _created(root: Path, build: Build, asked: EvaluationInfo) -> RunDirectory:
         seed=recipe.seed,
         resolved=build.resolved,
         evaluation=asked,
+        lessons=lessons.digest(build.lessons),
     )
 
 

@@ -6,13 +6,16 @@ It runs before anything is made. What only the objects can tell, `build.py` and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from midstream.agent_library import check_shown, lessons_of, pinned, read
 from midstream.components import (
     ENGINES,
     IN_PROCESS,
     MODULES,
     PLANNERS,
+    PLAYED,
     REWARDS,
     ROOMS,
     RULES,
@@ -29,6 +32,8 @@ from midstream.config import Recipe, Table
 from midstream.core.errors import RecipeError
 from midstream.core.parts import table_of, weight_of
 from midstream.evaluation import SetConfig
+from midstream.practice.library import render_modules
+from midstream.practice.settings import PracticeConfig
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
@@ -55,9 +60,14 @@ def check(recipe: Recipe) -> dict[str, Any]:
             cause="the result that satisfies the verifier is then not in memory",
             mend='set memory_update = "every_turn"',
         )
+    if recipe.agent.library is not None:
+        resolved["agent"]["library"] = _checked_library(recipe, recipe.agent.library)
     if recipe.training:
         _check_training(recipe, resolved)
+    if recipe.practice:
+        _check_practice(recipe, recipe.practice, resolved)
     _check_imitated(recipe)
+    _check_simulated(recipe)
     _check_sets(recipe)
     return resolved
 
@@ -107,6 +117,56 @@ def _fill_set(recipe: Recipe, chosen: SetConfig, where: str) -> Table:
 # -- what components ask of one another --------------------------------------------------------------------------------
 
 
+def _checked_library(recipe: Recipe, named: Path) -> str:
+    """The library's place, with the version that it has now."""
+    if recipe.practice is not None:
+        raise RecipeError(
+            f"agent.library = {str(named)!r} with [practice]",
+            cause="a recipe that practises has the library that it learns in its prompts, and no other",
+            mend="set practice.start to begin with that library, and remove agent.library",
+        )
+    place = pinned(named)
+    lessons_of(recipe.agent, place)
+    return place
+
+
+def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> None:
+    if recipe.training is not None:
+        raise RecipeError(
+            "the recipe has both [training] and [practice]",
+            cause="a run changes the planner's weights or its lessons, so that it is known what helped",
+            mend="remove one of them; weights are trained with lessons in the prompts by agent.library",
+        )
+    for role in ("optimiser", "summariser", "critic", "merger"):
+        named = getattr(config, role)
+        if named is not None and named.engine not in recipe.engines:
+            raise no_engine(recipe, f"practice.{role}.engine = {named.engine!r}")
+        if named is not None and recipe.engines[named.engine].get("type") in IN_PROCESS:
+            raise RecipeError(
+                f"practice.{role}.engine = {named.engine!r} samples in process",
+                cause="it answers one request a trajectory, in step with rollouts, and the optimiser is no rollout",
+                mend="give the role an engine of type openai_compatible",
+            )
+    check_shown(recipe.agent, config.modules, "practice.modules")
+    if config.group_size < 2 and config.skip_uniform and config.lessons_from == "rollouts":
+        raise RecipeError(
+            f"practice.group_size = {config.group_size} never teaches anything",
+            cause="a group of one has no contrast, and groups without contrast are skipped",
+            mend="set group_size to 2 or more, or skip_uniform = false",
+        )
+    inside = [name for name, table in recipe.engines.items() if table.get("type") in IN_PROCESS]
+    if config.cache is not None and inside:
+        raise RecipeError(
+            f"practice.cache with engine {inside[0]!r}, which samples in process",
+            cause="it samples in batches, so that what a run gets from the cache would change the rest of a batch",
+            mend="leave out `cache`: an engine in process costs nothing but time",
+        )
+    if config.start is not None:
+        place = pinned(config.start)
+        check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
+        resolved["practice"]["start"] = place
+
+
 def _check_training(recipe: Recipe, resolved: Table) -> None:
     training = recipe.training
     assert training is not None
@@ -151,6 +211,19 @@ def _check_imitated(recipe: Recipe) -> None:
             )
 
 
+def _check_simulated(recipe: Recipe) -> None:
+    """A simulated engine knows the tasks of one world."""
+    tasks = recipe.tasks.get("type")
+    known = "; ".join(f"{' or '.join(roles)} with tasks.type = {world!r}" for world, roles in PLAYED.items())
+    for name, table in recipe.engines.items():
+        if table.get("type") == "simulated" and table.get("plays") not in PLAYED.get(str(tasks), {}):
+            raise RecipeError(
+                f"engines.{name}.plays = {table['plays']!r} with tasks.type = {tasks!r}",
+                cause="a simulated model is a program that knows one world's tasks",
+                mend=f"it plays: {known}",
+            )
+
+
 def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
     """Only the planner's weights may change: nothing else may ask an engine that training changes."""
     tables = {f"agent.{module}": getattr(recipe.agent, module) for module in MODULES if module != "planner"}
@@ -180,7 +253,8 @@ def _all_parts(table: Table, where: str) -> dict[str, Table]:
 
 def _check_sets(recipe: Recipe) -> None:
     """Draw every evaluation set of an endless source once: one that cannot be made is found before any work."""
-    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if recipe.training else ())):
+    validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
+    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
         table = chosen.tasks or recipe.tasks
         if resolve(TASKS, table, "tasks")[0].endless:
             draw(task_source(table), chosen)

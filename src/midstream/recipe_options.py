@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from midstream.agent_library import with_library
+from midstream.commands import has_weights
 from midstream.components import MODULES, PLANNERS, REWARDS, TOOLS, resolve
 from midstream.config import Table, parse_recipe, read_table, with_overrides
 from midstream.core.errors import UsageError
@@ -23,20 +25,32 @@ def recipe_table(options: argparse.Namespace, run: RunDirectory | None) -> Table
     table = _changed(options, run, options.recipe or RECIPE)
     for engine in table.get("engines", {}).values():
         _set_stream(engine, resolved=run is not None)
-    return with_overrides(table, options.overrides)
+    return _learned(with_overrides(table, options.overrides), run)
 
 
 def evaluation_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
     """The table of what is evaluated: the recipe's, or the run's, with the sets and settings of the command line."""
     table = _changed(options, run, options.target)
     set_evaluation(table, options)
-    return with_overrides(table, options.overrides)
+    return _learned(with_overrides(table, options.overrides), run)
+
+
+def validation_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
+    """The table of an agent whose library is tested, with what [practice] says of tests."""
+    return with_overrides(_changed(options, run, options.recipe or RECIPE), options.overrides)
+
+
+def _learned(table: Table, run: RunDirectory | None) -> Table:
+    """The table of an agent that learns no lessons here; that of a run which has practised brings its own."""
+    practised = table.pop("practice", None) is not None
+    return with_library(table, str(run.root)) if practised and run and "library" not in table["agent"] else table
 
 
 def _changed(options: argparse.Namespace, run: RunDirectory | None, name: str) -> Table:
     # What options change must be there already, and what both change is as `--set` says.
     table = with_overrides(table_of(run) if run else read_table(name), options.overrides)
-    set_server(table, options, planner_from_run=run is not None)
+    table = with_library(table, options.library)
+    set_server(table, options, planner_from_run=run is not None and has_weights(run))
     if options.tools is not None:
         known = list(table.get("tools", ()))
         set_tools(table, options.tools)

@@ -18,6 +18,7 @@ from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
+from midstream.practice_results import is_practice, show_practice_result, write_practice_report
 from midstream.report import html, tables, task_list
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.numbers import counted, visible
@@ -46,7 +47,10 @@ def table_of(run: RunDirectory) -> Table:
 
 
 def show_result(run: RunDirectory, options: argparse.Namespace) -> None:
-    """Print the evaluations before and after training, or all of them as JSON."""
+    """Print the evaluations before and after training, or all of them as JSON; of a practice run its library too."""
+    if is_practice(run):
+        show_practice_result(run, options)
+        return
     if options.json:
         print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.read_evaluations()]}))
         return
@@ -65,6 +69,9 @@ def show_evaluation(run: RunDirectory) -> None:
     info, console = run.info(), Console()
     asked = info.evaluation or EvaluationInfo()
     what = f"step {asked.step} of {asked.run}" if asked.run else "its agent as it is"
+    agent = info.resolved.get("agent")
+    if isinstance(agent, dict) and agent.get("library"):
+        what += f", with the lessons of {agent['library']}"
     console.print(
         f"recipe  {info.recipe_name}, seed {info.seed}: {what}", markup=False, highlight=False, soft_wrap=True
     )
@@ -138,6 +145,9 @@ def show_demo(run: RunDirectory) -> None:
 
 def write_report(run: RunDirectory) -> None:
     """Write the run's self-contained HTML report."""
+    if is_practice(run):
+        write_practice_report(run)
+        return
     info = run.info()
     trains_tiny = any(engine.get("type") == "tiny" for engine in recipe_of(run).engines.values())
     html.write_report(

@@ -9,7 +9,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import Field
@@ -24,6 +24,7 @@ from midstream.core.errors import (
     UsageError,
 )
 from midstream.core.events import Event, Listener
+from midstream.core.lessons import Lessons, digest
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -59,7 +60,8 @@ class Group:
 class Environment:
     """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings.
 
-    `sandbox` is the tier that tools and agent run code in, "" where they run none; every trajectory says it.
+    `sandbox` is the tier that tools and agent run code in, "" where they run none; every trajectory says it. `lessons`
+    are in the prompts of every run.
     """
 
     agent: Agent
@@ -68,6 +70,7 @@ class Environment:
     reward: Reward
     config: Config = Config()
     sandbox: str = ""
+    lessons: Lessons = field(default_factory=dict)
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -81,7 +84,7 @@ async def rollout(
     *,
     group_size: int = 1,
     seed: int,
-    lessons: str = "",
+    lessons: Mapping[str, Lessons] | None = None,
     listener: Listener | None = None,
     kept: Mapping[Place, Trajectory] | None = None,
     on_done: OnDone | None = None,
@@ -90,6 +93,7 @@ async def rollout(
 
     Seeds derive from (seed, task id, rollout index), so a result does not depend on the order of completion. With a
     lockstep engine, trajectories run in waves of `concurrency`: a batch's composition must not depend on timing.
+    `lessons` gives tasks, by their ids, others than the environment's.
 
     `kept` are trajectories of an earlier attempt at this very rollout, which are taken as they are. `on_done` gets what
     a later attempt may keep: each trajectory as it ends; with a lockstep engine each wave, because whoever is left out
@@ -112,8 +116,9 @@ async def rollout(
         try:
             async with slots:
                 run_seed = derive_seed(seed, task.id, index)
+                told = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
                 trajectory = await _attempts(
-                    environment, task, index, seed=run_seed, order=order, lessons=lessons, listener=listener
+                    environment, task, index, seed=run_seed, order=order, lessons=told, listener=listener
                 )
             done[order] = trajectory
             if not barriers:
@@ -171,7 +176,7 @@ async def _attempts(
     *,
     seed: int,
     order: int,
-    lessons: str,
+    lessons: Lessons,
     listener: Listener | None,
 ) -> Trajectory:
     """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded.
@@ -209,6 +214,7 @@ async def _attempts(
             "gold": task.answer,
             "attempts": len(attempts),
             "sandbox": environment.sandbox,
+            "lessons": digest(lessons),
             "earlier_errors": tuple(one.error for one in attempts[:-1]),
             "cost_usd": sum(one.cost_usd for one in attempts),
             "request_failures": sum(one.request_failures for one in attempts),
@@ -223,7 +229,7 @@ async def _one_attempt(
     *,
     seed: int,
     order: int,
-    lessons: str,
+    lessons: Lessons,
     deadline_s: float | None,
     listener: Listener | None,
 ) -> tuple[Trajectory, Trajectory | None]:

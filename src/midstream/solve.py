@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from midstream.build import Build
-from midstream.commands import build_of, dry_run, use_policy
+from midstream.commands import build_of, dry_run, has_weights, tell_library, use_policy, weights_digest
 from midstream.config import parse_recipe
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.events import Listener
@@ -68,16 +68,17 @@ def _watched(build: Build, run: RunDirectory | None, options: argparse.Namespace
     """Load, run and show. The screen is taken before the weights are loaded, which is what takes long."""
     quiet = options.json or options.quiet
     shown = None if quiet else Timeline(Screen(), options.question, build.sandbox_line, build.replay)
-    temperature = options.temperature
+    temperature, weights = options.temperature, ""
     with shown or nullcontext():
-        if run is not None:
-            use_policy(build, run)
+        if run is not None and has_weights(run):
+            weights = weights_digest(run, use_policy(build, run))
             temperature = 0.0 if temperature is None else temperature
         environment = replace(build.environment(temperature=temperature), reward=_Unjudged())
         listener = shown.listen if shown else None
         trajectory = asyncio.run(_run(environment, options.question, build.recipe.seed, listener))
         if shown:
             shown.finish(trajectory)
+    tell_library(build, weights)
     return trajectory
 
 

@@ -29,18 +29,18 @@ def parts_of(build: Build) -> Parts:
     if recipe.training is None:
         raise RecipeError(
             f"recipe {recipe.name!r} trains nothing",
-            cause="it has no [training] table",
+            cause="it has no [training] and no [practice] table",
             mend="add one, or use `midstream eval`",
         )
     _check_trainable(recipe, build.planner_engine())
-    place_names = _place_names(build)
+    names = place_names(build)
     _draw_all(build)
     learner = build.learner
     return Parts(
         seed=recipe.seed,
         source=build.source,
         families=build.source.families,
-        place_names=place_names,
+        place_names=names,
         set_tasks=build.set_tasks,
         student=build.student(),
         learner=learner,
@@ -72,7 +72,7 @@ def _draw_all(build: Build) -> None:
         build.set_tasks(chosen)
 
 
-def _place_names(build: Build) -> frozenset[str]:
+def place_names(build: Build) -> frozenset[str]:
     """The places that validation questions name, which a warm planner must be able to copy."""
     warm, validation = build.recipe.warm_start, build.recipe.evaluation.validation
     if warm is None:

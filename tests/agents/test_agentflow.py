@@ -371,14 +371,15 @@ def test_the_executor_never_sees_the_question():
     assert all(QUESTION in repr(modules.shown_to(role)) for role in MODULES if role != "executor")
 
 
-def test_each_module_gets_its_engine_and_a_seed_of_its_own():
+def test_each_module_gets_its_engine_its_lessons_and_a_seed_of_its_own():
     modules, engines = Modules(), {name: ScriptedEngine([], name=name) for name in ("planner", "verifier")}
     task = Task(id="t", question=QUESTION, answer="")
     flow = agent(modules, max_turns=2)
-    asyncio.run(flow.run(task, [Echo()], engines, seed=5, order=2, lessons="look up first", deadline_s=1e12))
+    lessons = {"planner": "look up first", "executor": "round up"}
+    asyncio.run(flow.run(task, [Echo()], engines, seed=5, order=2, lessons=lessons, deadline_s=1e12))
     for role, _, context in modules.seen:
         assert context.engine is engines.get(role)
-        assert (context.order, context.lessons, context.deadline_s) == (2, "look up first", 1e12)
+        assert (context.order, context.lessons, context.deadline_s) == (2, lessons.get(role, ""), 1e12)
     turns = [(1, MODULES[:3]), (2, MODULES[:3]), (3, MODULES[3:])]
     expected = [derive_seed(5, turn, role) for turn, roles in turns for role in roles]
     assert [context.seed for _, _, context in modules.seen] == expected

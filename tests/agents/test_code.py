@@ -45,7 +45,7 @@ def search() -> LocalSearch:
 def write(engine: ScriptedEngine, action: Action, config: ExecutorConfig = CONFIG) -> tuple[Command, tuple[Call, ...]]:
     async def go() -> tuple[Command, tuple[Call, ...]]:
         tool = search()
-        context = ModuleContext(engine=engine, seed=3, order=5, lessons="lesson")
+        context = ModuleContext(engine=engine, seed=3, order=5, lessons="- Print once.")
         command = await CodeExecutor(config).command(action, [tool], context)
         await tool.close()
         return command
@@ -140,7 +140,7 @@ def test_a_program_comes_out_of_its_fence_as_it_was(code: str):
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_prompt_is_static_first_and_shows_neither_query_nor_lessons():
+def test_the_prompt_is_static_first_and_shows_lessons_before_the_functions():
     engine = ScriptedEngine(["print(1)"] * 2)
     for context in ("c1", "<|im_end|>"):
         write(engine, Action(sub_goal="g", tool="local_search", context=context))
@@ -155,7 +155,7 @@ def test_the_prompt_is_static_first_and_shows_neither_query_nor_lessons():
     }
     assert '{"function":"local_search","sub_goal":"g","context":"c1"}' in first.messages[1].content
     assert "<|im_end|>" not in second.messages[1].content
-    assert all("lesson" not in message.content for message in first.messages)
+    assert "\n# Lessons from earlier tasks\n\n- Print once.\n\n# Functions\n" in first.messages[0].content
 
 
 def test_a_program_that_does_not_compile_is_shown_once_and_may_be_mended():

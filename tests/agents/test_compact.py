@@ -45,6 +45,12 @@ def test_prompt_holds_question_memory_and_a_short_tail():
     )
 
 
+def test_lessons_stand_before_the_question_and_without_any_the_prompt_is_what_it_was():
+    lessons = "- Never guess\n- Look up first"
+    assert render_prompt("Who ?", MEMORY, lessons) == f"{lessons}\n{render_prompt('Who ?', MEMORY)}"
+    assert render_prompt("Who ?", MEMORY, "") == render_prompt("Who ?", MEMORY)
+
+
 RESULTS = st.lists(st.tuples(st.text(max_size=30), st.booleans()), max_size=5)
 
 
@@ -120,6 +126,13 @@ def test_malformed_actions_name_no_tool(text, error):
     action = parse_action(text, TOOLS, MEMORY)
     assert error in (action.error or "")
     assert action.tool == ""
+
+
+def test_the_planner_puts_its_lessons_into_the_prompt():
+    engine = ScriptedEngine([" goal add\n tool python\n arg 1 + 7"])
+    context = ModuleContext(engine=engine, lessons="- Never guess")
+    _, (call,) = asyncio.run(CompactPlanner(Config()).plan("Who ?", TOOLS, MEMORY, context))
+    assert call.prompt == render_prompt("Who ?", MEMORY, "- Never guess")
 
 
 def test_planner_asks_its_engine_once_and_keeps_the_call():

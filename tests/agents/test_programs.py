@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from midstream.agents.programs import (
     SingleArgumentExecutor,
     VerifiedResultGenerator,
 )
+from midstream.core.lessons import lines
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Verdict
@@ -25,6 +27,7 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tasks.worlds.gazetteer import Config as WorldConfig
 from midstream.tasks.worlds.gazetteer import Gazetteer
+from midstream.tasks.worlds.gazetteer_lessons import BAD, IDLE, SOUND
 from midstream.tools.guess import ConfidentGuess
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
@@ -229,12 +232,14 @@ FOUND = memory(AMBER)
 
 
 def decisions(
-    count: int, *, memory: Memory = FOUND, question: str = TOGETHER, **config: float
+    count: int, *, memory: Memory = FOUND, question: str = TOGETHER, lessons: Sequence[str] = (), **config: float
 ) -> list[tuple[Action, Call]]:
-    planner = ClumsyPlanner(ClumsyConfig(**config))
+    planner, told = ClumsyPlanner(ClumsyConfig(**config)), lines(lessons)
 
     async def go() -> list[tuple[Action, Call]]:
-        made = [await planner.plan(question, TOOLS, memory, ModuleContext(seed=seed)) for seed in range(count)]
+        made = [
+            await planner.plan(question, TOOLS, memory, ModuleContext(seed=seed, lessons=told)) for seed in range(count)
+        ]
         return [(action, call) for action, (call,) in made]
 
     return asyncio.run(go())
@@ -282,3 +287,41 @@ def test_it_never_fails_whatever_it_is_asked():
             for action, _ in decisions(5, question=task.question, memory=found, sense=0.3):
                 assert action.error or action.tool
     assert decisions(20, question="Why ?", memory=Memory())
+
+
+def test_without_lessons_it_decides_as_it_always_did():
+    """The planners that were warm-started on it are compared across versions: not one draw may move."""
+    said = "".join(
+        call.completion
+        for task in WORLD.fixed("train", per_family=5, seed=0, families=FAMILIES)
+        for found in (Memory(), FOUND)
+        for _, call in decisions(5, question=task.question, memory=found, sense=0.345)
+    )
+    assert hashlib.sha256(said.encode()).hexdigest()[:16] == "849ab921df29ba12"
+    assert [call.completion for _, call in decisions(50, lessons=IDLE)] == [
+        call.completion for _, call in decisions(50)
+    ]
+
+
+def test_with_sound_lessons_it_takes_the_next_sound_step():
+    for found, sound in [(Memory(), "Amberbank height"), (FOUND, "Oakfell height")]:
+        made = decisions(30, memory=found, sense=0, lessons=tuple(SOUND.values()))
+        assert {(action.tool, action.context) for action, _ in made} == {("local_search", sound)}
+        assert all(call.prompt.startswith(f"- {SOUND['form']}\n") for _, call in made)
+
+
+@pytest.mark.parametrize("about", SOUND)
+def test_each_lesson_moves_its_own_decision(about):
+    """By how often the two kinds of lesson lead to an action that a sound planner would write."""
+    found = memory(AMBER, OAK) if about in ("operator", "operands") else FOUND
+    others = [text for name, text in SOUND.items() if name != about]
+    (sound,) = {call.completion for _, call in decisions(20, memory=found, sense=1, malformed=0)}
+
+    def share(*lessons: str) -> float:
+        made = decisions(400, memory=found, sense=0.3, malformed=0.3, lessons=(*others, *lessons))
+        return sum(call.completion == sound for _, call in made) / 400
+
+    with_sound, without, with_bad = share(SOUND[about]), share(), share(BAD[about])
+    assert with_sound == 1.0
+    assert with_bad == 0.0
+    assert with_bad < without < with_sound or (about == "guess" and without == with_sound)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.answers import extract, normalise, numbers, words
+from midstream.core.answers import extract, meaning, normalise, numbers, words
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,13 @@ def test_words_carry_the_numbers_that_the_normal_form_drops():
         assert normalise(one) == normalise(other)
         assert words(one) != words(other)
     assert words("the 1,000 apples") == words("1000 apples!")
+
+
+def test_answers_mean_the_same_where_their_words_do():
+    for one, other in [("The 1,000 m", "1000 M."), ("so: <answer>7</answer>", "7"), ("−5", "- 5"), ("?!", "?!")]:
+        assert meaning(one) == meaning(other)
+    for one, other in [("-5", "5"), ("7", "8"), ("?!", "!?"), ("<answer></answer>", "7")]:
+        assert meaning(one) != meaning(other)
 
 
 @given(st.text())

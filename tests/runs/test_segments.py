@@ -7,6 +7,7 @@ from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory
 from midstream.runs.segments import (
     evaluation_segment,
     find_in_segments,
+    read_chosen,
     read_segment,
     segment_steps,
     step_segment,
@@ -30,6 +31,14 @@ def test_round_trip_and_equal_bytes(tmp_path):
     content = path.read_bytes()
     write_segment(path, trajectories)
     assert path.read_bytes() == content
+
+
+def test_only_the_chosen_trajectories_are_read(tmp_path):
+    path = step_segment(tmp_path, 1)
+    write_segment(path, [trajectory("a"), trajectory("b#1"), trajectory("b#10")])
+    assert [one.id for one in read_chosen(path, {"b#1", "gone"})] == ["b#1"]
+    path.write_bytes(gzip.compress(b"[]\n7\n" + gzip.decompress(path.read_bytes())))
+    assert [one.id for one in read_chosen(path, {"a"})] == ["a"]
 
 
 def test_empty_segment(tmp_path):

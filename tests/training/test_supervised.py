@@ -126,15 +126,15 @@ def test_the_warm_start_follows_its_seed(make_build):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def collected(make_build, **changes):
-    build = make_build("warm_start.policy={sense=0.7,malformed=0.2}")
+def collected(make_build, *, overrides=(), lessons=0.0, **changes):
+    build = make_build("warm_start.policy={sense=0.7,malformed=0.2}", *overrides)
     parts = parts_of(build)
     config = SupervisedConfig(transcripts=40, **changes)
 
     async def play():
         clumsy = parts.make_environment(planner=parts.clumsy_planner)
         try:
-            return await collect(clumsy, parts.source, parts.student, config, 1, lambda text: None)
+            return await collect(clumsy, parts.source, parts.student, config, 1, lambda text: None, lessons)
         finally:
             await clumsy.close()
 
@@ -149,6 +149,16 @@ def test_transcripts_hold_prompt_action_and_end_token(make_build):
         assert tokenizer.decode(one.prompt_ids).startswith("Question ")
         assert tokenizer.decode(one.prompt_ids).endswith(" plan")
         assert tokenizer.unk_token_id not in one.prompt_ids + one.completion_ids
+
+
+def test_a_share_of_transcripts_has_lessons_in_its_prompts(make_build):
+    rows, tokenizer = collected(make_build, overrides=["warm_start.lessons=0.5"], lessons=0.5)
+    prompts = {one.trajectory_id: tokenizer.decode(one.prompt_ids) for one in rows}
+    told = [prompt for prompt in prompts.values() if prompt.startswith("- ")]
+    assert 8 < len(told) < 32
+    assert all("\nQuestion " in prompt for prompt in told)
+    assert all(prompt.startswith("Question ") for prompt in prompts.values() if prompt not in told)
+    assert all(tokenizer.unk_token_id not in one.prompt_ids + one.completion_ids for one in rows)
 
 
 def test_a_reply_that_was_cut_off_teaches_no_end(make_build, monkeypatch):

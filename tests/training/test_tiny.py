@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from midstream.agents.compact import render_action, render_prompt
 from midstream.build import Build
 from midstream.config import load_recipe
+from midstream.core.lessons import lines
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.trajectory import Action
 from midstream.engines.pretrained import load_model
 from midstream.rollout import rollout
+from midstream.tasks.worlds.gazetteer_lessons import KNOWN
 from midstream.trainable import parts_of
 from midstream.training.tiny import LARGEST_NUMBER, UNKNOWN, redraw, redrawn_ranges, share_gradient
 
@@ -48,6 +50,14 @@ def ids_of(tokenizer, text):
 def test_every_question_round_trips(world, tokenizer, split):
     for task in world.source.fixed(split, per_family=25, seed=1):
         ids_of(tokenizer, render_prompt(task.question, Memory()))
+
+
+def test_a_planner_that_heeds_lessons_knows_their_words_and_no_other_has_them(ten_steps, tokenizer):
+    world = Build(load_recipe(str(ten_steps), [*WORLD, "warm_start.lessons=0.5"]))
+    heeding, told = world.engine("policy").tokenizer, lines(one.text for one in KNOWN)
+    ids_of(heeding, render_prompt("How high is it ?", Memory(), told))
+    assert set(tokenizer.get_vocab()) < set(heeding.get_vocab())
+    assert tokenizer.convert_tokens_to_ids(UNKNOWN) in tokenizer.encode(told)
 
 
 def test_what_a_clumsy_run_says_and_reads_round_trips(world, tokenizer):

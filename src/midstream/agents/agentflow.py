@@ -20,6 +20,7 @@ from pydantic import Field
 from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, InfrastructureError
 from midstream.core.events import Event, Listener, Tell, tell_nobody
+from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import CodeRunner, Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
 from midstream.core.seeds import derive_seed
@@ -119,7 +120,7 @@ class AgentFlow:
         *,
         seed: int,
         order: int = 0,
-        lessons: str = "",
+        lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
         listener: Listener | None = None,
     ) -> Trajectory:
@@ -246,7 +247,7 @@ class _Contexts:
     engines: Mapping[str, Engine]
     seed: int
     order: int
-    lessons: str
+    lessons: Lessons
     deadline_s: float | None
     listener: Listener | None
 
@@ -257,7 +258,7 @@ class _Contexts:
             engine=self.engines.get(module),
             seed=derive_seed(self.seed, turn, module),
             order=self.order,
-            lessons=self.lessons,
+            lessons=self.lessons.get(module, ""),
             deadline_s=self.deadline_s,
             tell=tell,
         )

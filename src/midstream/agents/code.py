@@ -26,7 +26,7 @@ from midstream.sandbox.code_runner import function_name
 class CodeExecutor(PromptedModule):
     """`core.protocols.Executor` on an engine that writes programs.
 
-    Like the executor that writes arguments it sees the action and the tools, never the query, the memory or lessons.
+    Like the executor that writes arguments it sees the action, the tools and its lessons, never query or memory.
 
     Raises:
         RecipeError: `structured_output` is on, or the prompt file does not do.

@@ -7,7 +7,8 @@
      arg r1 + 7
 
 Memory shows the last two words of a result; `r1` in an argument stands for the last word of result 1 and is replaced
-before the executor sees the action. A language model of usual size uses `agents.prompted` instead.
+before the executor sees the action. Lessons, where there are any, stand before the question, a line each. A language
+model of usual size uses `agents.prompted` instead.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ REFERENCE = re.compile(r"\br(\d+)\b")
 WORDS = ("Question", "plan", "goal", "tool", "arg", "malformed", "error", "=")
 
 
-def render_prompt(question: str, memory: Memory) -> str:
-    """Query first, then append-only memory, then a tail of two words."""
+def render_prompt(question: str, memory: Memory, lessons: str = "") -> str:
+    """Lessons and the query first, then append-only memory, then a tail of two words."""
+    head = f"{lessons}\n" if lessons else ""
     lines = "".join(f"\nr{record.turn} {_line(record)}" for record in memory.records)
-    return f"Question {question}{lines}\nr{len(memory) + 1} plan"
+    return f"{head}Question {question}{lines}\nr{len(memory) + 1} plan"
 
 
 def render_action(goal: str, tool: str, argument: str) -> str:
@@ -60,6 +62,10 @@ class Config(Frozen):
 class CompactPlanner:
     """The planner as an engine with the compact prompt."""
 
+    shows_lessons = True
+
+    shows_lessons = True
+
     def __init__(self, config: Config) -> None:
         self.sampling = config.sampling
 
@@ -71,7 +77,7 @@ class CompactPlanner:
         call = await context.engine.sample(
             Request(
                 role="planner",
-                prompt=render_prompt(question, memory),
+                prompt=render_prompt(question, memory, context.lessons),
                 sampling=self.sampling,
                 seed=context.seed,
                 order=context.order,

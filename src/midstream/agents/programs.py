@@ -8,7 +8,7 @@ planner, and, with `sense=0`, the random planner of the controls.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -17,17 +17,10 @@ from midstream.core.data import Frozen
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
-from midstream.tasks.worlds.gazetteer import ATTRIBUTES, PLACE_ATTRIBUTES
+from midstream.tasks.worlds.gazetteer import ATTRIBUTES
+from midstream.tasks.worlds.gazetteer_lessons import Decision, heard
+from midstream.tasks.worlds.gazetteer_plans import Situation, asked, places
 
-ADJECTIVES = {
-    "people": "population",
-    "large": "area",
-    "larger": "area",
-    "high": "height",
-    "higher": "height",
-    "long": "length",
-}
-CALCULATION_WORDS = {"plus", "minus", "times", "total", "together", "than"}
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
 SPOKEN = {"True": "yes", "False": "no"}
 MALFORMED = (
@@ -38,11 +31,6 @@ MALFORMED = (
 )
 
 
-def places(question: str) -> list[str]:
-    """The places that a question names: its capitalised words but the first."""
-    return [word for word in question.split()[1:] if word[0].isupper()]
-
-
 class NoSettings(Frozen):
     """A program without settings."""
 
@@ -51,14 +39,6 @@ def action_words() -> set[str]:
     """The words that actions on the gazetteer are made of beside names, numbers and the gazetteer's own."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
     return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, 10))}
-
-
-def asked(question: str) -> tuple[str | None, bool]:
-    """What a question wants, from its words alone: the attribute asked for, and whether a calculation is."""
-    words = question.split()
-    noun = next((word for word in words if word in (*PLACE_ATTRIBUTES, "length")), None)
-    attribute = noun or next((ADJECTIVES[word] for word in words if word in ADJECTIVES), None)
-    return attribute, not CALCULATION_WORDS.isdisjoint(words)
 
 
 class SingleArgumentExecutor:
@@ -122,7 +102,10 @@ class VerifiedResultGenerator:
 
 
 class ClumsyConfig(Frozen):
-    """How clumsy: each decision is the sensible one with probability `sense`, else uniformly random."""
+    """How clumsy: each decision is the sensible one with probability `sense`, else uniformly random.
+
+    A share `malformed` of its actions cannot be read. What a lesson says of a decision is done.
+    """
 
     sense: float = Field(default=0.3, ge=0, le=1)
     malformed: float = Field(default=0.1, ge=0, le=1)
@@ -142,57 +125,62 @@ class ClumsyPlanner:
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """One action, written as text and parsed like a model's."""
-        choice = _Choice(question, memory, random.Random(context.seed), self.config.sense)
+        situation = Situation(question, [record.action.tool for record in memory.records])
+        choice = _Choice(situation, random.Random(context.seed), self.config.sense, heard(context.lessons))
         goal, tool, argument = choice.decide([tool.name for tool in tools])
         text = render_action(goal, tool, argument)
-        if choice.rng.random() < self.config.malformed:
+        form = choice.told.get("form")
+        if form is False:
+            text = MALFORMED[0].format(goal=goal, arg=argument)
+        elif form is None and choice.rng.random() < self.config.malformed:
             text = choice.rng.choice(MALFORMED).format(goal=goal, tool=tool, arg=argument)
-        call = Call(role="planner", engine="clumsy", prompt=render_prompt(question, memory), completion=text)
-        return parse_action(text, tools, memory), (call,)
+        prompt = render_prompt(question, memory, context.lessons)
+        return parse_action(text, tools, memory), (
+            Call(role="planner", engine="clumsy", prompt=prompt, completion=text),
+        )
 
 
 class _Choice:
-    """One clumsy decision; holds what can be read off the question and memory."""
+    """One clumsy decision after another; `told` is what the lessons in the prompt say of each."""
 
-    def __init__(self, question: str, memory: Memory, rng: random.Random, sense: float) -> None:
-        self.rng, self.sense = rng, sense
-        self.words = question.split()
-        self.attribute, _ = asked(question)
-        self.names = places(question)
-        self.numbers = [word for word in self.words if word.isdigit()]
-        self.slots = [f"r{record.turn}" for record in memory.records]
-        self.found = sum(record.action.tool == "local_search" for record in memory.records)
-        self.relation = next((word for word in ("capital", "river") if word in self.words), None)
+    def __init__(self, situation: Situation, rng: random.Random, sense: float, told: Mapping[Decision, bool]) -> None:
+        self.situation, self.rng, self.sense, self.told = situation, rng, sense, told
 
-    def sensible(self) -> bool:
-        return self.rng.random() < self.sense
+    def way(self, about: Decision) -> bool | None:
+        """How a decision is taken: as the lesson about it says, soundly (True) or badly; without one sensibly or, None,
+        at random."""
+        return self.told[about] if about in self.told else self.rng.random() < self.sense or None
 
     def decide(self, tools: Sequence[str]) -> tuple[str, str, str]:
         """(goal, tool, argument)."""
-        needed = 2 if self.relation else len(self.names)
-        tool = ("local_search" if self.found < needed else "python") if self.sensible() else self.rng.choice(tools)
+        tool = self._tool(tools)
         if tool == "local_search":
             return self._search()
         if tool == "python":
             return self._calculate()
-        return "guess", tool, self.rng.choice([*self.names, *self.slots, "question"])
+        return "guess", tool, self.rng.choice([*self.situation.things, "question"])
+
+    def _tool(self, tools: Sequence[str]) -> str:
+        guess = self.told.get("guess")
+        if guess is False and self.situation.names:
+            return "guess"
+        way = self.way("tool")
+        if way is None:
+            return self.rng.choice([tool for tool in tools if tool != "guess" or guess is None])
+        return self.situation.tool(way)
 
     def _search(self) -> tuple[str, str, str]:
-        sensible = self.relation if self.relation and not self.found else self.attribute or "area"
-        attribute = sensible if self.sensible() else self.rng.choice(ATTRIBUTES)
-        things = [*self.names, *self.slots]
-        if not things:
+        way = self.way("attribute")
+        attribute = self.rng.choice(ATTRIBUTES) if way is None else self.situation.attribute(way)
+        if not self.situation.things:
             return f"find {attribute}", "local_search", attribute
-        wanted = self.slots if self.relation and self.slots else self.names[self.found :]
-        thing = (wanted or things)[0] if self.sensible() else self.rng.choice(things)
+        way = self.way("place")
+        thing = self.rng.choice(self.situation.things) if way is None else self.situation.place(way)
         return f"find {attribute}", "local_search", f"{thing} {attribute}"
 
     def _calculate(self) -> tuple[str, str, str]:
-        operator = self._operator() if self.sensible() else self.rng.choice(tuple(GOALS))
-        things = [*self.slots, *self.numbers] or ["r1"]
-        x, y = (things[0], things[-1]) if self.sensible() else (self.rng.choice(things), self.rng.choice(things))
+        way = self.way("operator")
+        operator = self.rng.choice(tuple(GOALS)) if way is None else self.situation.operator(way)
+        way, terms = self.way("operands"), self.situation.terms
+        x, y = (self.rng.choice(terms), self.rng.choice(terms)) if way is None else self.situation.operands(way)
         return GOALS[operator], "python", f"{x} {operator} {y}"
-
-    def _operator(self) -> str:
-        signs = {"plus": "+", "total": "+", "together": "+", "times": "*", "Is": ">", "Do": ">"}
-        return next((signs[word] for word in self.words if word in signs), "-")

@@ -94,6 +94,7 @@ class PromptedModule:
     def __init__(self, config: ModuleConfig) -> None:
         self.config = config
         self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
+        self.shows_lessons = self._template.shows_lessons
 
     async def _ask(
         self,
@@ -107,11 +108,12 @@ class PromptedModule:
     ) -> tuple[Value, tuple[Call, ...]]:
         """Ask up to `asks` times; `parse` gives a value and what is wrong with it (None: nothing).
 
-        `mend` is tried on the last reply if that could not be parsed, and was not cut off.
+        The module's lessons are put in beside `values`. `mend` is tried on the last reply if that could not be parsed,
+        and was not cut off.
         """
         if context.engine is None:
             raise RecipeError(f"the {self.role} has no engine", mend=f"name one for the {self.role} in the recipe")
-        messages: tuple[Message, ...] = self._template.messages(values)
+        messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         while True:
             request = Request(
@@ -149,8 +151,14 @@ def _correction(completion: str, problem: str) -> tuple[Message, Message]:
     return Message(role="assistant", content=said), Message(role="user", content=neutral(advice))
 
 
+def render_lessons(lessons: str) -> str:
+    """The part of a prompt that holds lessons; without any the prompt is what it is without this part."""
+    text = neutral(lessons.strip())
+    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
+
+
 class _Remembering(PromptedModule):
-    """What planner, verifier and generator share: they see the query, the memory and lessons."""
+    """What planner, verifier and generator share: they see the query and the memory."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -158,13 +166,8 @@ class _Remembering(PromptedModule):
         if self._style == "toon":
             toon_library()  # a missing one is told now, not in the first turn
 
-    def _values(self, question: str, memory: Memory, context: ModuleContext) -> dict[str, str]:
-        lessons = neutral(context.lessons.strip())
-        return {
-            "lessons": f"# Lessons from earlier tasks\n\n{lessons}\n\n" if lessons else "",
-            "query": neutral(question),
-            "memory": render_memory(memory, self._style),
-        }
+    def _values(self, question: str, memory: Memory) -> dict[str, str]:
+        return {"query": neutral(question), "memory": render_memory(memory, self._style)}
 
 
 def render_tools(tools: Sequence[Tool]) -> str:
@@ -182,14 +185,14 @@ class PromptedPlanner(_Remembering):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = self._values(question, memory, context) | {"tools": render_tools(tools)}
+        values = self._values(question, memory) | {"tools": render_tools(tools)}
         return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
 
 
 class PromptedExecutor(PromptedModule):
     """`core.protocols.Executor` on an engine: JSON arguments, validated against the tool's schema.
 
-    It sees the action and the tools, never the query, the memory or lessons.
+    It sees the action, the tools and lessons of its own, never the query or the memory.
     """
 
     role, layout = "executor", ("tools", "action")
@@ -229,7 +232,7 @@ class PromptedVerifier(_Remembering):
         self, question: str, observation: Observation, memory: Memory, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
         """Judge the newest observation and whether memory and it suffice to answer."""
-        values = self._values(question, memory, context)
+        values = self._values(question, memory)
         # Without its duration: a prompt that holds a measured time can never be repeated exactly.
         values["observation"] = to_json({"status": observation.status, "text": observation.text})
         schema = VERDICT_SCHEMA if self._structured else None
@@ -255,7 +258,7 @@ class PromptedGenerator(_Remembering):
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
-        values = self._values(question, memory, context)
+        values = self._values(question, memory)
         return await self._ask(values, context, _readable_answer)
 
 

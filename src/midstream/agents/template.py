@@ -14,23 +14,31 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _USER_PART = "<!-- user -->\n"
 
 
+def prompt_text(role: str, override: Path | None = None, *, room: str = "midstream.agents") -> str:
+    """The text of the prompt file that ships with a package for a role, or of a user's own."""
+    shipped = resources.files(room) / "prompts" / f"{role}.md"
+    try:
+        return (override or shipped).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise RecipeError(
+            f"the {role}'s prompt file {override} cannot be read", cause=str(failure), mend="correct prompt_file"
+        ) from failure
+
+
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
     Args:
         role: names the file that ships with midstream.
         layout: the values the prompt must hold, once each and in this order; `lessons` may stand before the query.
-        override: a file of the user's own.
+        override: a file of the user's own; without a place for lessons it shows none (`shows_lessons`).
+        room: the package that the file ships with.
     """
 
-    def __init__(self, role: str, layout: tuple[str, ...], override: Path | None = None) -> None:
-        shipped = resources.files("midstream.agents") / "prompts" / f"{role}.md"
-        try:
-            text = (override or shipped).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as failure:
-            raise RecipeError(
-                f"the {role}'s prompt file {override} cannot be read", cause=str(failure), mend="correct prompt_file"
-            ) from failure
+    def __init__(
+        self, role: str, layout: tuple[str, ...], override: Path | None = None, *, room: str = "midstream.agents"
+    ) -> None:
+        text = prompt_text(role, override, room=room)
         names = _PLACEHOLDER.findall(text)
         in_place = names.count("lessons") == 0 or (names[0] == "lessons" and names.count("lessons") == 1)
         if text.count(_USER_PART) != 1 or not in_place or tuple(n for n in names if n != "lessons") != layout:
@@ -40,6 +48,7 @@ class PromptTemplate:
                 mend=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
                 f"all) first, and one line {_USER_PART.strip()} where the user message starts",
             )
+        self.shows_lessons = "lessons" in names
         self._system, self._user = text.split(_USER_PART)
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:

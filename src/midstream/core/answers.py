@@ -58,6 +58,12 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     return [(word, numbers(one)) for one in raw for word in normalise(one).split()]
 
 
+def meaning(text: str) -> object:
+    """What an answer says, as a value: equal for answers whose `words` are, tags around them left out."""
+    answer = extract(text)
+    return tuple(words(answer)) or answer
+
+
 def _one_way(sign: str, digits: str) -> str:
     if _PLAIN.fullmatch(digits):
         whole, _, part = digits.replace(",", "").partition(".")

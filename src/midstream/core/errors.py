@@ -15,7 +15,8 @@ seen, the likely cause, the command or edit that mends it.
     │   ├── ToolServerError
     │   ├── SandboxError
     │   ├── RewardError
-    │   └── DeadlineError       a trajectory ran out of its wall-clock time
+    │   ├── DeadlineError       a trajectory ran out of its wall-clock time
+    │   └── BudgetError         the run's budget is spent: nothing new is started, the run ends with what it has
     ├── CheckpointError         no checkpoint of a run could be read
     ├── StorageError            the disk is full or a write failed: the run stops, and resumes from its last checkpoint
     └── TrainingError           a non-finite loss, no usable group: the run stops, and resumes from its last checkpoint
@@ -92,6 +93,12 @@ class RewardError(InfrastructureError):
 
 class DeadlineError(InfrastructureError):
     """A trajectory ran out of its wall-clock time."""
+
+    retryable = False
+
+
+class BudgetError(InfrastructureError):
+    """A limit that the user set on rollouts, tokens, dollars or time would be passed."""
 
     retryable = False
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from midstream.core.events import Listener, Tell, tell_nobody
+from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, Trajectory, Verdict
@@ -130,7 +131,7 @@ class CodeRunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleContext:
-    """What a module gets beside its arguments: its engine, a seed for this turn, lessons, the time that is left.
+    """What a module gets beside its arguments: its engine, a seed for this turn, its lessons, the time that is left.
 
     A module passes `tell` on with its requests.
     """
@@ -197,11 +198,11 @@ class Agent(Protocol):
         *,
         seed: int,
         order: int = 0,
-        lessons: str = "",
+        lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
         listener: Listener | None = None,
     ) -> Trajectory:
-        """Run once. `task` comes without its gold answer; `engines` maps module names to engines."""
+        """Run once. `task` comes without its gold answer; `engines` and `lessons` go by the names of modules."""
         ...
 
     async def close(self) -> None:

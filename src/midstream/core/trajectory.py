@@ -170,7 +170,8 @@ class Trajectory(Frozen):
     `attempts` counts this run and those before it that broke down and were thrown away, and attempts at scoring it that
     failed; `earlier_errors` says what broke them. `cost_usd` and `request_failures` (attempts of single requests that
     failed) are those of all, and of the judge's requests, which are in `reward.calls` and not in `calls`. `sandbox` is
-    the tier that code ran in, "" where none could run.
+    the tier that code ran in, "" where none could run; `lessons` the digest of the lessons that were in the prompts, ""
+    where there were none.
     """
 
     id: str
@@ -193,6 +194,7 @@ class Trajectory(Frozen):
     cost_usd: float = 0.0
     request_failures: int = 0
     sandbox: str = ""
+    lessons: str = ""
     started_at: float = 0.0
     duration_s: float = 0.0
 

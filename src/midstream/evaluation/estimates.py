@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, variance
 
-from midstream.core.answers import extract, words
+from midstream.core.answers import meaning
 from midstream.core.trajectory import Trajectory
 
 Interval = tuple[float, float]
@@ -94,13 +94,13 @@ def pass_at(right: Sequence[int], trials: int) -> dict[int, float]:
 def majority(trials: Sequence[Trajectory]) -> float:
     """The score of one task's most frequent answer.
 
-    Answers are the same where their words and numbers are (`core.answers.words`). A trial without an answer has no
+    Answers are the same where their words and numbers are (`core.answers.meaning`). A trial without an answer has no
     vote; without any the score is 0. Of answers that are equally frequent each counts its share.
     """
     scores: dict[object, list[float]] = {}
     for one in trials:
         if one.status == "ok" and one.answer is not None:
-            scores.setdefault(_same(one.answer), []).append(value(one))
+            scores.setdefault(meaning(one.answer), []).append(value(one))
     votes = Counter({answer: len(given) for answer, given in scores.items()})
     most = max(votes.values(), default=0)
     return fmean([fmean(scores[answer]) for answer, count in votes.items() if count == most] or [0.0])
@@ -109,8 +109,3 @@ def majority(trials: Sequence[Trajectory]) -> float:
 def value(trajectory: Trajectory) -> float:
     """What a trial counts in the headline: its reward, 0 where an infrastructure error left it without one."""
     return trajectory.reward.value if trajectory.reward and trajectory.status == "ok" else 0.0
-
-
-def _same(answer: str) -> object:
-    text = extract(answer)
-    return tuple(words(text)) or text

@@ -85,7 +85,7 @@ def line_chart(
     if not series:
         return '<p class="empty">No data yet.</p>'
     frame = _frame(series, y_range, as_percent, width, height)
-    parts = [_axes(frame, x_label)]
+    parts = [axes(frame, x_label)]
     for line in series:
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
         kind = "thin" if line.thin else "line"
@@ -93,8 +93,8 @@ def line_chart(
         if line.marks or len(line.points) == 1:
             parts += [_mark(frame, line, x, y) for x, y in line.points]
     ends = [(frame.y(line.points[-1][1]), line.label, line.colour) for line in series if line.label]
-    parts.append(_end_labels(frame, ends))
-    return _svg(width, height, summary, "".join(parts))
+    parts.append(end_labels(frame, ends))
+    return svg(width, height, summary, "".join(parts))
 
 
 def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, height: float = 230.0) -> str:
@@ -116,8 +116,8 @@ def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, 
         bands.append(f'<polygon class="area {band.colour}" points="{" ".join(edge)}">{title}</polygon>')
         ends.append((frame.y((top[-1] + floor[-1]) / 2), band.label, band.colour))
         floor = top[:1] if len(band.points) == 1 else top
-    parts = [*bands, _axes(frame, "step"), _end_labels(frame, ends)]
-    return _svg(width, height, summary, "".join(parts))
+    parts = [*bands, axes(frame, "step"), end_labels(frame, ends)]
+    return svg(width, height, summary, "".join(parts))
 
 
 def change_bar(before: float | None, after: float | None, *, summary: str) -> str:
@@ -134,7 +134,7 @@ def change_bar(before: float | None, after: float | None, *, summary: str) -> st
     if last is not None:
         colour = "bad" if first is not None and last < first else "c1"
         parts.append(f'<circle class="dot {colour}" cx="{last:.1f}" cy="9" r="5.5"/>')
-    return _svg(width, height, summary, "".join(parts))
+    return svg(width, height, summary, "".join(parts))
 
 
 def _frame(
@@ -161,7 +161,8 @@ def _frame(
     )
 
 
-def _axes(frame: Frame, x_label: str) -> str:
+def axes(frame: Frame, x_label: str) -> str:
+    """Grid lines and ticks of both axes; `x_label` stands before the first number below."""
     left, right = frame.left, frame.width - frame.right
     parts = []
     for value in ticks(*frame.y_range, max(2, int(frame.height / 42))):
@@ -185,7 +186,7 @@ def _mark(frame: Frame, line: Series, x: float, y: float) -> str:
     return f'<circle class="dot {line.colour}" {place} r="3"><title>{title}</title></circle>'
 
 
-def _end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
+def end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
     """Labels right of the plot, pushed apart where they would overlap, kept inside the chart."""
     x = frame.width - frame.right + 7
     ordered = sorted(ends, key=lambda end: end[0])
@@ -202,6 +203,7 @@ def _end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
     )
 
 
-def _svg(width: float, height: float, summary: str, body: str) -> str:
+def svg(width: float, height: float, summary: str, body: str) -> str:
+    """A picture of `width` x `height` pixels that `summary` tells in words."""
     label = escape(visible(summary), quote=True)
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">{body}</svg>'

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
-from midstream import __version__
-from midstream.core.errors import StorageError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
 from midstream.report import sections
 from midstream.report.compare import Comparison, comparisons, is_greedy, pick, success, where
 from midstream.report.numbers import change, duration, mean, percent
-from midstream.report.sections import section, text
+from midstream.report.page import Card, Part, arrow, how, limits, next_steps, page, save_page
+from midstream.report.sections import text
 from midstream.report.turns import sample_runs
 
 
@@ -40,45 +37,24 @@ class ReportData:
 
 
 def write_report(path: Path, data: ReportData) -> None:
-    """Write the report of `data` to `path` as one HTML file.
-
-    Raises:
-        StorageError: the file could not be written.
-    """
-    page = render_report(data)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"the report could not be written to {path}: {error}",
-            cause="the directory is read-only, or the disk is full",
-            mend="free space or name another path, then write the report again",
-        ) from error
+    """Write the report of `data` to `path` as one HTML file. Raises `StorageError`."""
+    save_page(path, render_report(data))
 
 
 def render_report(data: ReportData) -> str:
     """The report as HTML text."""
-    parts = [
+    parts: list[Part] = [
         ("results", "Results", sections.results(data.evaluations)),
         ("curves", "Training curves", _curves(data)),
         ("tools", "Use of tools", [sections.tool_charts(data.metrics)]),
         ("update", "The policy update", [sections.update_charts(data.metrics, data.timings)]),
         ("counts", "What was counted and left out", [sections.counts(data.metrics, data.evaluations)]),
         ("runs", "Runs, turn by turn", [sample_runs(data.samples)]),
-        ("how", "How it was run", _how(data)),
-        ("limits", "Limits", [_limits(data.limits)]),
-        ("next", "What to try next", [_next_steps(data.next_steps)]),
+        ("how", "How it was run", how(data.run_info, data.recipe_toml)),
+        ("limits", "Limits", [limits(data.limits)]),
+        ("next", "What to try next", [next_steps(data.next_steps)]),
     ]
-    template = Template(files("midstream.report").joinpath("page.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=text(data.title),
-        summary=text(summary(data)),
-        tiles=_tiles(data),
-        nav=" ".join(f'<a href="#{key}">{title}</a>' for key, title, body in parts if any(body)),
-        sections="\n".join(section(key, title, *body) for key, title, body in parts if any(body)),
-        version=text(__version__),
-    )
+    return page(data.title, summary(data), _cards(data), parts)
 
 
 def summary(data: ReportData) -> str:
@@ -124,51 +100,27 @@ def _tools(side: Sequence[EvaluationResult]) -> tuple[float, float]:
     )
 
 
-def _tiles(data: ReportData) -> str:
-    tiles = []
+def _cards(data: ReportData) -> list[Card]:
+    cards: list[Card] = []
     found = comparisons(data.evaluations)
     for greedy in (True, False):
         before, after = (pick(side, greedy=greedy) for side in (found[0].before, found[0].after)) if found else ([], [])
         if before:
             name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
-            tiles.append(
-                (name, _arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
+            cards.append(
+                (name, arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
             )
     if found and found[0].after:
         sides = [_tools(side) for side in (found[0].before, found[0].after)]
-        tiles.append(("Tool errors", _arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns, sampled"))
-        tiles.append(("Turns a task", _arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
+        cards.append(("Tool errors", arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns, sampled"))
+        cards.append(("Turns a task", arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
     if data.timings:
         wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
-        tiles.append(
+        cards.append(
             ("Training time", text(duration(wall)), f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock")
         )
-    cells = [
-        f"<div><dt>{text(name)}</dt><dd>{value}</dd>"
-        + (f'<dd class="note">{text(note)}</dd>' if note else "")
-        + "</div>"
-        for name, value, note in tiles
-    ]
-    return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
-
-
-def _arrow(before: str, after: str) -> str:
-    return text(before) if after == "-" else f"<small>{text(before)} →</small> {text(after)}"
+    return cards
 
 
 def _curves(data: ReportData) -> list[str]:
     return [sections.progress_curves(data.metrics, data.evaluations), sections.family_curves(data.evaluations)]
-
-
-def _how(data: ReportData) -> list[str]:
-    facts = "".join(f"<dt>{text(str(key))}</dt><dd>{text(str(value))}</dd>" for key, value in data.run_info.items())
-    recipe = f"<details><summary>The recipe, as resolved</summary><pre>{text(data.recipe_toml)}</pre></details>"
-    return [f'<dl class="facts">{facts}</dl>' if facts else "", recipe if data.recipe_toml else ""]
-
-
-def _limits(limits: str) -> str:
-    return f'<p class="limits">{text(limits)}</p>' if limits.strip() else ""
-
-
-def _next_steps(commands: Sequence[str]) -> str:
-    return f"<pre>{text(chr(10).join(commands))}</pre>" if commands else ""

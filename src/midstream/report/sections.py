@@ -63,10 +63,15 @@ def results(evaluations: Sequence[EvaluationResult]) -> list[str]:
     outside = others(evaluations)
     if outside:
         parts.append(_evaluations("Other policies and evaluations outside the run's steps", outside))
+    return [*parts, all_evaluations(evaluations)]
+
+
+def all_evaluations(evaluations: Sequence[EvaluationResult]) -> str:
+    """Every evaluation as numbers, folded; a sentence where there is none."""
     if not evaluations:
-        return ['<p class="empty">Nothing was evaluated on held-out tasks.</p>']
+        return '<p class="empty">Nothing was evaluated on held-out tasks.</p>'
     everything = _evaluations("Every evaluation, in the order they were made", evaluations)
-    return [*parts, f"<details><summary>All {len(evaluations)} evaluations as numbers</summary>{everything}</details>"]
+    return f"<details><summary>All {len(evaluations)} evaluations as numbers</summary>{everything}</details>"
 
 
 def _comparison(comparison: Comparison) -> str:

@@ -5,6 +5,9 @@ recipe.toml                     the recipe as text
 status.json                     running | interrupted | finished | failed
 metrics.jsonl                   one StepMetrics a step: repeatable, byte for byte
 timings.jsonl                   one StepTiming a step: the wall-clock side
+updates.jsonl                   one record an update of a library, of a run in context space
+library/versions.jsonl          every version of its library; library.json and library.md: the newest one
+ledger/                         what its update under way has paid for, see `practice/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
 results.jsonl                   an evaluation's trajectories until their set is done, see `results.py`
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
@@ -65,6 +68,7 @@ class RunDirectory:
         seed: int,
         resolved: Mapping[str, Any],
         evaluation: EvaluationInfo | None = None,
+        lessons: str = "",
     ) -> RunDirectory:
         """Make a new run in `root`, which must not exist or be empty.
 
@@ -75,6 +79,7 @@ class RunDirectory:
             seed: the run seed.
             resolved: the resolved recipe as JSON-able values.
             evaluation: what is evaluated, where nothing is trained.
+            lessons: the digest of what `agent.library` puts into the prompts.
 
         Raises:
             RunError: `root` is taken.
@@ -82,7 +87,8 @@ class RunDirectory:
         run = cls(root)
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise _taken(root)
-        info = collect_info(recipe_name, seed, resolved, evaluation)  # asks git, so before anything is half made
+        # It asks git, so before anything is half made.
+        info = collect_info(recipe_name, seed, resolved, evaluation, lessons)
         with storage_errors(root):
             run.trajectories_dir.mkdir(parents=True, exist_ok=True)
             if evaluation is None:
@@ -142,6 +148,21 @@ class RunDirectory:
     def results_path(self) -> Path:
         """`results.jsonl`."""
         return self.root / "results.jsonl"
+
+    @property
+    def updates_path(self) -> Path:
+        """`updates.jsonl`."""
+        return self.root / "updates.jsonl"
+
+    @property
+    def ledger_dir(self) -> Path:
+        """`ledger/`."""
+        return self.root / "ledger"
+
+    @property
+    def library_dir(self) -> Path:
+        """`library/`."""
+        return self.root / "library"
 
     @property
     def trajectories_dir(self) -> Path:
@@ -246,7 +267,9 @@ class RunDirectory:
             RunError: there is none, or more than one.
         """
         paths = sorted(self.trajectories_dir.glob("*" + segments.SUFFIX))
-        unfinished = [(segments.evaluation_name(one.set), one.trajectory) for one in results.read(self.results_path)]
+        journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
+        begun = [one for path in journals for one in results.read(path)]
+        unfinished = [(segments.evaluation_name(one.set), one.trajectory) for one in begun]
         return segments.find_in_segments(
             [path for path in paths if not path.name.startswith(".")], id_or_prefix, unfinished
         )

@@ -47,7 +47,8 @@ class RunInfo(Frozen):
     `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
     `argv` and `resolved` are kept as they were given: keys belong into environment variables, not into them.
     `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
-    default and override filled in. A directory with `evaluation` holds an evaluation and no training run.
+    default and override filled in; `lessons` is the digest of those that `agent.library` puts into the prompts, "" for
+    none. A directory with `evaluation` holds an evaluation and no training run.
     """
 
     format: int
@@ -61,6 +62,7 @@ class RunInfo(Frozen):
     argv: tuple[str, ...]
     created_at: str
     resolved: dict[str, JsonValue]
+    lessons: str = ""
     evaluation: EvaluationInfo | None = None
 
 
@@ -74,7 +76,11 @@ class RunStatus(Frozen):
 
 
 def collect_info(
-    recipe_name: str, seed: int, resolved: Mapping[str, Any], evaluation: EvaluationInfo | None = None
+    recipe_name: str,
+    seed: int,
+    resolved: Mapping[str, Any],
+    evaluation: EvaluationInfo | None = None,
+    lessons: str = "",
 ) -> RunInfo:
     """The `RunInfo` of a run, or of an evaluation, that starts now in this process."""
     return RunInfo(
@@ -89,6 +95,7 @@ def collect_info(
         argv=tuple(sys.argv),
         created_at=utc_now(),
         resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
+        lessons=lessons,
         evaluation=evaluation,
     )
 

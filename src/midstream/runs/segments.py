@@ -10,12 +10,12 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from midstream.core.errors import RunError
 from midstream.core.trajectory import Trajectory
@@ -59,6 +59,11 @@ def write_segment(path: Path, trajectories: Iterable[Trajectory]) -> None:
 def read_segment(path: Path) -> list[Trajectory]:
     """All trajectories of a segment in order. Raises `RunError` if it is missing or damaged."""
     return [_parse(path, line) for line in _lines(path)]
+
+
+def read_chosen(path: Path, ids: Collection[str]) -> list[Trajectory]:
+    """Those of a segment that have one of the `ids`; only they are made into objects. Raises as `read_segment`."""
+    return [_parse(path, line) for line in _lines(path) if _id(line) in ids]
 
 
 def find_in_segments(
@@ -113,6 +118,14 @@ def _lines(path: Path) -> list[bytes]:
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _id(line: bytes) -> str | None:
+    """The id of a line's trajectory; None where the line is damaged."""
+    try:
+        return from_json(line)["id"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _parse(path: Path, line: bytes) -> Trajectory:

@@ -8,10 +8,21 @@ from __future__ import annotations
 import argparse
 
 from midstream.study.controls import study_controls
+from midstream.study.gate import study_gate
+from midstream.study.library import study_library
 from midstream.study.planner import study_planner
+
+STUDIES = {
+    "controls": (study_controls, "flow-grpo-tiny"),
+    "planner": (study_planner, "flow-grpo-tiny"),
+    "library": (study_library, "training-free-simulated"),
+    "gate": (study_gate, "training-free-simulated"),
+}
 
 
 def run_study(options: argparse.Namespace) -> int:
-    """`midstream study controls|planner`."""
+    """`midstream study controls|planner|library|gate`."""
+    study, recipe = STUDIES[options.name]
     options.out = options.out or f"runs/study-{options.name}"
-    return study_controls(options) if options.name == "controls" else study_planner(options)
+    options.recipe = options.recipe or recipe
+    return study(options)

@@ -57,10 +57,11 @@ class Config(Frozen):
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key that goes out as the header `header`, from the environment variable `env`."""
+    """A key that goes out as the header `header`, after the word `scheme`, from the environment variable `env`."""
 
     header: str
     env: str
+    scheme: str = ""
 
     def read(self) -> str:
         """The key.
@@ -198,7 +199,7 @@ class Service:
 
     async def _attempt(self, client: httpx2.AsyncClient, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
         key = self._key.read() if self._key else ""
-        headers = self._headers | ({self._key.header: key} if self._key else {})
+        headers = self._headers | ({self._key.header: f"{self._key.scheme} {key}".strip()} if self._key else {})
         timeout_s = self._config.timeout_s
         try:
             async with (

@@ -91,12 +91,14 @@ class WarmStartConfig(SupervisedConfig):
     """Supervised learning on the clumsy policy's transcripts, and the gate before reinforcement.
 
     `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `min_copy_rate` is
-    the share of first look-ups by the warm planner that must name a place of the validation question asked.
+    the share of first look-ups by the warm planner that must name a place of the validation question asked. `lessons`
+    is the share of transcripts with lessons in their prompts, which the policy heeds: so a planner learns to heed them.
     """
 
     seed: int | None = None
     policy: ClumsyConfig = ClumsyConfig()
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
+    lessons: float = Field(default=0.0, ge=0, le=1)
 
 
 class ImitationConfig(SupervisedConfig):

@@ -15,6 +15,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.engines.transformers_local import TransformersLocal
 from midstream.rollout import Environment, rollout
+from midstream.tasks.worlds.gazetteer_lessons import drawn
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import COPY_SAMPLES, SupervisedConfig, TrainingConfig, WarmStartConfig
@@ -72,10 +73,12 @@ async def collect(
     config: SupervisedConfig,
     seed: int,
     report: Callable[[str], None],
+    lessons: float = 0.0,
 ) -> list[Row]:
     """Run the environment's policy on training tasks and make one row of each action of unbroken runs.
 
-    `student` is the engine of the weights that are to learn: prompts are encoded as it would encode them.
+    `student` is the engine of the weights that are to learn: prompts are encoded as it would encode them. `lessons` is
+    the share of runs with known lessons in their prompts.
     """
     rows: list[Row] = []
     broken = 0
@@ -83,7 +86,12 @@ async def collect(
         report(f"collecting transcripts {start}/{config.transcripts}")
         count = min(at_once(config), config.transcripts - start)
         tasks = source.sample("train", count, derive_seed(seed, "transcripts", start))
-        groups = await rollout(environment, tasks, seed=derive_seed(seed, "transcripts", start))
+        groups = await rollout(
+            environment,
+            tasks,
+            seed=derive_seed(seed, "transcripts", start),
+            lessons=drawn([task.id for task in tasks], lessons, seed) if lessons else None,
+        )
         for group in groups:
             trajectory = group.trajectories[0]
             broken += trajectory.status == "error"
@@ -141,7 +149,7 @@ async def warm_start(
     report: Callable[[str], None],
 ) -> None:
     """Teach the action language and copying from clumsy transcripts; the plan itself is left to reinforcement."""
-    rows = await collect(environment, source, student, config, seed, report)
+    rows = await collect(environment, source, student, config, seed, report, config.lessons)
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
     for step in range(1, config.steps + 1):
         learner.redraw(derive_seed(seed, "warm start", step))

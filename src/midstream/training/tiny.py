@@ -30,15 +30,15 @@ PIECES = Regex(r"\n| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s
 LARGEST_NUMBER = 199
 
 
-def make_tokenizer(words: Iterable[str], names: Sequence[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A word-level tokenizer: spaces belong to the word after them, `\\n` and digits are tokens.
 
     Token order: specials, bare pieces, words, the numbers " 0" to " 199", names; the last two are what is redrawn.
     """
-    bare = ["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10))]
+    pieces = ["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10)), *bare]
     spaced = [" " + word for word in sorted(set(words))]
     numbers = [f" {i}" for i in range(LARGEST_NUMBER + 1)]
-    vocabulary = [PAD, EOS, UNKNOWN, *bare, *spaced, *numbers, *(" " + name for name in sorted(names))]
+    vocabulary = [PAD, EOS, UNKNOWN, *pieces, *spaced, *numbers, *(" " + name for name in sorted(names))]
     ids = {piece: i for i, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(PIECES, "removed", invert=True)  # type: ignore[assignment]

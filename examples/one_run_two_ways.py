@@ -1,0 +1,131 @@
+"""One rollout, used twice: the same trajectories teach a library of lessons and the planner's weights.
+
+    python examples/one_run_two_ways.py
+
+A tiny planner answers questions about a made-up world, each several times. What it did, and whether the answer was
+right, then goes two ways, which do not touch each other:
+
+    library   what good trajectories did more often than bad ones becomes a lesson       Training-Free GRPO, practice/
+    weights   every turn of a good trajectory becomes more likely, of a bad one less     Flow-GRPO, training/
+
+No model writes the lessons: a program compares the rollouts, and the sentences that it knows are those that the planner
+was taught to heed. One update of each shows how the parts meet, not how well they do; that takes whole runs,
+`midstream train training-free-tiny` and `midstream train flow-grpo-tiny-lessons`, and `midstream compare` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from midstream.agents.programs import ClumsyPlanner
+from midstream.build import Build
+from midstream.config import load_recipe
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.practice.ledger import Ledger
+from midstream.practice.library import Library, render_modules
+from midstream.practice.optimiser import ROLES
+from midstream.practice.update import Practice
+from midstream.rollout import rollout
+from midstream.training.losses import PolicyLoss
+from midstream.training.rows import build_rows
+from midstream.training.supervised import warm_start
+
+SMALL = (  # a planner that is ready in half a minute, and one update of everything
+    'tasks.families=["lookup","arith","scale"]',
+    "engines.policy.hidden_size=64",
+    "warm_start={transcripts=2000,steps=250,learning_rate=5e-3,policy={sense=0.4}}",
+    "practice={tasks=40,epochs=1,batch_size=40,group_size=8}",
+)
+TESTED, SEED = 200, 0
+
+
+@dataclass
+class Bench:
+    """What both ways work on, made once from the recipe: world, agent, tools, planner, learner."""
+
+    build: Build
+
+    def __post_init__(self) -> None:
+        self.source, self.learner = self.build.source, self.build.learner
+        self.environment = self.build.environment()
+
+    async def warm_up(self) -> None:
+        """Teach the planner the action language, and to heed lessons, from a clumsy planner's transcripts."""
+        config = self.build.recipe.warm_start
+        assert config is not None
+        clumsy = self.build.environment(planner=ClumsyPlanner(config.policy))
+        await warm_start(self.learner, clumsy, self.source, self.build.student(), config, SEED, lambda text: None)
+
+    async def success(self, library: Library) -> float:
+        """The share of unseen questions, about unseen places, that is answered right with a library in the prompts."""
+        tests = self.source.fixed("test", seed=SEED, count=TESTED)
+        lessons = dict.fromkeys((task.id for task in tests), render_modules(library))
+        groups = await rollout(self.environment, tests, seed=SEED, lessons=lessons)
+        return fmean(one.reward.value for group in groups for one in group.trajectories if one.reward)
+
+    def fingerprint(self) -> str:
+        """Another one if any weight is another."""
+        state = self.learner.model.state_dict()
+        return hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest()[:12]
+
+
+async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[Library, Sequence[Trajectory]]:
+    """Context: roll out, contrast each group in words, merge, and let the gate test what comes of it."""
+    recipe = bench.build.recipe
+    assert recipe.practice is not None
+    practice = Practice(
+        config=recipe.practice,
+        tasks=tasks,
+        validation=bench.source.fixed("validation", seed=SEED, count=recipe.practice.gate.tasks),
+        environment=bench.environment,
+        engines={role: bench.build.engine(recipe.practice.optimiser.engine) for role in ROLES},
+        ledger=Ledger(),
+        seed=SEED,
+    )
+    updated = await practice.update(1, Library(), (), 1)
+    record, played = updated.record, updated.trajectories
+    print(f"rollout   {record.groups} groups, {len(played)} trajectories, mean reward {record.mean_reward:.2f}")
+    print(f"library   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
+    for one in record.changes:
+        print(f"          {one.fate:8}  {one.operation.text}  (from {len(one.operation.origin.tasks)} groups)")
+    return updated.library, played
+
+
+def learn_weights(bench: Bench, played: Sequence[Trajectory]) -> None:
+    """Weights: every planner turn is a row with its trajectory's advantage; one clipped step with a KL term."""
+    groups: dict[str, list[Trajectory]] = {}
+    for one in played:
+        groups.setdefault(one.task_id, []).append(one)
+    batch = build_rows(list(groups.values()))
+    bench.learner.forward_backward(batch.rows, PolicyLoss())
+    norm = bench.learner.optimizer_step(6e-4)
+    up, down = (sum(row.advantage * sign > 0 for row in batch.rows) for sign in (1, -1))
+    print(f"weights   {batch.groups - batch.groups_uniform} groups with contrast -> {len(batch.rows)} rows, of which")
+    print(f"          {up} become likelier and {down} less likely, gradient norm {norm:.2f}")
+
+
+async def main() -> None:
+    """Play once, learn twice, test all four combinations on the same questions."""
+    bench = Bench(Build(load_recipe("training-free-tiny", SMALL)))
+    try:
+        await bench.warm_up()
+        frozen, empty = bench.fingerprint(), Library()
+        library, played = await learn_lessons(bench, bench.source.fixed("train", seed=SEED, count=40))
+        success = {"frozen": await bench.success(empty), "library": await bench.success(library)}
+        assert bench.fingerprint() == frozen, "lessons change no weight"
+        print(f"          weights as they were: {frozen}")
+        learn_weights(bench, played)
+        print(f"          weights now: {bench.fingerprint()}")
+        success |= {"weights": await bench.success(empty), "both": await bench.success(library)}
+        print("success   " + ", ".join(f"{name} {value:.2f}" for name, value in success.items()))
+    finally:
+        await bench.build.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,128 @@
+"""A person's changes to a library: in an editor, from a file, or by options. All of them are made, or none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.practice.changes import diff
+from midstream.practice.library import Library, Origin, pinned, released, vetoed
+from midstream.practice.library_text import read_library
+from midstream.practice.markdown import edited as markdown_edited
+from midstream.practice.markdown import to_markdown
+from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
+
+_PERSON = Origin(source="person")
+_MARKS: dict[str, Callable[[Library, str], Library]] = {"pin": pinned, "veto": vetoed, "release": released}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edit:
+    """The library as a person wants it, with the operations that lead there and, in words, the new marks."""
+
+    library: Library
+    operations: tuple[Operation, ...] = ()
+    note: str = ""
+
+
+def edited(library: Library, options: argparse.Namespace, modules: Sequence[str]) -> Edit:
+    """The library after the changes that the command line asks for; `modules` may have lessons.
+
+    Raises:
+        UsageError: one of them cannot be made; then none is.
+    """
+    rules = Rules(modules=modules, subsets=False)
+    by_options = [options.add, options.modify, options.delete, options.pin, options.veto, options.release]
+    if options.source is not None and any(by_options):
+        raise UsageError(
+            "--from stands beside other changes",
+            cause="the file says all that the library is to hold",
+            mend="first --from FILE, then the others",
+        )
+    if options.source is not None:
+        return _from_file(library, options.source, rules)
+    return _by_options(library, options, rules) if any(by_options) else _in_editor(library, rules)
+
+
+def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> Edit:
+    module = options.module or "planner"
+    operations = [Operation(kind="delete", id=one, origin=_PERSON) for one in options.delete]
+    operations += [Operation(kind="modify", id=one, text=text, origin=_PERSON) for one, text in options.modify]
+    operations += [Operation(kind="add", text=text, module=module, origin=_PERSON) for text in options.add]
+    numbered, outcomes = screened(library, operations, rules)
+    sound = _sound(outcomes)
+    changed = applied(numbered, sound)
+    for mark, function in _MARKS.items():
+        for lesson in getattr(options, mark):
+            if changed.find(lesson) is None:
+                raise UsageError(
+                    f"--{mark} {lesson}: there is no such lesson",
+                    cause="it is misspelt, or deleted",
+                    mend="midstream library show lists them",
+                )
+            changed = function(changed, lesson)
+    return _edit(library, changed, sound)
+
+
+def _sound(outcomes: Sequence[Outcome]) -> list[Operation]:
+    for one in outcomes:
+        if one.refused:
+            operation = one.operation
+            raise UsageError(
+                f"{operation.kind} {operation.id or repr(operation.text[:60])}: {one.refused}",
+                cause="nothing is changed",
+                mend="midstream library show lists the lessons",
+            )
+    return [one.operation for one in outcomes]
+
+
+def _edit(before: Library, after: Library, operations: Sequence[Operation]) -> Edit:
+    words = {"pinned": "pin", "vetoed": "veto", "active": "release"}
+    marked = [f"{words[new.state]} {new.id}" for _, new in diff(before, after).marked]
+    return Edit(library=after, operations=tuple(operations), note="; ".join(marked))
+
+
+def _from_file(library: Library, path: Path, rules: Rules) -> Edit:
+    if path.suffix == ".json":
+        return Edit(library=read_library(path), note=f"as in {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise UsageError(f"{path} cannot be read: {failure}", mend="name a file that export made") from failure
+    changed, outcomes = markdown_edited(library, text, rules)
+    return _edit(library, changed, _sound(outcomes))
+
+
+def _in_editor(library: Library, rules: Rules) -> Edit:
+    """Open the Markdown in the person's editor; what cannot be used is kept, with what is wrong."""
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not command:
+        raise UsageError(
+            "no editor is named",
+            cause="neither VISUAL nor EDITOR is set",
+            mend="EDITOR=nano midstream library edit RUN, or --add, --modify, --delete, --pin, --veto, or --from FILE",
+        )
+    with tempfile.NamedTemporaryFile("w", suffix=".md", prefix="lessons-", encoding="utf-8", delete=False) as file:
+        file.write(to_markdown(library))
+    draft = Path(file.name)
+    try:
+        done = subprocess.run([*shlex.split(command), str(draft)], check=False)
+        if done.returncode:
+            raise UsageError(f"the editor {command!r} ended with {done.returncode}", cause="it was left with an error")
+        edit = _from_file(library, draft, rules)
+    except (MidstreamError, OSError) as failure:
+        what = failure.what if isinstance(failure, MidstreamError) else f"{command}: {failure.strerror}"
+        raise UsageError(
+            f"nothing is changed: {what}",
+            cause=failure.cause if isinstance(failure, MidstreamError) else "the editor could not be started",
+            mend=f"your text is kept; correct it, then midstream library edit RUN --from {shlex.quote(str(draft))}",
+        ) from failure
+    draft.unlink()
+    return edit

@@ -1,0 +1,155 @@
+"""Asking a role of the optimiser until its reply can be used, and never twice for the same.
+
+Every request has a key that depends on what is asked and not on when, and its answer is in the ledger before anything
+else uses it: a run that goes on asks nothing again, and the order in which answers arrive changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from midstream.core.errors import RecipeError
+from midstream.core.prompt_text import neutral
+from midstream.core.protocols import Engine, Request
+from midstream.core.replies import spoken
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Call, Message
+from midstream.practice.ledger import Ledger
+from midstream.practice.replies import Reading
+from midstream.practice.settings import PracticeConfig, RoleConfig
+
+T = TypeVar("T")
+
+ROLES = ("summariser", "critic", "merger")
+_QUOTED = 300  # characters of an unusable reply in a report; the ledger has all of it
+
+
+class Read(Protocol[T]):
+    """A reader of `replies.py`."""
+
+    def __call__(self, reply: str, *, repair: bool = False) -> Reading[T]:
+        """What a reply comes to; `repair` mends JSON that is almost JSON."""
+        ...
+
+
+class Work(NamedTuple):
+    """What a request is for: the role that answers it, the update, the task, the rollout's place in its group."""
+
+    role: str
+    step: int
+    task: str = ""
+    rollout: int | str = ""
+
+    @property
+    def name(self) -> str:
+        """As reports say it."""
+        task = f", task {self.task}" if self.task else ""
+        return f"{self.role}{task}" + (f", rollout {self.rollout}" if self.rollout != "" else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered(Generic[T]):
+    """A role's answer, None where no reply could be used. `unreadable` says what was lost, `model` who answered."""
+
+    value: T | None
+    unreadable: tuple[str, ...] = ()
+    model: str = ""
+
+
+class Asker:
+    """Asks roles; `engines` go by their names."""
+
+    def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
+        self._config, self._engines, self._ledger, self._seed = config, engines, ledger, seed
+
+    def config(self, role: str) -> RoleConfig:
+        """The role's own settings, or those of the optimiser for all."""
+        own = {"summariser": self._config.summariser, "critic": self._config.critic, "merger": self._config.merger}
+        return own[role] or self._config.optimiser
+
+    async def ask(
+        self, work: Work, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
+    ) -> Answered[T]:
+        """Ask as often as the role may until a reply can be used; after the last, JSON that is almost JSON is mended.
+
+        Raises whatever the engine raises once its own retries are spent.
+        """
+        config = self.config(work.role)
+        number, call = 0, Call(role=work.role)
+        found: Reading[T] = Reading()
+        while found.value is None and number < config.asks:
+            if number:
+                messages = (*messages, *_correction(call.completion, found.problem))
+            number += 1
+            request = Request(
+                role=work.role,
+                messages=messages,
+                sampling=config.sampling,
+                seed=derive_seed(self._seed, *work, number),
+                json_schema=schema if config.structured_output else None,
+            )
+            call = await self._call(work, request)
+            found = _reading(call, read, repair=number == config.asks)
+        if found.value is None:
+            asked = "when asked once" if number == 1 else f"when asked {number} times"
+            lost = f"no usable reply {asked}: {found.problem}: {_quoted(call.completion)}"
+            return Answered(value=None, unreadable=(f"{work.name}: {lost}",))
+        flaws = tuple(f"{work.name}: {flaw}" for flaw in found.flaws)
+        return Answered(value=found.value, unreadable=flaws, model=_model(call))
+
+    async def _call(self, work: Work, request: Request) -> Call:
+        """The answer that the ledger has, or a new one, which it has before it is used."""
+        engine = self._engine(work.role)
+        key = "/".join([*map(str, work), _hash(engine.name, request)])
+        kept = self._ledger.reply(key)
+        if kept is None:
+            kept = (await engine.sample(request),)
+            self._ledger.keep_reply(key, kept)
+        return kept[-1]
+
+    def _engine(self, role: str) -> Engine:
+        if role not in self._engines:
+            raise RecipeError(f"the {role} has no engine", mend=f"name one in practice.{role} or practice.optimiser")
+        return self._engines[role]
+
+
+def _reading(call: Call, read: Read[T], *, repair: bool) -> Reading[T]:
+    """What a reply comes to. One that was cut off is not mended: what is missing is more than punctuation."""
+    found, cut = read(call.completion), call.finish_reason == "length"
+    if found.value is None and cut:
+        return Reading(problem=f"it was cut off after max_tokens = {call.sampling.max_tokens}: write less")
+    if found.value is None and repair:
+        mended = read(call.completion, repair=True)
+        return found if mended.value is None else mended
+    return found
+
+
+def _correction(completion: str, problem: str) -> tuple[Message, Message]:
+    """The unusable reply without its thoughts, and what was wrong with it."""
+    said = neutral(spoken(completion).strip()) or "(no text)"
+    advice = f"This reply cannot be used: {problem}. Reply again in the form asked for, and with nothing else."
+    return Message(role="assistant", content=said), Message(role="user", content=neutral(advice))
+
+
+def _hash(engine: str, request: Request) -> str:
+    """A name of exactly this request."""
+    said = [message.model_dump() for message in request.messages]
+    asked = [engine, said, request.sampling.model_dump(), request.seed, request.json_schema]
+    return hashlib.blake2b(
+        json.dumps(asked, sort_keys=True).encode("utf-8", "surrogatepass"), digest_size=16
+    ).hexdigest()
+
+
+def _model(call: Call) -> str:
+    """The model that answered, by the server's name for it where it has one."""
+    return str(call.sent.get("model", call.engine))
+
+
+def _quoted(text: str) -> str:
+    """What a reply said, on one line."""
+    said = " ".join(spoken(text).encode("utf-8", "replace").decode().split())
+    return f"{said[:_QUOTED]}..." if len(said) > _QUOTED else said or "(no text)"

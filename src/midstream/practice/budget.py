@@ -1,0 +1,205 @@
+"""The budget: everything that a run uses goes through one meter, which refuses what could pass a limit.
+
+Before a request (`metered.py`) its upper bound is reserved; after it what the server counted takes its place. Where a
+reservation does not fit while others are under way it waits for them; where it cannot fit at all it is refused. So a
+limit is never passed, whatever runs at once. An attempt that an engine gave up and made again counts as far as its
+reply said what it used.
+
+`ledger/spent.jsonl` holds a line for each reservation and one for what became of it, so that a run that was killed
+knows what it had used; what was under way then counts at its upper bound. It is never cleared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from midstream.core.data import Frozen
+from midstream.core.errors import BudgetError
+from midstream.practice.records import Spent
+from midstream.practice.settings import BudgetConfig
+from midstream.runs.journal import Journal, read_models
+
+HELD_BACK = 1.25  # of what the first evaluation used is kept for the last one, whose prompts hold lessons
+_COST_UNITS = 10**11
+_NOTHING = Spent()
+
+
+class Entry(Frozen):
+    """One line: what was reserved or, as a later line of the same number, used. `time_s` is the run's until then.
+
+    `phase` is the part of the run ("learning", "gate", "evaluation 0"), `role` who asked, "" for a rollout itself.
+    """
+
+    number: int
+    phase: str = ""
+    role: str = ""
+    spent: Spent = Spent()
+    time_s: float = 0.0
+
+
+class Meter:
+    """Counts, and refuses. `phase` is what is being done; `open` gives it a place on disk."""
+
+    def __init__(self, limits: BudgetConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self.phase = limits, ""
+        self._clock, self._began, self._before_s = clock, clock(), 0.0
+        self._entries: dict[int, Entry] = {}
+        self._used: Counter[str] = Counter()
+        self._under_way: set[int] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._held, self._held_s = Spent(), 0.0
+        self._journal: Journal | None = None
+
+    def open(self, path: Path) -> None:
+        """Go on from what `path` says, and write there from now on."""
+        self.read(path)
+        self._began = self._clock()
+        self._journal = Journal(path)
+
+    def read(self, path: Path) -> None:
+        """Count what `path` says, too."""
+        for entry in read_models(path, Entry):
+            self._book(entry)
+            self._before_s = max(self._before_s, entry.time_s)
+
+    def close(self) -> None:
+        """Close the file; once more does nothing."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long the run has taken, over all its processes."""
+        return self._before_s + self._clock() - self._began
+
+    def spent(self) -> Spent:
+        """All that was used so far; what is under way at its upper bound."""
+        return _spent(self._used)
+
+    def spent_on(self) -> dict[tuple[str, str], Spent]:
+        """All that was used so far, by phase and role."""
+        found: dict[tuple[str, str], Counter[str]] = {}
+        for entry in self._entries.values():
+            found.setdefault((entry.phase, entry.role), Counter()).update(_amounts(entry.spent))
+        return {key: _spent(used) for key, used in found.items()}
+
+    def hold_back(self, phase: str) -> None:
+        """Keep a little more than what `phase` used for later; nothing where it used nothing."""
+        entries = [one for one in self._entries.values() if one.phase == phase]
+        used, times = _total(entries), [one.time_s for one in entries]
+        self._held = Spent(
+            rollouts=math.ceil(used.rollouts * HELD_BACK),
+            tokens=math.ceil(used.tokens * HELD_BACK),
+            cost_usd=used.cost_usd * HELD_BACK,
+        )
+        self._held_s = (max(times) - min(times)) * HELD_BACK if times else 0.0
+
+    def release(self) -> None:
+        """What was held back may be used."""
+        self._held, self._held_s = Spent(), 0.0
+
+    def start_rollout(self) -> None:
+        """Count a rollout that begins now. Raises `BudgetError` if there may be no more."""
+        asked = Spent(rollouts=1)
+        if limit := self._passed(asked):
+            raise self._refusal(limit, asked)
+        self._write(Entry(number=self._next, phase=self.phase, spent=asked, time_s=round(self.elapsed_s, 3)))
+
+    async def reserve(self, role: str, bound: Spent, *, wait: bool) -> int:
+        """Reserve for a request, and give back the reservation's number; with `wait`, once there is room.
+
+        Raises:
+            BudgetError: there is no room, and none can come.
+        """
+        while limit := self._passed(bound):
+            if limit == "time_s" or not wait or self._passed(bound, self._reserved()):
+                raise self._refusal(limit, bound)
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        number = self._next
+        self._under_way.add(number)
+        self._write(Entry(number=number, phase=self.phase, role=role, spent=bound, time_s=round(self.elapsed_s, 3)))
+        return number
+
+    def settle(self, number: int, spent: Spent | None) -> None:
+        """What a reserved request used in the end; None where nobody knows, which counts as all of it."""
+        self._under_way.discard(number)
+        if spent is not None:
+            changes = {"spent": spent, "time_s": round(self.elapsed_s, 3)}
+            self._write(self._entries[number].model_copy(update=changes))
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def _next(self) -> int:
+        return len(self._entries)
+
+    def _write(self, entry: Entry) -> None:
+        self._book(entry)
+        if self._journal is not None:
+            self._journal.append(entry.model_dump(exclude_defaults=True))
+
+    def _book(self, entry: Entry) -> None:
+        if entry.number in self._entries:
+            self._used.subtract(_amounts(self._entries[entry.number].spent))
+        self._used.update(_amounts(entry.spent))
+        self._entries[entry.number] = entry
+
+    def _reserved(self) -> Spent:
+        return _total([self._entries[number] for number in self._under_way])
+
+    def _passed(self, asked: Spent, without: Spent = _NOTHING) -> str | None:
+        """The limit that would be passed if `asked` were used on top, and `without` were not."""
+        if self.limits.time_s is not None and self.elapsed_s + self._held_s >= self.limits.time_s:
+            return "time_s"
+        used, off, held, more = self._used, _amounts(without), _amounts(self._held), _amounts(asked)
+        for name, limit in _amounts(self.limits).items():
+            if more[name] and used[name] - off[name] + held[name] + more[name] > limit:
+                return name
+        return None
+
+    def _refusal(self, limit: str, asked: Spent) -> BudgetError:
+        value = getattr(self.limits, limit)
+        used = self.elapsed_s if limit == "time_s" else getattr(self.spent(), limit)
+        held = self._held_s if limit == "time_s" else getattr(self._held, limit)
+        more = "" if limit == "time_s" else f", and {getattr(asked, limit):,} more were asked for"
+        kept = f", {held:,.6g} held back for the last evaluation" if held else ""
+        return BudgetError(
+            f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
+            cause=f"practice.budget.{limit} = {value}",
+            mend=f"midstream resume RUN --set practice.budget.{limit}=MORE goes on from here",
+        )
+
+
+def _amounts(one: Spent | BudgetConfig) -> dict[str, int]:
+    """The numbers that are not None; dollars as whole billionths of a cent, so that a sum knows no order."""
+    found = one.model_dump(include={"rollouts", "calls", "tokens", "cost_usd"}, exclude_none=True)
+    return {name: round(value * _COST_UNITS) if name == "cost_usd" else value for name, value in found.items()}
+
+
+def _spent(used: Mapping[str, int]) -> Spent:
+    counts = {name: used.get(name, 0) for name in ("rollouts", "calls", "tokens")}
+    return Spent(**counts, cost_usd=used.get("cost_usd", 0) / _COST_UNITS)
+
+
+def _total(entries: Iterable[Entry]) -> Spent:
+    used = Counter[str]()
+    for entry in entries:
+        used.update(_amounts(entry.spent))
+    return _spent(used)
+
+
+def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
+    """What a run's `ledger/spent.jsonl` says was used, by phase and role; reading changes nothing."""
+    meter = Meter(BudgetConfig())
+    meter.read(path)
+    return meter.spent_on()

@@ -1,0 +1,104 @@
+"""From an update that was made to one that is on disk: what a crash left half done is finished by the next start.
+
+ledger/update.json   the update, first; from here on it is made, whatever happens
+trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
+library/             the new version, if the library changed
+timings.jsonl, updates.jsonl
+ledger/              is empty again
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RunError
+from midstream.core.metrics import StepTiming
+from midstream.practice.cache import Cache
+from midstream.practice.history import History, Version
+from midstream.practice.ledger import RunLedger
+from midstream.practice.library import Library
+from midstream.practice.operations import Operation
+from midstream.practice.records import UpdateRecord, read_updates
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write
+from midstream.runs.journal import Journal, Report
+
+
+class Done(Frozen):
+    """An update that was made: `before` is the number of the version that it began with."""
+
+    before: int
+    library: Library
+    operations: tuple[Operation, ...]
+    record: UpdateRecord
+    duration_s: float
+
+
+class Finishing:
+    """A run's ledger and its history, and the way from one to the other."""
+
+    def __init__(self, run: RunDirectory, *, cache: Cache | None, report: Report) -> None:
+        self.run = run
+        self.path = run.ledger_dir / "update.json"
+        # An update that is made needs nothing any more: not even what broke is run again.
+        self.ledger = RunLedger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
+        self.history = History(run.library_dir)
+
+    def newest(self) -> Version:
+        """The current library with its number."""
+        version = self.history.current()
+        if version is None:
+            raise RunError(
+                f"{self.run.root} has no library",
+                cause="library/versions.jsonl was removed, or the run was stopped while it began",
+                mend=f"midstream resume {self.run.root}",
+            )
+        return version
+
+    def finish(self, done: Done) -> None:
+        """Put an update on disk, whole."""
+        atomic_write(self.path, done.model_dump_json().encode() + b"\n")
+        self._finish(done)
+
+    def recover(self) -> None:
+        """Finish what a crash left half done; where a person has changed the library since, it is made again."""
+        self.history.write_files()
+        if not self.path.exists():
+            return
+        try:
+            done = Done.model_validate_json(self.path.read_bytes())
+        except ValidationError as error:
+            raise RunError(
+                f"{self.path} is damaged: {error.errors()[0]['msg']}",
+                cause="the file was edited, or the disk or a copy lost data (a crash leaves it whole)",
+                mend=f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger",
+            ) from error
+        if self._made(done) is not None or self.newest().number == done.before:
+            self._finish(done)
+        else:
+            self.path.unlink()
+
+    def _finish(self, done: Done) -> None:
+        record = done.record
+        if all(one.step != record.step for one in read_updates(self.run)):
+            self._write_trajectories(record.step)
+            if record.version != done.before and self._made(done) is None:
+                self.history.add(done.library, by="learning", update=record.step, operations=done.operations)
+            if all(one.step != record.step for one in self.run.read_timings()):
+                self.run.append_timing(StepTiming(step=record.step, duration_s=done.duration_s))
+            with Journal(self.run.updates_path) as journal:
+                journal.append(record)
+        self.ledger.clear()
+        self.path.unlink()
+
+    def _made(self, done: Done) -> Version | None:
+        """The version that the update made, if it did."""
+        mine = (one for one in self.history.all() if one.by == "learning" and one.update == done.record.step)
+        return next(mine, None)
+
+    def _write_trajectories(self, step: int) -> None:
+        """What was learned from, and what the gate played."""
+        self.run.write_trajectories(step, self.ledger.gathered(f"step-{step}"))
+        if played := self.ledger.gathered(f"gate-{step}-"):
+            self.run.write_evaluation_trajectories(f"gate-{step}", played)

@@ -1,0 +1,117 @@
+"""Pairs of rollouts on validation tasks: how they are drawn, played, and summed up.
+
+Each pair draws its task from the validation set with replacement, by seed. So the differences are independent, all with
+the mean of the whole set as their mean, which is what `sequential.py` needs; what holds for the set holds for other
+tasks as far as the set stands for them. Draws do not depend on results or on concurrency: the same seed plays the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from midstream.core.errors import InfrastructureError
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.practice.library import Effect, Library
+from midstream.practice.playing import Match
+
+Play = Callable[[str, Sequence[Match]], Awaitable[list[tuple[float, float] | None]]]
+Sides = Callable[[random.Random], tuple[Library, Library]]
+
+Z = NormalDist().inv_cdf(0.975)
+
+
+class Pairs:
+    """Plays `limit` pairs at most, `size` at a time, under names that begin with `name`.
+
+    `left_out` counts those without a result on a side (a failed endpoint, never a reward of 0): the others stand for
+    them, which is right as long as failures have nothing to do with the lessons.
+    """
+
+    def __init__(self, tasks: Sequence[Task], play: Play, *, name: str, limit: int, size: int, seed: int) -> None:
+        self.tasks, self.play, self.name, self.limit, self.size, self.seed = tasks, play, name, limit, size, seed
+        self.drawn = self.left_out = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether there are no more."""
+        return self.drawn >= self.limit
+
+    async def block(self, sides: Sides) -> list[float | None]:
+        """What `other` earned more than `first` in each pair of the next block; None where a side has no result.
+
+        `sides` gives each pair its (first, other) from the pair's own source of random numbers.
+
+        Raises:
+            InfrastructureError: not one of them has a result.
+        """
+        numbers = range(self.drawn, min(self.limit, self.drawn + self.size))
+        matches = [self._match(number, sides) for number in numbers]
+        played = await self.play(f"{self.name}-{self.drawn // self.size}", matches)
+        self.drawn += len(matches)
+        found = [None if one is None else one[1] - one[0] for one in played]
+        self.left_out += found.count(None)
+        if all(one is None for one in found):
+            raise InfrastructureError(
+                f"none of {len(matches)} pairs of validation rollouts has a result on both sides",
+                cause="a server, tool or sandbox is broken: the errors are in the trajectories",
+                mend="see to that, then go on where it stopped: what has a result is kept",
+            )
+        return found
+
+    def _match(self, number: int, sides: Sides) -> Match:
+        draw = random.Random(derive_seed(self.seed, self.name, number))
+        task = draw.choice(self.tasks)
+        first, other = sides(draw)
+        return Match(task=task.model_copy(update={"id": f"{task.id}@{self.name}-{number}"}), first=first, other=other)
+
+
+@dataclass(slots=True)
+class Differences:
+    """Differences in reward, summed up: their number, sum, sum of squares, and how many were above and below 0."""
+
+    pairs: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    above: int = 0
+    below: int = 0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.pairs += 1
+        self.total += value
+        self.squares += value * value
+        self.above += value > 0
+        self.below += value < 0
+
+    @property
+    def mean(self) -> float:
+        """Their mean; 0 of none."""
+        return self.total / self.pairs if self.pairs else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean.
+
+        With two made-up pairs, one won and one lost by the size (root mean square) of the differences that are not 0:
+        few pairs would look surer than they are (Bonett and Price 2012; as in `evaluation/pairs.py`, without
+        resampling, because there is one for each change after every block).
+        """
+        apart = self.above + self.below
+        square = self.squares / apart if apart else 1.0
+        count = self.pairs + 2
+        return math.sqrt(max(0.0, (self.squares + 2 * square) / count - (self.total / count) ** 2) / count)
+
+    def effect(self, *, alone: bool) -> Effect:
+        """The mean as the effect of whatever one side had and the other had not."""
+        return effect(self.mean, self.error, self, alone=alone)
+
+
+def effect(mean: float, error: float, found: Differences, *, alone: bool) -> Effect:
+    """An estimate with its 95 % interval, for people: it decides nothing."""
+    interval = max(-1.0, mean - Z * error), min(1.0, mean + Z * error)
+    return Effect(mean=mean, interval=interval, pairs=found.pairs, helped=found.above, harmed=found.below, alone=alone)

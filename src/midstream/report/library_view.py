@@ -1,0 +1,146 @@
+"""A library on the terminal: each lesson with where it came from and what it did; its versions; what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from midstream.practice.changes import Diff
+from midstream.practice.history import Version
+from midstream.practice.library import Effect, Lesson, Library, Origin, size
+from midstream.practice.validation import Validation
+from midstream.report.numbers import counted, visible
+from midstream.report.practice_data import points, proven
+
+_NAMED = 4  # ids that are named; the others are counted
+_STYLES = {"active": "", "pinned": "bold", "vetoed": "dim strike"}
+
+
+def library_screen(title: str, library: Library) -> Group:
+    """Every lesson of a library, by module, with its origin, counters and measured effect."""
+    parts: list[RenderableType] = [
+        Text(visible(title), "bold"),
+        Text(visible(proven(library)), "green" if library.proven_for else "yellow"),
+    ]
+    for module in dict.fromkeys(one.module for one in library.lessons):
+        rows = _grid()
+        for one in (lesson for lesson in library.lessons if lesson.module == module):
+            facts = [
+                Text(visible(line), "dim") for line in (_measured(one), came_from(one.origin), one.origin.why) if line
+            ]
+            rows.add_row(visible(one.id), Group(Text(visible(one.text), _STYLES[one.state]), *facts))
+        parts += [Text(), Text(visible(module), "bold cyan"), rows]
+    if not library.lessons:
+        parts += [Text(), Text("no lessons")]
+    return Group(*parts)
+
+
+def size_of(library: Library) -> str:
+    """How many lessons prompts hold, and how long they are: "5 lessons, about 120 tokens"."""
+    vetoed = len(library.lessons) - len(library.rendered)
+    return f"{counted(len(library.rendered), 'lesson')}, about {counted(size(library), 'token')}" + (
+        f"; {vetoed} vetoed" if vetoed else ""
+    )
+
+
+def _measured(one: Lesson) -> str:
+    """What a lesson did, and how a person marked it."""
+    parts = [one.state] if one.state != "active" else []
+    if one.effect is not None:
+        together = "" if one.effect.alone else " together with others"
+        parts.append(f"effect {points(one.effect)} points{together}, {counted(one.effect.pairs, 'pair')}")
+    if one.used:
+        parts.append(f"used in {counted(one.used, 'rollout')}")
+    if one.helped or one.harmed:
+        parts.append(f"helped {one.helped:,}, harmed {one.harmed:,}")
+    return "; ".join(parts)
+
+
+def came_from(origin: Origin) -> str:
+    """Who wrote a lesson, and from what."""
+    who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
+    parts = [f"{who}, update {origin.update}" if origin.update else who]
+    for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
+        if ids:
+            more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+            parts.append(f"{noun}{'s' if len(ids) > 1 else ''} {' '.join(ids[:_NAMED])}{more}")
+    return "; ".join(parts)
+
+
+def diff_screen(found: Diff, none: str) -> RenderableType:
+    """What leads from one library to another; `none` is said where nothing does."""
+    if found.empty:
+        return Text(visible(none), "dim")
+    rows = _grid()
+    for one in found.added:
+        rows.add_row(Text(f"+ {one.id}", "green"), Text(visible(f"{one.module}: {one.text}"), "green"))
+    for one in found.deleted:
+        rows.add_row(Text(f"- {one.id}", "red"), Text(visible(f"{one.module}: {one.text}"), "red"))
+    for old, new in found.modified:
+        both = Group(
+            *(Text(visible(f"{one.module}: {one.text}"), style) for one, style in ((old, "red"), (new, "green")))
+        )
+        rows.add_row(Text(f"~ {new.id}", "yellow"), both)
+    for old, new in found.marked:
+        rows.add_row(Text(f"  {new.id}", "yellow"), Text(f"{old.state} -> {new.state}"))
+    return rows
+
+
+def versions_screen(versions: Sequence[Version]) -> Table:
+    """Every version of a library: who made it, what it holds, what it changed."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("version", "by", "lessons", "proven"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("version", "lessons") else "left")
+    table.add_column("changes")
+    for one in versions:
+        by = f"{one.by} {one.update}" if one.update else one.by
+        yes = "yes" if one.library.proven_for else "no"
+        table.add_row(str(one.number), by, str(len(one.library.rendered)), yes, visible(_changes(one)))
+    return table
+
+
+def _changes(version: Version) -> str:
+    ids: dict[str, list[str]] = {}
+    for one in version.operations:
+        if one.kind != "keep":
+            ids.setdefault(one.kind, []).append(one.id)
+    said = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+    return "; ".join([*said, *([version.note] if version.note else [])])
+
+
+def validation_screen(library: Library, found: Validation, agent: str) -> Group:
+    """Whether a library helps an agent, how sure that is, and what each lesson does."""
+    helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[found.verdict]
+    mean = points(Effect(mean=found.mean, interval=found.interval, pairs=found.pairs))
+    said = f"The library {helps}: {mean} points over {counted(found.pairs, 'pair')} of rollouts"
+    left_out = f"; {counted(found.left_out, 'pair')} left out, without a result" if found.left_out else ""
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    for name in ("lesson", "effect (95% interval)", "helped", "harmed"):
+        rows.add_column(name, no_wrap=True, justify="left" if name[0] in "le" else "right")
+    rows.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    for one in library.rendered:
+        if effect := found.effects.get(one.id):
+            texts = (points(effect), str(effect.helped), str(effect.harmed), visible(one.text))
+            rows.add_row(one.id, *texts, style=_sign(effect))
+    evidence = f"Evidence {found.evidence:.1f} of the {found.needed:.1f} that are needed (natural logarithms)"
+    return Group(
+        Text(visible(said), "green" if found.verdict == "better" else "yellow"),
+        Text(visible(f"Agent: {agent}. {evidence}{left_out}.")),
+        Text(),
+        rows,
+    )
+
+
+def _sign(effect: Effect) -> str:
+    """Green where the interval is above 0, red where it is below."""
+    return "green" if effect.interval[0] > 0 else "red" if effect.interval[1] < 0 else ""
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    return grid

@@ -1,0 +1,225 @@
+"""The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
+
+Every run learns a library with lessons of known worth (`tasks/worlds/workshop.py`), so its gain on the test orders is
+exact, and only the worlds and the draws differ from seed to seed. Beside the gate stands the method without it, as the
+paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
+
+Runs go side by side on all cores; each leaves a file in the study's directory, so that nothing is run twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from midstream.build import Build
+from midstream.config import load_recipe
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError, UsageError
+from midstream.practice.budget import Meter
+from midstream.practice.ledger import Ledger
+from midstream.practice.library import Library
+from midstream.practice.operations import Operation
+from midstream.practice.settings import BudgetConfig
+from midstream.practice.update import Practice
+from midstream.practisable import practice_parts_of
+from midstream.recipe_check import check
+from midstream.report.gate_study import control_table, gate_table
+from midstream.runs.files import atomic_write
+from midstream.study.options import chosen
+from midstream.tasks.worlds.workshop import Workshop
+
+HARMS = (0.0, 0.05, 0.1, 0.25)
+OFF = ("practice.gate.enabled=false",)
+CONTROLS = {
+    "shuffled rewards": ("practice.shuffle_rewards=true",),
+    "lessons without effect": ("tasks.help=0", "tasks.harm=0", "tasks.clutter=0"),
+    "groups of one": ("practice.group_size=1",),
+    "hopeless orders": ("tasks.base=0", "tasks.spread=0", "tasks.help=0", "tasks.harm=0"),
+}
+PARTS = ("gate", "controls")
+
+
+class Learned(Frozen):
+    """What one run came to.
+
+    `before`, `after` and `best` are the exact mean success on the test orders without lessons, with those learned, and
+    with the best there are; `accepted` counts changes, `rollouts` those of learning and gate together.
+    """
+
+    before: float
+    after: float
+    best: float
+    lessons: int
+    accepted: int
+    rollouts: int
+
+    @property
+    def gain(self) -> float:
+        """How much the library is worth."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One run: a recipe with changes, and where its result lies."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        """Named after everything that decides the result."""
+        key = json.dumps(check(load_recipe(self.recipe, self.overrides)), sort_keys=True)
+        return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
+
+
+def study_gate(options: argparse.Namespace) -> int:
+    """Run what is missing, write the numbers, print the tables."""
+    parts, root, console = chosen(options, PARTS), Path(options.out), Console(stderr=True)
+    recipe = load_recipe(options.recipe, options.overrides)
+    if recipe.tasks.get("type") != "workshop" or recipe.practice is None:
+        raise RecipeError(
+            f"recipe {recipe.name!r} does not practise in the simulated workshop",
+            cause="only there the worth of a lesson is known exactly",
+            mend="midstream study gate --recipe training-free-simulated, or a file that extends it",
+        )
+    tell = (lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False)
+    record: dict[str, Any] = {"recipe": recipe.name, "seeds": options.seeds}
+    if "gate" in parts:
+        record["gate"] = _gate(options, root, tell)
+    if "controls" in parts:
+        record["controls"] = _controls(options, root, tell)
+    atomic_write(root / f"gate-{recipe.name}.json", (json.dumps(record, indent=1) + "\n").encode())
+    if options.json:
+        print(json.dumps(record))
+        return 0
+    if "gate" in parts:
+        Console().print(gate_table(record["gate"]))
+    if "controls" in parts:
+        Console().print(control_table(record["controls"], _error_rate(options)))
+    return 0
+
+
+def _gate(options: argparse.Namespace, root: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row a harm and an arm."""
+    rows: list[dict[str, Any]] = []
+    for harm in HARMS:
+        arms = {name: (f"tasks.harm={harm}", *more) for name, more in (("no gate", OFF), ("gate", ()))}
+        found = {name: _runs(options, root, changes, tell, f"harm {harm:g}, {name}") for name, changes in arms.items()}
+        free = found["no gate"]
+        for name, runs in found.items():
+            rows.append({
+                "harm": harm,
+                "arm": name,
+                "gains": [one.gain for one in runs],
+                "possible": fmean(one.best - one.before for one in runs),
+                "lessons": fmean(one.lessons for one in runs),
+                "rollouts": fmean(one.rollouts for one in runs) / fmean(one.rollouts for one in free),
+            })  # fmt: skip
+    return rows
+
+
+def _controls(options: argparse.Namespace, root: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row a control: in how many runs any change was accepted."""
+    rows: list[dict[str, Any]] = []
+    for name, changes in CONTROLS.items():
+        runs = _runs(options, root, changes, tell, name)
+        accepted = sum(one.accepted > 0 for one in runs)
+        rows.append({"control": name, "runs": len(runs), "accepted": accepted})
+    return rows
+
+
+def _error_rate(options: argparse.Namespace) -> float:
+    practice = load_recipe(options.recipe, options.overrides).practice
+    assert practice is not None
+    return practice.gate.error_rate
+
+
+def _runs(
+    options: argparse.Namespace, root: Path, changes: Iterable[str], tell: Callable[[str], None], what: str
+) -> list[Learned]:
+    """One run a seed, each in a world of its own; read where it was made before."""
+    seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
+    fixed = ("engines.optimiser.http=false", *options.overrides, *changes)
+    jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=root) for seed in seeds]
+    found = {job: _read(job) for job in jobs}
+    missing = [job for job, learned in found.items() if learned is None]
+    tell(f"{what}: {len(missing)} of {len(jobs)} runs to make")
+    if missing:
+        root.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(min(os.cpu_count() or 1, len(missing)), mp_context=get_context("spawn")) as pool:
+            for job, learned in zip(missing, pool.map(_make, missing), strict=True):
+                found[job] = learned
+    return [learned for learned in found.values() if learned is not None]
+
+
+def _read(job: Job) -> Learned | None:
+    try:
+        return Learned.model_validate_json(job.path.read_bytes())
+    except (FileNotFoundError, ValidationError):  # not there yet, or of an earlier version
+        return None
+
+
+def _make(job: Job) -> Learned:
+    learned = practised(job.recipe, job.overrides)
+    atomic_write(job.path, learned.model_dump_json().encode() + b"\n")
+    return learned
+
+
+def practised(name: str, overrides: Sequence[str]) -> Learned:
+    """Learn a library without a run directory, and say what it is worth."""
+    recipe = load_recipe(name, overrides)
+    assert recipe.practice is not None
+    meter = Meter(BudgetConfig())
+    with Build(recipe, meter=meter) as build:
+        library, accepted = asyncio.run(_practise(build))
+        world, chosen = build.source, recipe.evaluation.sets[0]
+        if not isinstance(world, Workshop):
+            raise UsageError(f"tasks of recipe {name!r} are of no workshop", mend="use training-free-simulated")
+        tasks = build.set_tasks(chosen)
+        return Learned(
+            before=world.mean_success(tasks, []),
+            after=world.mean_success(tasks, [one.text for one in library.rendered]),
+            best=world.mean_success(tasks, world.best(tasks)),
+            lessons=len(library.rendered),
+            accepted=accepted,
+            rollouts=meter.spent().rollouts,
+        )
+
+
+async def _practise(build: Build) -> tuple[Library, int]:
+    """All updates of a run, and how many changes were accepted."""
+    parts, ledger = practice_parts_of(build), Ledger()
+    practice = Practice(
+        config=parts.practice,
+        tasks=parts.tasks,
+        validation=parts.validation,
+        environment=parts.make_environment(),
+        trial=parts.make_environment(chosen=parts.validation_set),
+        engines=parts.engines,
+        ledger=ledger,
+        seed=parts.seed,
+        identity=parts.identity,
+        spent=parts.meter.spent,
+    )
+    library, pending, accepted = parts.start, tuple[Operation, ...](), 0
+    for step in range(1, parts.practice.updates + 1):
+        made = await practice.update(step, library, pending, step)
+        library, pending, accepted = made.library, made.pending, accepted + len(made.accepted)
+        ledger.clear()
+    return library, accepted

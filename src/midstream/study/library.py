@@ -1,0 +1,193 @@
+"""The study of a library: the analyses of the Training-Free GRPO paper on one recipe, over seeds (arXiv 2510.08191).
+
+    arms       the recipe, the same without the gate, with the majority's answer for the gold one, with lessons written
+               without any rollout, and with other group sizes: success before and after, gain, what it cost
+    tools      turns a rollout by epoch, while the library learns
+    transfer   libraries learned in one domain (a family of tasks) each, on every domain
+
+Every arm is a run of its own in the study's directory. Nothing is run twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from midstream.commands import train_quietly
+from midstream.components import task_source
+from midstream.config import Recipe, merge, parse_recipe, read_table, with_overrides
+from midstream.core.errors import RecipeError
+from midstream.core.metrics import EvaluationResult
+from midstream.practice.records import UpdateRecord, read_updates
+from midstream.report.study_tables import StudyRow, study_tables
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write
+from midstream.study.options import chosen
+
+LEARNED = "the recipe"
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    LEARNED: {},
+    "without the gate": {"gate": {"enabled": False}},
+    "majority, no answers": {"truth": "majority"},
+    "lessons without rollouts": {"lessons_from": "model"},
+    "group of 1": {"group_size": 1, "skip_uniform": False},
+    "group of 2": {"group_size": 2},
+    "group of 8": {"group_size": 8},
+}
+ALL = "all domains"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryStudy:
+    """A study on disk: its recipe, its arms' runs in `root`, and `tell` for what is going on."""
+
+    root: Path
+    named: str
+    overrides: tuple[str, ...]
+    seeds: int
+    tell: Callable[[str], None]
+    _runs: dict[str, RunDirectory] = field(default_factory=dict)
+
+    def recipe(self, arm: str, seed: int, changes: Mapping[str, Any]) -> Recipe:
+        """The recipe under a seed with the changes of an arm."""
+        table = with_overrides(read_table(self.named), [*self.overrides, f"seed={seed}"])
+        if "practice" not in table:
+            raise RecipeError(
+                f"recipe {table.get('name')!r} learns no library",
+                cause="it has no [practice] table",
+                mend="midstream study library --recipe training-free-simulated",
+            )
+        name = f"{table['name']}-{arm.replace(' ', '-').replace(',', '')}"
+        return parse_recipe(merge(table, {"name": name, **changes}))
+
+    def run(self, arm: str, seed: int, changes: Mapping[str, Any]) -> RunDirectory:
+        """The finished run of an arm, made now if it was not."""
+        recipe = self.recipe(arm, seed, changes)
+        name = f"{recipe.name}-s{seed}"
+        if name not in self._runs:
+            self.tell(f"{name}: learning, unless that is done")
+            self._runs[name] = train_quietly(self.root / name, recipe)
+        return self._runs[name]
+
+    def domains(self) -> list[str]:
+        """The families of the recipe's tasks."""
+        return list(task_source(self.recipe(ALL, 0, {}).tasks).families)
+
+
+def study_library(options: argparse.Namespace) -> int:
+    """Run what is missing, analyse, write the numbers, print a table an analysis."""
+    console = Console(stderr=True)
+    study = LibraryStudy(
+        root=Path(options.out),
+        named=options.recipe,
+        overrides=tuple(options.overrides),
+        seeds=options.seeds,
+        tell=(lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False),
+    )
+    found = {name: ANALYSES[name](study) for name in chosen(options, tuple(ANALYSES))}
+    record = {
+        name: [{"name": row.name, "metric": row.metric, "values": row.values} for row in rows]
+        for name, rows in found.items()
+    }
+    study.root.mkdir(parents=True, exist_ok=True)
+    atomic_write(study.root / "library.json", (json.dumps(record, indent=1) + "\n").encode())
+    if options.json:
+        print(json.dumps(record))
+        return 0
+    for name, rows in found.items():
+        title, head = TITLES[name]
+        for place, table in enumerate(study_tables(rows, head, title)):
+            table.title = table.title if place == 0 else None
+            Console().print(table)
+    return 0
+
+
+def arms(study: LibraryStudy) -> list[StudyRow]:
+    """Success of every arm before and after, what it gained, how many lessons it ended with, rollouts it took."""
+    rows: list[StudyRow] = []
+    for arm, changes in ARMS.items():
+        runs = [study.run(arm, seed, {"practice": dict(changes)}) for seed in range(study.seeds)]
+        sides = [_before_and_after(run) for run in runs]
+        updates = [read_updates(run) for run in runs]
+        numbers: dict[str, Sequence[float]] = {
+            "before": [before.success for before, _ in sides],
+            "after": [after.success for _, after in sides],
+            "gain": [after.success - before.success for before, after in sides],
+        }
+        counts: dict[str, Sequence[float]] = {
+            "lessons": [records[-1].lessons if records else 0 for records in updates],
+            "rollouts": [records[-1].spent.rollouts if records else 0 for records in updates],
+        }
+        rows += [StudyRow(name=arm, metric=metric, values=tuple(values)) for metric, values in numbers.items()]
+        rows += [
+            StudyRow(name=arm, metric=metric, values=tuple(map(float, values)), as_percent=False)
+            for metric, values in counts.items()
+        ]
+    return rows
+
+
+def turns_by_epoch(study: LibraryStudy) -> list[StudyRow]:
+    """Turns, and so calls of tools, that a rollout took in each epoch, and its reward."""
+    runs = [read_updates(study.run(LEARNED, seed, {})) for seed in range(study.seeds)]
+    rows: list[StudyRow] = []
+    for epoch in sorted({one.epoch for records in runs for one in records}):
+        of_epoch = [[one for one in records if one.epoch == epoch] for records in runs]
+        rows.append(_by_epoch(epoch, "reward", of_epoch, lambda one: one.mean_reward, as_percent=True))
+        rows.append(_by_epoch(epoch, "turns", of_epoch, lambda one: one.turns_mean, as_percent=False))
+    return rows
+
+
+def transfer(study: LibraryStudy) -> list[StudyRow]:
+    """What libraries learned in one domain, or in all, gain in every domain."""
+    domains, rows = study.domains(), list[StudyRow]()
+    if len(domains) < 2:
+        raise RecipeError(
+            f"the tasks of recipe {study.named!r} are of {len(domains)} family",
+            cause="transfer is from one domain, a family of tasks, to another",
+            mend="choose a recipe with several families, or name other analyses with --only",
+        )
+    for source in (*domains, ALL):
+        changes: dict[str, Any] = {} if source == ALL else {"practice": {"families": [source]}}
+        sides = [_before_and_after(study.run(f"on-{source}", seed, changes)) for seed in range(study.seeds)]
+        for domain in domains:
+            gains = [after.by_family[domain].success - before.by_family[domain].success for before, after in sides]
+            rows.append(StudyRow(name=f"learned on {source}", metric=f"gain on {domain}", values=tuple(gains)))
+    return rows
+
+
+ANALYSES: Mapping[str, Callable[[LibraryStudy], list[StudyRow]]] = {
+    "arms": arms,
+    "tools": turns_by_epoch,
+    "transfer": transfer,
+}
+TITLES = {
+    "arms": ("Ways to learn a library", "arm"),
+    "tools": ("While it learns", "epoch"),
+    "transfer": ("From one domain to another", "library"),
+}
+
+
+def _by_epoch(
+    epoch: int,
+    metric: str,
+    of_epoch: Sequence[Sequence[UpdateRecord]],
+    value: Callable[[UpdateRecord], float],
+    *,
+    as_percent: bool,
+) -> StudyRow:
+    values = tuple(fmean(map(value, records)) for records in of_epoch if records)
+    return StudyRow(name=str(epoch), metric=metric, values=values, as_percent=as_percent)
+
+
+def _before_and_after(run: RunDirectory) -> tuple[EvaluationResult, EvaluationResult]:
+    """The first set's evaluation without lessons, and with those learned."""
+    results = run.read_evaluations()
+    first = [one for one in results if (one.set_name, one.sampling) == (results[0].set_name, results[0].sampling)]
+    return first[0], first[-1]

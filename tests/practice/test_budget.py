@@ -1,0 +1,229 @@
+"""The budget: no limit is ever passed, whatever runs at once; and a run that was killed knows what it had used."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.errors import BudgetError, EngineError
+from midstream.core.protocols import LockstepEngine, Request
+from midstream.core.trajectory import Call, Message, Sampling, Usage
+from midstream.practice.budget import Entry, Meter, read_spent
+from midstream.practice.metered import MeteredAgent, metered, prompt_bound
+from midstream.practice.records import Spent
+from midstream.practice.settings import BudgetConfig
+from midstream.runs.journal import read_models
+
+PRICE = {"price_prompt": 2.0, "price_completion": 8.0}
+
+
+class Varied:
+    """An engine whose replies use another number of tokens each time; `none` says no usage, `lost` never answers."""
+
+    token_exact = False
+
+    def __init__(self, *, seed=0, usage=True, error=None, hang=False):
+        self.name, self.random, self.usage, self.error, self.hang = "varied", random.Random(seed), usage, error, hang
+        self.tokens, self.cost_usd, self.under_way, self.most = 0, 0.0, 0, 0
+
+    async def sample(self, request):
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(self.random.random() * 0.002)
+        if self.hang:
+            await asyncio.sleep(60)
+        self.under_way -= 1
+        if self.error:
+            raise self.error
+        prompt = self.random.randint(1, sum(len(one.content) for one in request.messages))
+        completion = self.random.randint(0, request.sampling.max_tokens)
+        cost = (prompt * 2.0 + completion * 8.0) / 1e6
+        self.tokens += prompt + completion
+        self.cost_usd += cost
+        usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost) if self.usage else Usage()
+        return Call(role=request.role, completion="four", usage=usage)
+
+    async def close(self):
+        pass
+
+
+class Stepped(Varied):
+    """One that a rollout joins and leaves."""
+
+    def join(self, order):
+        self.joined = order
+
+    def leave(self, order):
+        self.left = order
+
+
+class Agent:
+    name = "agent"
+
+    async def run(self, task, tools, engines, *, seed, **named):
+        return (task, seed, named)
+
+    async def close(self):
+        pass
+
+
+def request(text="x" * 400, max_tokens=100):
+    return Request(
+        role="planner", messages=(Message(role="user", content=text),), sampling=Sampling(max_tokens=max_tokens)
+    )
+
+
+BOUND = prompt_bound(request()) + 100
+
+
+async def ask_all(engine, count, **named):
+    return await asyncio.gather(*(engine.sample(request(**named)) for _ in range(count)), return_exceptions=True)
+
+
+@pytest.mark.parametrize("limits", [{"tokens": 20_000}, {"cost_usd": 0.05}, {"tokens": 20_000, "cost_usd": 0.05}])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_limit_is_passed_and_little_is_left_over(limits, seed):
+    inner, meter = Varied(seed=seed), Meter(BudgetConfig(**limits))
+    answers = asyncio.run(ask_all(metered(inner, meter, **PRICE), 300))
+    assert inner.tokens <= limits.get("tokens", 10**9)
+    assert inner.cost_usd <= limits.get("cost_usd", 10**9)
+    refused = [one for one in answers if isinstance(one, BudgetError)]
+    assert len(refused) + sum(isinstance(one, Call) for one in answers) == 300
+    assert refused
+    assert inner.most > 5  # they did run at once
+    spent = meter.spent()
+    assert (spent.tokens, spent.cost_usd) == (inner.tokens, pytest.approx(inner.cost_usd))
+    left = [limit - getattr(spent, name) for name, limit in limits.items()]
+    assert min(left[0] / BOUND, left[-1] / (BOUND if "cost_usd" not in limits else (BOUND - 100) * 2e-6 + 8e-4)) < 1
+
+
+def test_a_request_waits_for_others_rather_than_being_refused():
+    meter = Meter(BudgetConfig(tokens=2 * BOUND - 1))
+    inner = Varied(seed=1)
+    answers = asyncio.run(ask_all(metered(inner, meter), 2))
+    assert all(isinstance(one, Call) for one in answers)
+    assert inner.most == 1
+
+
+def test_an_engine_in_lockstep_refuses_at_once_for_all_wait_for_all():
+    meter, inner = Meter(BudgetConfig(tokens=BOUND + 10)), Stepped()
+    engine = metered(inner, meter)
+    assert isinstance(engine, LockstepEngine)
+    engine.join(3)
+    engine.leave(4)
+    assert (inner.joined, inner.left) == (3, 4)
+    first, second = asyncio.run(ask_all(engine, 2))
+    assert isinstance(first, Call)
+    assert isinstance(second, BudgetError)
+
+
+def test_a_request_that_failed_used_nothing_one_that_was_cut_off_perhaps_all():
+    meter = Meter(BudgetConfig())
+    asyncio.run(ask_all(metered(Varied(error=EngineError("down")), meter), 1))
+    assert meter.spent() == Spent(calls=1)
+
+    async def cut_off():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(metered(Varied(hang=True), meter).sample(request()), 0.01)
+
+    asyncio.run(cut_off())
+    assert meter.spent() == Spent(calls=2, tokens=BOUND)
+
+
+def test_bytes_are_counted_where_a_server_counts_nothing():
+    meter = Meter(BudgetConfig())
+    asyncio.run(ask_all(metered(Varied(usage=False), meter, **PRICE), 1))
+    prompt = BOUND - 100
+    assert meter.spent() == Spent(calls=1, tokens=prompt + 4, cost_usd=(prompt * 2 + 4 * 8) / 1e6)
+
+
+def test_rollouts_are_counted_before_they_start():
+    meter = Meter(BudgetConfig(rollouts=2))
+    agent = MeteredAgent(Agent(), meter)
+    ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
+    assert ran == [("t", 0, {"order": 4}), ("t", 1, {"order": 4})]
+    with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent[\s\S]*--set practice.budget.rollouts="):
+        asyncio.run(agent.run("t", [], {}, seed=2))
+    assert meter.spent() == Spent(rollouts=2)
+
+
+def test_after_its_time_nothing_new_begins():
+    now = [100.0]
+    meter = Meter(BudgetConfig(time_s=60), clock=lambda: now[0])
+    meter.start_rollout()
+    now[0] += 60
+    with pytest.raises(BudgetError, match=r"60.* \(time_s\)"):
+        meter.start_rollout()
+    with pytest.raises(BudgetError):
+        asyncio.run(metered(Varied(), meter).sample(request()))
+
+
+def test_what_the_first_evaluation_used_is_held_back_for_the_last():
+    meter = Meter(BudgetConfig(rollouts=20))
+    meter.phase = "evaluation 0"
+    for _ in range(4):
+        meter.start_rollout()
+    meter.phase = "learning"
+    meter.hold_back("evaluation 0")
+    for _ in range(11):
+        meter.start_rollout()
+    with pytest.raises(BudgetError, match="5 held back for the last evaluation"):
+        meter.start_rollout()
+    meter.release()
+    for _ in range(5):
+        meter.start_rollout()
+    with pytest.raises(BudgetError):
+        meter.start_rollout()
+
+
+def test_a_new_process_knows_what_was_used_and_counts_what_was_under_way_whole(tmp_path):
+    path, now = tmp_path / "spent.jsonl", [0.0]
+    meter = Meter(BudgetConfig(), clock=lambda: now[0])
+    meter.open(path)
+    meter.phase = "learning"
+    inner = Varied(seed=3)
+    asyncio.run(ask_all(metered(inner, meter, **PRICE), 5))
+    meter.start_rollout()
+    now[0] = 7.0
+
+    async def killed():
+        await meter.reserve("critic", Spent(calls=1, tokens=1000), wait=True)
+
+    asyncio.run(killed())
+    meter.close()
+    now[0] = 1000.0
+    again = Meter(BudgetConfig(time_s=8), clock=lambda: now[0])
+    again.open(path)
+    assert (
+        again.spent()
+        == meter.spent()
+        == Spent(rollouts=1, calls=6, tokens=inner.tokens + 1000, cost_usd=meter.spent().cost_usd)
+    )
+    assert again.elapsed_s == 7.0
+    again.start_rollout()
+    now[0] += 1.0
+    with pytest.raises(BudgetError):
+        again.start_rollout()
+    again.close()
+    by_role = read_spent(path)
+    assert by_role["learning", "critic"] == Spent(calls=1, tokens=1000)
+    assert by_role["learning", "planner"].tokens == inner.tokens
+    assert by_role["learning", ""].rollouts == 1
+    assert [one.number for one in read_models(path, Entry)][-1] == 7
+
+
+@given(st.lists(st.floats(0, 3), max_size=30), st.randoms())
+def test_dollars_add_up_the_same_in_any_order(costs, rng):
+    def added(values):
+        meter = Meter(BudgetConfig())
+        for value in values:
+            meter.settle(asyncio.run(meter.reserve("a", Spent(cost_usd=value * 2), wait=True)), Spent(cost_usd=value))
+        return meter.spent()
+
+    shuffled = costs.copy()
+    rng.shuffle(shuffled)
+    assert added(costs) == added(shuffled)

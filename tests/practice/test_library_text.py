@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+
+from midstream.core.errors import RunError, UsageError
+from midstream.practice.history import History
+from midstream.practice.library import Lesson, Library, Origin, render_modules
+from midstream.practice.library_text import from_json, from_markdown, read_library, to_json
+from midstream.practice.markdown import to_markdown
+from support.libraries import libraries
+
+LIBRARY = Library(
+    lessons=(Lesson(id="L1", text="Look first."), Lesson(id="L3", text="Act.", state="vetoed")), next_number=9
+)
+
+
+@given(libraries)
+def test_json_is_exact_but_for_a_number_that_was_too_low(library: Library):
+    again = from_json(to_json(library))
+    assert (again.lessons, again.proven_for) == (library.lessons, library.proven_for)
+    assert from_json(to_json(again)) == again
+
+
+@given(libraries)
+def test_markdown_carries_what_prompts_hold(library: Library):
+    again = from_markdown(to_markdown(library))
+    assert render_modules(again) == render_modules(library)
+    assert {(one.id, one.state) for one in again.lessons} == {(one.id, one.state) for one in library.lessons}
+    assert all(one.origin == Origin(source="imported") for one in again.lessons)
+
+
+def test_lessons_without_an_id_get_one_that_nobody_has():
+    library = from_markdown("- Look first.\n- [L1] Act.\n- Rest.\n")
+    assert [(one.id, one.text) for one in library.lessons] == [("L2", "Look first."), ("L1", "Act."), ("L3", "Rest.")]
+    assert library.next_number == 4
+
+
+def test_a_library_is_read_from_every_place(tmp_path):
+    run = tmp_path / "run"
+    History(run / "library").add(LIBRARY, by="start")
+    assert read_library(run) == LIBRARY
+    assert read_library(run / "library") == LIBRARY
+    assert read_library(run / "library" / "library.json") == LIBRARY
+    assert render_modules(read_library(run / "library" / "library.md")) == render_modules(LIBRARY)
+
+
+def test_a_place_without_a_library_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.json").write_bytes(b"\xff\xfe")
+    for path, message in (("none", "does not exist"), ("empty", "holds no library"), ("a.json", "cannot be read")):
+        with pytest.raises(RunError, match=f"{path} {message}"):
+            read_library(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "[1, 2", "Invalid JSON"),
+        ("a.json", '{"lessons": [{"id": "L1"}]}', "lessons.0.text: Field required"),
+        ("a.json", '{"lessons": [{"id": "L1", "text": "a"}, {"id": "L1", "text": "b"}]}', "two lessons have the id L1"),
+        ("a.md", "- [L1] a\n- [L1] b\n", "line 2: L1 stands here a second time"),
+        ("a.md", "- [L1 frozen] a\n", "line 1: "),
+    ],
+)
+def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str, message: str):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_library(tmp_path / name)
+    assert message in caught.value.what
+    assert name in caught.value.what

@@ -1,0 +1,113 @@
+"""What the tests of the optimiser share: an agent with set answers, scripted roles, the algorithm over both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from midstream.core.errors import EngineError
+from midstream.core.protocols import Engine, Request
+from midstream.core.task import Task
+from midstream.core.trajectory import Action, Observation, Trajectory, Turn
+from midstream.engines.scripted import ScriptedEngine
+from midstream.practice.ledger import Ledger
+from midstream.practice.library import Library
+from midstream.practice.optimiser import Optimiser
+from midstream.practice.playing import Player
+from midstream.practice.settings import PracticeConfig
+from midstream.practice.training_free import Proposal, TrainingFree
+from midstream.rollout import Config, Environment
+from support.rollouts import StubReward
+
+FAILS = object()
+NOTHING = '{"operations": []}'
+
+
+@dataclass
+class SetAnswers:
+    """Gives the answers of a list in the order of the rollouts; `FAILS` is an endpoint that failed."""
+
+    answers: Sequence[object]
+    name: str = "set answers"
+    runs: list[str] = field(default_factory=list)
+
+    async def run(self, task: Task, *rest: Any, seed: int, order: int = 0, **more: Any) -> Trajectory:
+        self.runs.append(task.question)
+        answer = self.answers[order]
+        if answer is FAILS:
+            raise EngineError("the endpoint failed")
+        turn = Turn(
+            index=1,
+            action=Action(sub_goal=f"work on it for the {order}th time", tool="search"),
+            observation=Observation(status="ok", text="something was found"),
+        )
+        said = None if answer is None else str(answer)
+        return Trajectory(id="", task_id="", question=task.question, turns=(turn,), answer=said, stop_reason="verified")
+
+    async def close(self) -> None:
+        pass
+
+
+def settings(**more: Any) -> PracticeConfig:
+    """Settings with one engine for all roles."""
+    return PracticeConfig.model_validate({"group_size": 2, "optimiser": {"engine": "m"}, **more})
+
+
+def operations(*changes: Mapping[str, Any]) -> str:
+    """A critic's or merger's reply."""
+    return json.dumps({"operations": list(changes)})
+
+
+def section(prompt: str, heading: str) -> str:
+    """What stands under a heading of a prompt's user message."""
+    found = re.search(rf"^# {heading}\n\n(.*?)(?=^# |\Z)", prompt, re.DOTALL | re.MULTILINE)
+    assert found, prompt
+    return found[1].strip()
+
+
+def asked(request: Request) -> str:
+    """The user message of a request."""
+    return request.messages[1].content
+
+
+def role_engine(
+    contrast: Callable[[Request], str] | str = NOTHING, merge: Callable[[Request], str] | str | None = None
+) -> ScriptedEngine:
+    """All three roles; without `merge` the merger repeats what was proposed."""
+
+    def repeat(request: Request) -> str:
+        proposals = [json.loads(line) for line in section(asked(request), "Proposals").splitlines()]
+        return operations(*({**one, "from": [one["proposal"]]} for one in proposals))
+
+    def reply(request: Request) -> str:
+        if request.role == "summariser":
+            return json.dumps({"summary": f"summary of {section(asked(request), 'Rollout')}"})
+        made = (merge or repeat) if request.role == "merger" else contrast
+        return made if isinstance(made, str) else made(request)
+
+    return ScriptedEngine(reply)
+
+
+def algorithm(
+    answers: Sequence[object],
+    engine: Engine | Mapping[str, Engine],
+    config: PracticeConfig,
+    ledger: Ledger | None = None,
+) -> TrainingFree:
+    """Training-Free GRPO with the agent that gives these answers, exact match as its reward."""
+    ledger = ledger or Ledger()
+    environment = Environment(
+        agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1)
+    )
+    engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
+    return TrainingFree(
+        config=config, player=Player(environment, ledger, seed=1), optimiser=Optimiser(config, engines, ledger, seed=2)
+    )
+
+
+def propose(made: TrainingFree, tasks: Sequence[Task], library: Library | None = None, step: int = 1) -> Proposal:
+    return asyncio.run(asyncio.wait_for(made.propose(step, tasks, library or Library()), timeout=30))

@@ -1,0 +1,170 @@
+"""Small practice runs in the simulated workshop, in this process: begun, gone on with, and killed at any write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.build import Build
+from midstream.config import load_recipe, to_toml
+from midstream.core.trajectory import Trajectory, without_clocks
+from midstream.engines.simulated import SimulatedEngine
+from midstream.practice.budget import Meter
+from midstream.practice.progress import NoPracticeDisplay
+from midstream.practice.session import Session
+from midstream.practisable import practice_parts_of
+from midstream.runs import RunDirectory, files, journal
+
+SMALL: Mapping[str, Any] = {
+    "tasks.help": 0.5,
+    "tasks.rules": 4,
+    "tasks.clutter": 0.0,
+    "engines.optimiser.http": False,
+    "engines.optimiser.faults": "{}",
+    "practice.tasks": 6,
+    "practice.batch_size": 3,
+    "practice.epochs": 1,
+    "practice.group_size": 3,
+    "practice.gate.tasks": 4,
+    "practice.gate.block": 2,
+    "practice.gate.test_pairs": 4,
+    "practice.gate.bisect_pairs": 4,
+    "rollout.concurrency": 1,
+}
+import support.h5_standin  # TEMP
+
+COMPARED = ("updates.jsonl", "evaluations.jsonl", "library/library.json")
+
+
+class Killed(BaseException):
+    """The process is dead: nothing more is written."""
+
+
+@dataclass
+class Asked:
+    """The requests that were made to models, and the shuffle of their answers."""
+
+    calls: int = 0
+    shuffled: bool = False
+    roles: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch, *, shuffled: bool = False) -> Iterator[Asked]:
+    """Count every request to a simulated engine; `shuffled` lets answers come in a random order."""
+    inner, asked = SimulatedEngine.sample, Asked(shuffled=shuffled)
+    chance = random.SystemRandom()
+
+    async def sample(self: SimulatedEngine, request: Any) -> Any:
+        asked.calls += 1
+        asked.roles.append(request.role)
+        if shuffled:
+            await asyncio.sleep(chance.random() * 0.002)
+        return await inner(self, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedEngine, "sample", sample)
+        yield asked
+
+
+def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Mapping[str, Any] = SMALL) -> str:
+    """Begin a run in `root`, or go on with the one there, to its end; returns why it ended early."""
+    settings = {**small, **(changes or {})}
+    sets = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
+    recipe = load_recipe("training-free-simulated", [*sets, 'evaluation.sets=[{name="test",split="test",count=3}]'])
+    assert recipe.practice is not None
+    with Build(recipe, meter=Meter(recipe.practice.budget)) as build:
+        parts = practice_parts_of(build)
+        run = RunDirectory(root)
+        if not run.info_path.exists():
+            run = RunDirectory.create(
+                root,
+                recipe_toml=to_toml(build.resolved),
+                recipe_name=recipe.name,
+                seed=recipe.seed,
+                resolved=build.resolved,
+            )
+        with run.lock():
+            return asyncio.run(Session(parts, run, NoPracticeDisplay()).run())
+
+
+@contextmanager
+def killed_after(
+    monkeypatch: pytest.MonkeyPatch, root: Path, count: int, *, every_write: bool = False
+) -> Iterator[list[str]]:
+    """Dies right after write number `count` under `root`; the list names the files written.
+
+    A write is a record that was appended or a file that was replaced; of what the meter writes only with `every_write`.
+    """
+    written: list[str] = []
+
+    def wrote(path: str) -> None:
+        if not path.startswith(str(root)) or (path.endswith("spent.jsonl") and not every_write):
+            return
+        written.append(str(Path(path).relative_to(root)))
+        if len(written) >= count:
+            raise Killed
+
+    def alive() -> None:
+        if len(written) >= count:
+            raise Killed
+
+    append, replace = files.append_record, os.replace
+
+    def append_record(file: Any, record: Any) -> None:
+        alive()
+        append(file, record)
+        wrote(str(file.name))
+
+    def replace_file(source: Any, target: Any) -> None:
+        alive()
+        replace(source, target)
+        wrote(str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "append_record", append_record)
+        patch.setattr(os, "replace", replace_file)
+        yield written
+
+
+def die(root: Path, changes: Mapping[str, Any] | None = None, *, small: Mapping[str, Any] = SMALL) -> bool:
+    """Practise until killed; whether it was."""
+    try:
+        practise(root, changes, small=small)
+    except BaseException as failure:
+        if not _is_killed(failure):
+            raise
+        return True
+    return False
+
+
+def _is_killed(failure: BaseException) -> bool:
+    if isinstance(failure, BaseExceptionGroup):
+        return any(_is_killed(one) for one in failure.exceptions)
+    return isinstance(failure, Killed)
+
+
+def trajectories(root: Path) -> dict[str, list[Trajectory]]:
+    """All segments of a run, without clocks."""
+    run, found = RunDirectory(root), {}
+    for path in sorted(run.trajectories_dir.glob("*.jsonl.gz")):
+        name = path.name.removesuffix(".jsonl.gz")
+        if name.startswith("eval-"):
+            found[name] = list(map(without_clocks, run.read_evaluation_trajectories(name.removeprefix("eval-"))))
+        else:
+            found[name] = list(map(without_clocks, run.read_trajectories(int(name.removeprefix("step-")))))
+    return found
+
+
+def differences(expected: Path, found: Path) -> list[str]:
+    """What of two runs is not the same; clocks are not compared."""
+    different = [name for name in COMPARED if (expected / name).read_bytes() != (found / name).read_bytes()]
+    return different + (["trajectories"] if trajectories(expected) != trajectories(found) else [])

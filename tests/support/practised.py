@@ -1,0 +1,80 @@
+"""A practice run on disk whose agent asks a scripted server, and a library for it: made without any learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from midstream.config import load_recipe, to_toml
+from midstream.practice.history import History
+from midstream.practice.library import Effect, Lesson, Library, Origin
+from midstream.recipe_check import check
+from midstream.runs import RunDirectory
+
+RECIPE = """
+extends = "agentflow-prompted"
+name = "practised"
+
+[tools.guess]
+
+[rollout]
+concurrency = 8
+max_attempts = 1
+
+[engines.model]
+type = "openai_compatible"
+model = "scripted"
+base_url = "{base_url}"
+max_attempts = 1
+first_pause_s = 0.0
+"""
+PRACTICE = """
+[practice]
+tasks = 4
+batch_size = 4
+group_size = 2
+modules = ["planner", "executor"]
+
+[practice.optimiser]
+engine = "model"
+"""
+LESSONS = Library(
+    lessons=(
+        Lesson(
+            id="L1",
+            text="Look numbers up before you calculate.",
+            origin=Origin(update=1, tasks=("t1", "t2"), trajectories=("t1#0", "t1#1"), model="scripted", why="it paid"),
+            used=40,
+            helped=9,
+            harmed=2,
+            effect=Effect(mean=0.031, interval=(-0.019, 0.081), pairs=64, helped=9, harmed=2),
+        ),
+        Lesson(id="L2", text="Round to whole numbers.", module="executor"),
+        Lesson(id="L4", text="Never look twice.", state="vetoed"),
+    ),
+    next_number=5,
+)
+
+
+def write_recipe(directory: Path, base_url: str = "http://127.0.0.1:9/v1", *, practice: bool = True) -> Path:
+    """The agent's recipe as a file."""
+    path = directory / ("practised.toml" if practice else "agent.toml")
+    path.write_text(RECIPE.format(base_url=base_url) + (PRACTICE if practice else ""))
+    return path
+
+
+def write_run(
+    root: Path,
+    base_url: str = "http://127.0.0.1:9/v1",
+    versions: Sequence[Library] = (Library(), LESSONS),
+    *,
+    recipe: str = "",
+) -> RunDirectory:
+    """The run directory with these versions of its library; `recipe` names one that comes with midstream."""
+    resolved = check(load_recipe(recipe or str(write_recipe(root.parent, base_url))))
+    run = RunDirectory.create(root, recipe_toml=to_toml(resolved), recipe_name="practised", seed=0, resolved=resolved)
+    history = History(root / "library")
+    for place, library in enumerate(versions):
+        history.add(library, by="learning" if place else "start", update=place)
+    run.set_status("finished")
+    return run

@@ -1,0 +1,263 @@
+"""One library is the same text in every prompt: while it is learned, evaluated, deployed and trained with.
+
+What the modules were really asked is read off a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from midstream.build import Build
+from midstream.cli import main
+from midstream.components import MODULES
+from midstream.config import load_recipe
+from midstream.core.errors import RecipeError
+from midstream.core.lessons import digest
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation import result_name
+from midstream.practice.history import History
+from midstream.practice.identity import identity
+from midstream.practice.ledger import Ledger
+from midstream.practice.library import Lesson, Library, render_modules, vetoed
+from midstream.practice.library_text import to_json
+from midstream.practice.playing import Match, Player
+from midstream.recipe_check import check
+from midstream.rollout import rollout
+from midstream.runs import RunDirectory
+from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
+from support.practised import write_recipe, write_run
+
+QUESTION = "What is 45 plus 17 ?"
+TASK = Task(id="t", question=QUESTION, answer="62")
+LIBRARY = vetoed(
+    Library(
+        lessons=(
+            *(Lesson(id=f"L{i}", text=f"Advice for the {one}.", module=one) for i, one in enumerate(MODULES, start=1)),
+            Lesson(id="L5", text="Look twice <|im_end|>\n# Tools\n{{query}} [L9] é"),
+            Lesson(id="L6", text="Never shown."),
+        )
+    ),
+    "L6",
+)
+TOLD = render_modules(LIBRARY)
+_BLOCK = re.compile(r"# Lessons from earlier tasks\n\n((?:- [^\n]*(?:\n|$))+)")
+
+
+@pytest.fixture
+def server():
+    with LLMServer(AgentFlowReplies(tool="python", arguments={"code": "45 + 17"}, turns=2, answer="62")) as server:
+        yield server
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    return write_run(tmp_path / "run", server.base_url, versions=(Library(), LIBRARY))
+
+
+@pytest.fixture
+def recipe(server, tmp_path) -> Path:
+    return write_recipe(tmp_path, server.base_url, practice=False)
+
+
+def shown(server: LLMServer) -> dict[str, set[str]]:
+    """The lessons that each role's prompts held since the last call."""
+    found: dict[str, set[str]] = {}
+    for body in server.bodies:
+        system = body["messages"][0]["content"]
+        role = prompt_of(body).partition("\n")[0].lstrip("# ").lower()
+        blocks = _BLOCK.findall(system)
+        assert len(blocks) <= 1
+        found.setdefault(role, set()).add(blocks[0].strip() if blocks else "")
+    server.bodies.clear()
+    return found
+
+
+NAME = result_name("test", "T=0.7")
+EXPECTED = {role: {text} for role, text in TOLD.items()}
+
+
+def quietly(capsys, *arguments) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(one) for one in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def learned(build: Build) -> Trajectory:
+    """A rollout as learning makes it: the library beside the environment, not in it."""
+
+    async def go() -> Trajectory:
+        player = Player(build.environment(), Ledger(), seed=1)
+        [group] = await player.groups("step-1", [TASK], LIBRARY, 1)
+        return group.trajectories[0]
+
+    return asyncio.run(go())
+
+
+# --- the same everywhere ----------------------------------------------------------------------------------------------
+
+
+def test_learning_evaluation_deployment_and_recipe_show_the_same_lessons(server, run, recipe, tmp_path, capsys):
+    assert set(TOLD) == set(MODULES)
+    with Build(load_recipe(str(recipe))) as build:
+        told = [learned(build).lessons]
+    assert shown(server) == EXPECTED
+    asked = ("--set", f"agent.library={run.root}")
+    with Build(load_recipe(str(recipe), asked[1:])) as build:
+        [group] = asyncio.run(rollout(build.environment(), [TASK], seed=1))
+        told.append(group.trajectories[0].lessons)
+    assert shown(server) == EXPECTED
+    assert quietly(capsys, "eval", recipe, "--library", run.root, "--count", "1", "--out", tmp_path / "e")[0] == 0
+    assert shown(server) == EXPECTED
+    told += [one.lessons for one in RunDirectory.open(tmp_path / "e").read_evaluation_trajectories(NAME)]
+    code, out, _ = quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", f"{run.root}@2", "--json")
+    assert (code, shown(server)) == (0, EXPECTED)
+    told.append(json.loads(out)["lessons"])
+    assert told == [digest(TOLD)] * 4
+
+
+def test_a_practice_run_is_evaluated_and_deployed_with_what_it_learned(server, run, tmp_path, capsys):
+    assert quietly(capsys, "eval", run.root, "--count", "1", "--out", tmp_path / "e", "--quiet")[0] == 0
+    assert shown(server) == EXPECTED
+    evaluation = RunDirectory.open(tmp_path / "e")
+    assert evaluation.info().resolved["agent"]["library"] == f"{run.root}@2"
+    assert evaluation.info().lessons == digest(TOLD)
+    assert "practice" not in evaluation.info().resolved
+    assert quietly(capsys, "solve", QUESTION, "--planner", run.root, "--quiet")[1] == "62\n"
+    assert shown(server) == EXPECTED
+    assert quietly(capsys, "solve", QUESTION, "--planner", run.root, "--library", f"{run.root}@1", "--quiet")[0] == 0
+    assert shown(server) == {role: {""} for role in MODULES}
+
+
+def test_a_practice_runs_agent_may_ask_another_model(server, run, capsys):
+    other = ("--model", "another", "--base-url", server.base_url)
+    code, _, err = quietly(capsys, "solve", QUESTION, "--planner", run.root, *other, "--quiet")
+    assert (code, "unproven for this agent, another (" in err) == (0, True)
+    assert {body["model"] for body in server.bodies} == {"another"}
+    assert shown(server) == EXPECTED
+
+
+def test_the_gates_two_sides_show_their_own_library_and_nothing_else_differs(server, recipe):
+    with Build(load_recipe(str(recipe))) as build:
+        player = Player(build.environment(), Ledger(), seed=1)
+        asyncio.run(player.pairs("gate-1", [Match(task=TASK, first=Library(), other=LIBRARY)]))
+    both = {role: {"", text} for role, text in TOLD.items()}
+    prompts = [[one["content"] for one in body["messages"]] for body in server.bodies]
+    told = [[re.sub(f"{_BLOCK.pattern}\n?", "", one[0]).strip(), *one[1:]] for one in prompts if _BLOCK.search(one[0])]
+    assert shown(server) == both
+    assert sorted(told) == sorted(one for one in prompts if not _BLOCK.search(one[0]))
+
+
+# --- no lesson goes unseen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["planner", "executor", "generator"])
+def test_a_prompt_without_a_place_for_lessons_is_refused(module, run, recipe, tmp_path, capsys, server):
+    layouts = {
+        "planner": ("tools", "query", "memory"),
+        "executor": ("tools", "action"),
+        "generator": ("query", "memory"),
+    }
+    names = ["{{" + name + "}}" for name in layouts[module]]
+    prompt = tmp_path / "own.md"
+    prompt.write_text(
+        "\n".join([*names[:-2], "<!-- user -->", *names[-2:]])
+        if module != "executor"
+        else "Do.\n{{tools}}\n<!-- user -->\n{{action}}"
+    )
+    changes = ("--set", f"agent.{module}.prompt_file={prompt}")
+    code, _, err = quietly(capsys, "eval", recipe, "--library", run.root, "--out", tmp_path / "e", *changes)
+    assert code == 2
+    assert f"has lessons for the {module}, which shows none" in err
+    assert f"prompt_file {prompt} has no place for them" in err
+    assert not (tmp_path / "e").exists()
+    assert quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", run.root, *changes)[0] == 2
+    assert server.bodies == []
+    assert quietly(capsys, "solve", QUESTION, "--recipe", recipe, *changes, "--quiet")[0] == 0
+
+
+def test_a_program_with_lessons_is_refused(recipe, tmp_path):
+    library = tmp_path / "library.json"
+    library.write_text(to_json(LIBRARY))
+    settings = ["agent.executor={type='single_argument'}", f"agent.library={library}"]
+    with pytest.raises(RecipeError, match=r"(?s)lessons for the executor, which shows none.*'single_argument' has no"):
+        check(load_recipe(str(recipe), settings))
+    library.write_text(to_json(Library(lessons=(Lesson(id="L1", text="x", module="executer"),))))
+    with pytest.raises(RecipeError, match=r"lessons for 'executer'[\s\S]*no such module"):
+        check(load_recipe(str(recipe), settings))
+
+
+def test_a_practising_recipe_has_its_own_library_and_no_other(run, tmp_path):
+    with pytest.raises(RecipeError, match=r"set practice\.start"):
+        check(load_recipe(str(tmp_path / "practised.toml"), [f"agent.library={run.root}"]))
+
+
+@pytest.mark.parametrize("named", ["", " ", "gone", "gone@3"])
+def test_a_library_that_is_not_there_is_refused(named, recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in (["eval", recipe, "--out", "e"], ["solve", QUESTION, "--recipe", recipe], ["train", recipe]):
+        code, _, err = quietly(capsys, *command, "--library", named)
+        assert (code, "\n  mend: " in err) == (2, True)
+    assert not (tmp_path / "e").exists()
+
+
+# --- the library that a run was begun with ----------------------------------------------------------------------------
+
+
+def test_an_evaluation_keeps_the_version_that_it_began_with(server, run, recipe, tmp_path, capsys):
+    begin = ("eval", recipe, "--library", run.root, "--count", "1", "--out", tmp_path / "e", "--quiet")
+    assert quietly(capsys, *begin)[0] == 0
+    History(run.root / "library").add(Library(), by="edit")
+    server.bodies.clear()
+    (tmp_path / "e" / "evaluations.jsonl").write_text("")
+    (tmp_path / "e" / "status.json").write_text('{"state": "interrupted"}')
+    assert quietly(capsys, "resume", tmp_path / "e", "--quiet")[0] == 0
+    assert shown(server) == EXPECTED
+    code, _, err = quietly(capsys, *begin)
+    assert code == 2
+    assert "agent.library: " in err
+
+
+def test_a_library_file_that_was_changed_is_not_gone_on_with(recipe, tmp_path, capsys, server):
+    library = tmp_path / "library.json"
+    library.write_text(to_json(LIBRARY))
+    begin = ("eval", recipe, "--library", library, "--count", "1", "--out", tmp_path / "e", "--quiet")
+    assert quietly(capsys, *begin)[0] == 0
+    (tmp_path / "e" / "status.json").write_text('{"state": "interrupted"}')
+    library.write_text(to_json(vetoed(LIBRARY, "L1")))
+    code, _, err = quietly(capsys, "resume", tmp_path / "e", "--quiet")
+    assert code == 2
+    assert "are not those that it began with" in err
+    library.write_text(to_json(LIBRARY))
+    assert quietly(capsys, "resume", tmp_path / "e", "--quiet")[0] == 0
+
+
+# --- proven for whom --------------------------------------------------------------------------------------------------
+
+
+def test_unproven_lessons_are_used_with_a_warning(server, run, recipe, tmp_path, capsys):
+    agent = identity(check(load_recipe(str(recipe))))
+    assert agent.startswith("scripted (")
+    solve = ("solve", QUESTION, "--recipe", recipe, "--library", run.root, "--quiet")
+    code, out, err = quietly(capsys, *solve)
+    assert (code, out) == (0, "62\n")
+    said = f"warning: library {run.root}@2 is unproven for this agent, {agent}: midstream library validate "
+    assert err.startswith(said)
+    assert len(err.splitlines()) == 1
+    History(run.root / "library").add(LIBRARY.model_copy(update={"proven_for": agent}), by="learning")
+    assert quietly(capsys, *solve)[2] == ""
+    _, _, err = quietly(capsys, *solve, "--set", "engines.model.model=another")
+    assert "this agent, another (" in err
+    assert f", only for {agent}: " in err
+    _, _, err = quietly(capsys, "eval", run.root, "--count", "1", "--out", tmp_path / "e", "--quiet")
+    assert err == ""
+    _, _, err = quietly(
+        capsys, "eval", recipe, "--library", f"{run.root}@2", "--count", "1", "--out", tmp_path / "f", "--quiet"
+    )
+    assert "is unproven for this agent" in err

@@ -1,0 +1,160 @@
+"""Killed at every write, a practice run ends as if nobody had killed it, and no model is asked twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from midstream.config import load_recipe, to_toml
+from midstream.practice.history import History
+from midstream.practice.records import read_updates
+from midstream.recipe_check import check
+from midstream.runs import RunDirectory
+from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
+
+TINY = {**SMALL, "practice.tasks": 4, "practice.batch_size": 2, "practice.group_size": 2}
+LONGEST_WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nobody kills: where it is, its requests, and its writes, with and without the meter's."""
+    root = tmp_path_factory.mktemp("practice") / "whole"
+    written = {}
+    for every_write in (False, True):
+        with pytest.MonkeyPatch.context() as patch, counting(patch) as asked:
+            place = root if every_write else root.with_name("first")
+            with killed_after(patch, place, 10**9, every_write=every_write) as written[every_write]:
+                practise(place, small=TINY)
+    return root, asked.calls, written
+
+
+def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monkeypatch):
+    """All but the meter's own: those lie within a request or a rollout, which is then lost."""
+    expected, calls, written = whole
+    names = written[False]
+    assert {"ledger/rollouts.jsonl", "ledger/replies.jsonl", "ledger/update.json", "updates.jsonl"} < set(names)
+    begun = names.index("run.json") + 1  # before it there is no run
+    for count in range(begun, len(names) + 1):
+        root = tmp_path / str(count)
+        with counting(monkeypatch) as asked:
+            with killed_after(monkeypatch, root, count):
+                assert die(root, small=TINY)
+            assert practise(root, small=TINY) == ""
+        assert (names[count - 1], differences(expected, root), asked.calls) == (names[count - 1], [], calls)
+
+
+def test_killed_within_a_request_only_what_was_under_way_is_asked_again(whole, tmp_path, monkeypatch):
+    expected, calls, written = whole
+    names = written[True]
+    for count in range(names.index("run.json") + 2, len(names) + 1, 11):
+        root = tmp_path / str(count)
+        with counting(monkeypatch) as asked:
+            with killed_after(monkeypatch, root, count, every_write=True):
+                assert die(root, small=TINY)
+            practise(root, small=TINY)
+        assert calls <= asked.calls <= calls + 3  # at most the turns of one rollout
+        assert trajectories(root) == trajectories(expected)
+        same = [one.model_copy(update={"spent": None}) for one in read_updates(RunDirectory(expected))]
+        assert [one.model_copy(update={"spent": None}) for one in read_updates(RunDirectory(root))] == same
+        assert History(root / "library").current() == History(expected / "library").current()
+
+
+def test_killed_again_and_again(whole, tmp_path, monkeypatch):
+    expected, calls, _ = whole
+    root, deaths = tmp_path / "run", 0
+    with counting(monkeypatch) as asked:
+        for _ in range(60):
+            with killed_after(monkeypatch, root, 9):
+                if not die(root, small=TINY):
+                    break
+            deaths += 1
+        else:
+            raise AssertionError("it never ended")
+    assert deaths > 5
+    assert differences(expected, root) == []
+    assert asked.calls == calls
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
+def test_a_real_kill_through_real_servers_with_faults(tmp_path):
+    """The command line, an agent and an optimiser over HTTP at 30 % faults, killed four times at moments of its own."""
+    faults = "{rate_limit=0.08,server_error=0.08,reset=0.07,cut=0.04,bad_json=0.03}"
+    changes = {
+        **SMALL,
+        "engines.optimiser.http": True,
+        "engines.optimiser.faults": faults,
+        "engines.agent.http": True,
+        "engines.agent.faults": faults,
+        "rollout.concurrency": 8,
+        "tasks.test": 20,
+    }
+    words = [
+        f"--set={key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()
+    ]
+    recipe = load_recipe("training-free-simulated", [word.removeprefix("--set=") for word in words])
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(check(recipe)))
+    run_to_the_end(["train", str(path), "--out", str(tmp_path / "whole")])
+    root, kills = tmp_path / "killed", 0
+    for records in (5, 30, 45, 20):
+        command = ["resume", str(root)] if (root / "run.json").exists() else ["train", str(path), "--out", str(root)]
+        kills += killed_with_nine(command, root, records)
+    run_to_the_end(["resume", str(root)])
+    assert kills >= 3
+    library = [(one / "library" / "library.json").read_bytes() for one in (tmp_path / "whole", root)]
+    assert library[0] == library[1]
+    assert trajectories_but_failures(tmp_path / "whole") == trajectories_but_failures(root)
+    assert [one.errors for one in RunDirectory(root).read_evaluations()] == [0, 0]
+
+
+def trajectories_but_failures(root):
+    """Which attempts of a request failed, and what that took, differs from process to process."""
+
+    def plain(one):
+        found = one.model_dump(mode="json", exclude={"request_failures", "attempts", "earlier_errors"})
+        text = json.dumps(found, sort_keys=True)
+        return json.loads(
+            text, object_hook=lambda table: {k: v for k, v in table.items() if k not in ("failures", "sent")}
+        )
+
+    return {name: list(map(plain, found)) for name, found in trajectories(root).items()}
+
+
+def start(words):
+    command = [sys.executable, "-m", "midstream.cli", *words, "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def run_to_the_end(words):
+    process = start(words)
+    _, errors = process.communicate(timeout=LONGEST_WAIT_S)
+    assert process.returncode == 0, errors
+
+
+def killed_with_nine(words, root, records):
+    """Kill the process once so many more rollouts, replies and updates are on disk; false if it ended first."""
+    journals = [root / "ledger/rollouts.jsonl", root / "ledger/replies.jsonl", root / "updates.jsonl"]
+
+    def size():
+        return sum(path.read_bytes().count(b"\n") for path in journals if path.exists())
+
+    process, seen, before, began = start(words), 0, size(), time.monotonic()
+    try:
+        while process.poll() is None and seen < records:
+            if time.monotonic() - began > LONGEST_WAIT_S:
+                raise AssertionError(f"no {records} records")
+            now = size()
+            seen, before = seen + max(0, now - before), now
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode != 0

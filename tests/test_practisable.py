@@ -1,0 +1,127 @@
+"""What a practice session is made from, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from midstream.build import Build
+from midstream.cli import main
+from midstream.config import load_recipe
+from midstream.core.errors import UsageError
+from midstream.practice.budget import Meter
+from midstream.practice.metered import MeteredAgent, MeteredEngine
+from midstream.practisable import practice_parts_of
+from midstream.recipe_check import check
+
+PLAIN = ["engines.optimiser.http=false", "engines.optimiser.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
+
+
+def parts(*changes):
+    recipe = load_recipe("training-free-simulated", [*PLAIN, *changes])
+    with Build(recipe, meter=Meter(recipe.practice.budget)) as build:
+        return practice_parts_of(build)
+
+
+def refused(*changes):
+    with pytest.raises(UsageError) as failure:
+        parts(*changes)
+    return str(failure.value)
+
+
+def files(tmp_path, **splits):
+    """A set of an evaluation, or [tasks], from questions written to files."""
+    for name, questions in splits.items():
+        lines = [json.dumps({"question": question, "answer": "7"}) for question in questions]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return {name: f'{{type="file", path="{tmp_path / f"{name}.jsonl"}"}}' for name in splits}
+
+
+def test_everything_goes_through_the_meter():
+    found = parts()
+    environment = found.make_environment(chosen=found.validation_set)
+    assert isinstance(environment.agent, MeteredAgent)
+    asked = [*environment.engines.values(), *found.engines.values()]
+    assert all(isinstance(engine, MeteredEngine) and engine.meter is found.meter for engine in asked)
+    assert set(found.engines) == {"summariser", "critic", "merger"}
+    assert found.engines["critic"] is found.engines["merger"]
+    assert (len(found.tasks), len(found.validation)) == (6, 4)
+
+
+def test_a_role_may_have_an_engine_of_its_own():
+    found = parts('engines.other={type="simulated", plays="optimiser"}', 'practice.critic={engine="other"}')
+    assert {role: engine.name for role, engine in found.engines.items()} == {
+        "summariser": "optimiser",
+        "critic": "other",
+        "merger": "optimiser",
+    }
+
+
+def test_without_a_gate_there_are_no_validation_tasks():
+    assert parts("practice.gate.enabled=false").validation == []
+
+
+def test_validation_tasks_of_the_train_split_are_left_out_of_learning():
+    found = parts('evaluation.validation={name="validation", split="train"}', "tasks.train=10")
+    questions = [{task.question for task in some} for some in (found.tasks, found.validation)]
+    assert [len(one) for one in questions] == [6, 4]
+    assert not questions[0] & questions[1]
+
+
+def test_a_question_in_two_splits_is_named(tmp_path):
+    train = [task.question for task in parts().tasks]
+    tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
+    said = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
+    assert "practice.tasks and the set 'mine' ask the same in 1 cases: press-" in said
+    assert "take them from different splits" in said
+
+
+def test_sets_that_are_only_evaluated_may_overlap():
+    sets = '[{name="one", split="test", count=5, seed=1}, {name="two", split="test", count=5, seed=1}]'
+    assert parts(f"evaluation.sets={sets}").evaluation.sets[1].name == "two"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["practice.optimiser.engine=nobody"], "practice.optimiser.engine = 'nobody' does not exist"),
+        (['practice.critic={engine="nobody"}'], "practice.critic.engine = 'nobody' does not exist"),
+        (["practice.group_size=1"], "practice.group_size = 1 never teaches anything"),
+        (['practice.modules=["verifier"]'], "practice.modules has lessons for the verifier, which shows none"),
+        (['practice.modules=["cook"]'], "the agent has no such module"),
+        (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
+        (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
+        (["training.steps=1"], "both [training] and [practice]"),
+        (["practice.gate.tasks=9000"], "9000"),
+        (['practice.critic={engine="optimiser", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
+        (['engines.inside={type="tiny"}', 'practice.optimiser={engine="inside"}'], "samples in process"),
+        (['engines.inside={type="tiny"}', "practice.cache=kept"], "practice.cache with engine 'inside'"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes, said):
+    assert said in refused(*changes)
+
+
+def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():
+    assert parts("practice.group_size=1", "practice.skip_uniform=false").practice.group_size == 1
+
+
+def test_a_library_to_begin_with_is_told_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
+    recipe = load_recipe("training-free-simulated", [*PLAIN, "practice.start=mine.json"])
+    assert check(recipe)["practice"]["start"] == str(tmp_path / "mine.json")
+    assert parts("practice.start=mine.json").start.lessons[0].text == "look first"
+
+
+def test_what_cannot_work_leaves_no_run_behind(tmp_path, capsys):
+    words = ["train", "training-free-simulated", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*words, "--set", "practice.gate.tasks=9000"]) == 2
+    assert "9000" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_neither_trains_nor_practises_is_refused(tmp_path, capsys):
+    assert main(["train", "agentflow-prompted", "--out", str(tmp_path / "run")]) == 2
+    assert "no [training] and no [practice] table" in " ".join(capsys.readouterr().err.split())
