@@ -38,7 +38,7 @@ from midstream.training.supervised import warm_start
 SMALL = (  # a planner that is ready in half a minute, and one update of everything
     'tasks.families=["lookup","arith","scale"]',
     "engines.policy.hidden_size=64",
-    "warm_start={transcripts=2000,steps=250,learning_rate=5e-3,policy={sense=0.4}}",
+    "warm_start={transcripts=1500,steps=220,learning_rate=5e-3,policy={sense=0.4}}",
     "practice={tasks=40,epochs=1,batch_size=40,group_size=8}",
 )
 TESTED, SEED = 200, 0

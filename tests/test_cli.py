@@ -47,7 +47,7 @@ def bare(code, *arguments):
     )  # fmt: skip
 
 
-COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compare", "study")
+COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compare", "study", "library")
 
 # -- the base install ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from midstream.core.trajectory import Sampling
 from midstream.evaluation import study_settings
 from midstream.sandbox import code_runner
 from midstream.sandbox import settings as sandbox_settings
+from midstream.practice import settings as practice_settings
 from midstream.training import losses, settings
 
 ROOT = Path(__file__).parents[1]
@@ -219,6 +220,12 @@ TABLES: dict[str, type[Frozen]] = {
     "`[evaluation]`": evaluation.Config,
     "`[[evaluation.sets]]`": evaluation.SetConfig,
     "`[study]`": study_settings.StudyConfig,
+    "`[practice]`": practice_settings.PracticeConfig,
+    "`practice.optimiser`": practice_settings.RoleConfig,
+    "`practice.library`": practice_settings.LibraryConfig,
+    "`practice.library.embedding`": practice_settings.EmbeddingConfig,
+    "`practice.gate`": practice_settings.GateConfig,
+    "`practice.budget`": practice_settings.BudgetConfig,
 }
 ROOMS = {
     "tasks": components.TASKS,

@@ -45,3 +45,14 @@ def test_an_own_tool_is_called_and_used():
     assert "text='8.04672', ok=True" in shown
     assert "unknown unit 'leagues'" in shown
     assert "answer 29028.9" in shown
+
+
+def test_one_rollout_feeds_lessons_and_weights():
+    shown = run("one_run_two_ways.py")
+    assert re.search(r"^library +\d+ groups with contrast -> [1-9]\d* changes$", shown, re.MULTILINE)
+    assert re.search(r"^weights +(\d+) groups with contrast -> [1-9]\d* rows", shown, re.MULTILINE)
+    before, after = re.search(r"weights as they were: (\w+)", shown), re.search(r"weights now: (\w+)", shown)
+    assert before
+    assert after
+    assert before[1] != after[1]
+    assert re.search(r"^success +frozen 0\.\d\d, library 0\.\d\d, weights 0\.\d\d, both 0\.\d\d$", shown, re.MULTILINE)

@@ -358,7 +358,7 @@ def test_one_that_harms_is_not_and_says_what_to_take_out(library, workshop, tmp_
     assert "The library does not help: -" in out
     assert f"without what harms: midstream library edit {path} --delete L" in out
     code, out, _ = library("validate", path, "--recipe", RECIPE, *SMALL, *STRONG, "--json")
-    assert (code, json.loads(out)["validation"]["verdict"]) == (1, "not better")
+    assert (code, json.loads(out)["validation"]["test"]["verdict"]) == (1, "not better")
     assert json.loads(out)["spent"]["rollouts"] > 0
     assert read(path).proven_for == ""
 

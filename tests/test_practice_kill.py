@@ -17,7 +17,16 @@ from midstream.recipe_check import check
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
 
-TINY = {**SMALL, "practice.tasks": 4, "practice.batch_size": 2, "practice.group_size": 2}
+TINY = {  # two updates: a change is accepted, then two are put off
+    **SMALL,
+    "seed": 0,
+    "practice.tasks": 4,
+    "practice.batch_size": 2,
+    "practice.group_size": 2,
+    "tasks.train": 10,
+    "tasks.validation": 10,
+    "tasks.test": 10,
+}
 LONGEST_WAIT_S = 60.0
 
 
@@ -31,7 +40,15 @@ def whole(tmp_path_factory):
             place = root if every_write else root.with_name("first")
             with killed_after(patch, place, 10**9, every_write=every_write) as written[every_write]:
                 practise(place, small=TINY)
+    fates = [[change.fate for change in one.changes] for one in read_updates(RunDirectory(root))]
+    assert fates == [["accepted"], ["pending", "pending"]]
     return root, asked.calls, written
+
+
+@pytest.fixture(autouse=True)
+def no_power_cut(monkeypatch):
+    """A killed process loses nothing that it wrote: waiting for the disk, hundreds of times, would show nothing."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -12,8 +13,11 @@ from midstream.config import load_recipe
 from midstream.core.errors import UsageError
 from midstream.practice.budget import Meter
 from midstream.practice.metered import MeteredAgent, MeteredEngine
+from midstream.practice.records import read_updates
 from midstream.practisable import practice_parts_of
 from midstream.recipe_check import check
+from midstream.runs import RunDirectory
+from support.practice_sessions import SMALL
 
 PLAIN = ["engines.optimiser.http=false", "engines.optimiser.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
 
@@ -125,3 +129,52 @@ def test_what_cannot_work_leaves_no_run_behind(tmp_path, capsys):
 def test_a_recipe_that_neither_trains_nor_practises_is_refused(tmp_path, capsys):
     assert main(["train", "agentflow-prompted", "--out", str(tmp_path / "run")]) == 2
     assert "no [training] and no [practice] table" in " ".join(capsys.readouterr().err.split())
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def words(changes):
+    return [f"--set={key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
+
+
+@pytest.fixture(scope="module")
+def spent_run(tmp_path_factory):
+    """A run that its budget ended within its second update."""
+    root = tmp_path_factory.mktemp("practised") / "run"
+    limited = {**SMALL, "practice.budget.rollouts": 80, "tasks.test": 20}
+    assert main(["train", "training-free-simulated", "--quiet", "--out", str(root), *words(limited)]) == 0
+    return root
+
+
+def test_a_limit_is_no_error_and_the_status_says_it(spent_run):
+    status = RunDirectory.open(spent_run).status()
+    assert status.state == "finished"
+    assert "(rollouts) is spent" in status.message
+    assert "<html" in (spent_run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_finished_run_is_left_alone_unless_its_limits_change(spent_run, tmp_path, capsys):
+    root = shutil.copytree(spent_run, tmp_path / "run")
+    before = read_updates(RunDirectory(root))
+    assert main(["resume", str(root), "--quiet"]) == 0
+    assert read_updates(RunDirectory(root)) == before
+    assert main(["resume", str(root), "--quiet", "--set", "practice.budget.rollouts=9000"]) == 0
+    run = RunDirectory(root)
+    assert (len(before), len(read_updates(run))) == (1, 2)
+    assert (run.status().state, run.status().message, run.status().step) == ("finished", "", 2)
+
+
+@pytest.mark.parametrize("change", ["practice.group_size=4", "seed=4", "practice.budgets=1"])
+def test_nothing_else_of_a_run_may_change(spent_run, change, capsys):
+    assert main(["resume", str(spent_run), "--quiet", "--set", change]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be changed in" in said or "invalid" in said
+
+
+def test_an_evaluation_goes_on_with_its_own_settings_alone(tmp_path, capsys):
+    root = tmp_path / "evaluation"
+    sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
+    assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
+    assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
+    assert "begin a new evaluation" in capsys.readouterr().err

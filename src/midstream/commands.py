@@ -21,8 +21,8 @@ from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.lessons import digest
 from midstream.estimate import describe
 from midstream.practice.budget import Meter
+from midstream.practice.parts import Parts as PracticeParts
 from midstream.practice.records import read_updates
-from midstream.practice.session import Parts as PracticeParts
 from midstream.practice.session import Session as PracticeSession
 from midstream.practice_results import is_practice, show_practice
 from midstream.practisable import practice_parts_of

@@ -187,7 +187,7 @@ def _validate(options: argparse.Namespace) -> int:
         kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
         done = library_validation.validated(place.library, recipe, place.run, kept, options)
         after = done.found.applied(place.library, done.agent)
-        where = place.save(after, by="validation", note=f"{done.found.verdict} for {done.agent}")
+        where = place.save(after, by="validation", note=f"{done.found.test.verdict} for {done.agent}")
         if place.run is not None:
             place.run.write_evaluation_trajectories(f"validation-{split(where)[1]}", done.trajectories)
         shutil.rmtree(kept)
@@ -202,7 +202,7 @@ def _validate(options: argparse.Namespace) -> int:
         if harm := [name for name, effect in done.found.effects.items() if effect.interval[1] < 0]:
             taken_out = " ".join(f"--delete {name}" for name in harm)
             _print(Text(f"without what harms: midstream library edit {shlex.quote(str(place.path))} {taken_out}"))
-    return 0 if done.found.verdict == "better" else 1
+    return 0 if done.found.test.verdict == "better" else 1
 
 
 def _changed(

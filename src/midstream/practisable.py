@@ -17,7 +17,7 @@ from midstream.practice.identity import identity
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
 from midstream.practice.optimiser import ROLES, Optimiser
-from midstream.practice.session import Parts, Prepare
+from midstream.practice.parts import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.runs import RunDirectory
 from midstream.trainable import place_names

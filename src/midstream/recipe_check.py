@@ -5,7 +5,7 @@ It runs before anything is made. What only the objects can tell, `build.py` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,20 @@ def _checked_library(recipe: Recipe, named: Path) -> str:
             mend="set practice.start to begin with that library, and remove agent.library",
         )
     place = pinned(named)
-    lessons_of(recipe.agent, place)
+    _check_heeds(recipe, lessons_of(recipe.agent, place), f"agent.library = {place!r}")
     return place
+
+
+def _check_heeds(recipe: Recipe, modules: Container[str], where: str) -> None:
+    """A tiny planner reads the lessons that its warm start taught it, and no others."""
+    engine = recipe.engines.get(recipe.agent.planner.get("engine", ""), {})
+    taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
+    if "planner" in modules and engine.get("type") == "tiny" and not taught:
+        raise RecipeError(
+            f"{where} has lessons for a tiny planner, which cannot read them",
+            cause="warm_start.lessons = 0: its vocabulary has none of their words",
+            mend="set warm_start.lessons, as recipes/flow-grpo-tiny-lessons.toml does",
+        )
 
 
 def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> None:
@@ -148,6 +160,7 @@ def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> 
                 mend="give the role an engine of type openai_compatible",
             )
     check_shown(recipe.agent, config.modules, "practice.modules")
+    _check_heeds(recipe, config.modules, "practice.modules")
     if config.group_size < 2 and config.skip_uniform and config.lessons_from == "rollouts":
         raise RecipeError(
             f"practice.group_size = {config.group_size} never teaches anything",

@@ -105,6 +105,15 @@ def test_a_pending_change_that_is_sound_no_longer_is_on_record(monkeypatch):
     assert [(one.operation.id, bool(one.refused)) for one in found.record.proposed] == [("L9", True)]
 
 
+def test_what_is_added_to_an_unproven_library_does_not_prove_it(monkeypatch):
+    before = BEFORE.model_copy(update={"proven_for": "another agent"})
+    found = updated(monkeypatch, ["0", "1"], gate(["accepted", "rejected"]), before=before)
+    assert len(found.library.lessons) == 3
+    assert found.library.proven_for == ""
+    found = updated(monkeypatch, ["0", "1"], gate(["accepted", "rejected"]), before=Library())
+    assert found.library.proven_for == "the agent"
+
+
 def test_without_a_gate_a_changed_library_is_unproven(monkeypatch):
     found = updated(monkeypatch, ["0", "1"], gate={"enabled": False})
     assert [one.fate for one in found.record.changes] == ["accepted", "accepted"]

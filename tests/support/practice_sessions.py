@@ -23,8 +23,13 @@ from midstream.practice.session import Session
 from midstream.practisable import practice_parts_of
 from midstream.runs import RunDirectory, files, journal
 
+# Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.
 SMALL: Mapping[str, Any] = {
-    "tasks.help": 0.5,
+    "seed": 2,
+    "tasks.help": 0.4,
+    "tasks.reach": 1.0,
+    "tasks.base": 0.2,
+    "tasks.share_true": 0.8,
     "tasks.rules": 4,
     "tasks.clutter": 0.0,
     "engines.optimiser.http": False,
@@ -34,13 +39,12 @@ SMALL: Mapping[str, Any] = {
     "practice.epochs": 1,
     "practice.group_size": 3,
     "practice.gate.tasks": 4,
-    "practice.gate.block": 2,
-    "practice.gate.test_pairs": 4,
+    "practice.gate.block": 4,
+    "practice.gate.test_pairs": 8,
     "practice.gate.bisect_pairs": 4,
+    "practice.gate.error_rate": 0.9,
     "rollout.concurrency": 1,
 }
-import support.h5_standin  # TEMP
-
 COMPARED = ("updates.jsonl", "evaluations.jsonl", "library/library.json")
 
 

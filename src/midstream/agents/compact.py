@@ -64,8 +64,6 @@ class CompactPlanner:
 
     shows_lessons = True
 
-    shows_lessons = True
-
     def __init__(self, config: Config) -> None:
         self.sampling = config.sampling
 

@@ -32,6 +32,8 @@ from midstream.practice.records import ChangeRecord, Fate, Test, Verdict
 from midstream.practice.sequential import Sequential
 from midstream.practice.settings import GateConfig
 
+TestName = Literal["whole", "kept"]
+
 TESTS = 2  # of an update at most
 
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
@@ -80,14 +82,6 @@ async def decide(
     return await gate.decide(config.error_rate / (TESTS * updates))
 
 
-@dataclass(kw_only=True, slots=True)
-class _Tested:
-    """A test and the differences that it saw."""
-
-    test: Test
-    found: Differences
-
-
 class _Gate:
     """The decision on one batch."""
 
@@ -106,20 +100,20 @@ class _Gate:
 
     async def decide(self, level: float) -> Decision:
         everything = tuple(range(len(self.changes)))
-        whole = await self._test("whole", everything, level)
+        whole, differences = await self._test("whole", everything, level)
         if len(self.changes) == 1 or not self.config.bisect_pairs:
-            effect = whole.found.effect(alone=len(self.changes) == 1)
-            return self._decision([whole.test], everything, [effect] * len(self.changes))
+            effect = differences.effect(alone=len(self.changes) == 1)
+            return self._decision([whole], everything, [effect] * len(self.changes))
         pairs, enough = self._pairs("halves", self.config.bisect_pairs), self.config.min_effect
-        found = await halved(self.library, self.changes, total=whole.found, pairs=pairs, enough=enough)
-        tests = [whole.test]
+        found = await halved(self.library, self.changes, total=differences, pairs=pairs, enough=enough)
+        tests = [whole]
         if found.kept and found.kept != everything:
-            tests.append((await self._test("kept", found.kept, level)).test)
+            tests.append((await self._test("kept", found.kept, level))[0])
         decision = self._decision(tests, found.kept, found.effects)
         return replace(decision, bisect_pairs=found.pairs, bisect_left_out=found.left_out)
 
     def _decision(self, tests: Sequence[Test], kept: tuple[int, ...], effects: Sequence[Effect]) -> Decision:
-        """Accepted is what passed a test, the later one if both did; else the last verdict is on those worth keeping."""
+        """Accepted is what passed a test, the later one if both did; else the last verdict is on what was kept."""
         passed = [one.changes for one in tests if one.verdict == "better"]
         chosen, fate = (passed[-1], _FATES["better"]) if passed else (kept, _FATES[tests[-1].verdict])
         records = tuple(
@@ -133,28 +127,41 @@ class _Gate:
         seed = derive_seed(self.seed, name)
         return Pairs(self.tasks, self.play, name=name, limit=limit, size=self.config.block, seed=seed)
 
-    async def _test(self, name: Literal["whole", "kept"], places: tuple[int, ...], level: float) -> _Tested:
-        """The library with these changes against the library without any."""
+    async def _test(self, name: TestName, places: tuple[int, ...], level: float) -> tuple[Test, Differences]:
         changed = applied(self.library, [self.changes[i] for i in places])
-        pairs, found = self._pairs(name, self.config.test_pairs), Differences()
-        test = Sequential(level=level, min_effect=self.config.min_effect, futility=self.config.futility_rate)
-        while test.verdict == "undecided" and not pairs.spent:
-            values = [one for one in await pairs.block(lambda _: (self.library, changed)) if one is not None]
-            for value in values:
-                found.add(value)
-            test.add(values)
-        measured = found.effect(alone=False)
-        return _Tested(
-            found=found,
-            test=Test(
-                name=name,
-                changes=places,
-                pairs=found.pairs,
-                left_out=pairs.left_out,
-                mean=measured.mean,
-                interval=measured.interval,
-                evidence=test.evidence,
-                needed=test.needed,
-                verdict=test.verdict,
-            ),
+        pairs = self._pairs(name, self.config.test_pairs)
+        return await tested(
+            self.library, changed, changes=places, name=name, pairs=pairs, config=self.config, level=level
         )
+
+
+async def tested(
+    first: Library,
+    other: Library,
+    *,
+    changes: tuple[int, ...],
+    name: TestName,
+    pairs: Pairs,
+    config: GateConfig,
+    level: float,
+) -> tuple[Test, Differences]:
+    """Is `other`, which holds these `changes`, better than `first`? At error rate `level`; with all differences."""
+    test = Sequential(level=level, min_effect=config.min_effect, futility=config.futility_rate)
+    found = Differences()
+    while test.verdict == "undecided" and not pairs.spent:
+        values = [one for one in await pairs.block(lambda _: (first, other)) if one is not None]
+        for value in values:
+            found.add(value)
+        test.add(values)
+    measured = found.effect(alone=False)
+    return Test(
+        name=name,
+        changes=changes,
+        pairs=found.pairs,
+        left_out=pairs.left_out,
+        mean=measured.mean,
+        interval=measured.interval,
+        evidence=test.evidence,
+        needed=test.needed,
+        verdict=test.verdict,
+    ), found

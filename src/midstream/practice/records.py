@@ -63,8 +63,9 @@ class UpdateRecord(Frozen):
     `uniform` groups had no contrast and taught nothing; `broken` maps ids of tasks to the reason why their groups were
     left out, `failed` the ids of rollouts that ended in an error to its text. `proposed` holds every operation that a
     role asked for and what became of it, and pending ones that are sound no longer; `changes` those that went to the
-    gate, among them the pending ones of the update before. `unreadable` are replies that stayed unusable, each with the
-    role and task that it was for. `version` is the library's after it, `spent` all that the run used until its end.
+    gate, among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
+    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with the role and task that it was
+    for. `version` is the library's after it, `spent` all that the run used until its end.
     """
 
     step: int
@@ -81,6 +82,7 @@ class UpdateRecord(Frozen):
     changes: tuple[ChangeRecord, ...] = ()
     tests: tuple[Test, ...] = ()
     bisect_pairs: int = 0
+    bisect_left_out: int = 0
     unreadable: tuple[str, ...] = ()
     version: int
     lessons: int

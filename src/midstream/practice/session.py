@@ -12,47 +12,40 @@ requests as one that was not. The model's weights are never touched.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
-from midstream import evaluation
-from midstream.core.errors import BudgetError, InfrastructureError
-from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.metrics import EvaluationResult
+from midstream.core.errors import BudgetError
+from midstream.core.lessons import NO_LESSONS
 from midstream.core.protocols import Engine, Request
-from midstream.core.seeds import derive_seed
-from midstream.core.task import Task
-from midstream.core.trajectory import Call, Trajectory
-from midstream.practice.budget import Meter
-from midstream.practice.cache import Cache
+from midstream.core.trajectory import Call
+from midstream.practice.evaluating import Evaluator
 from midstream.practice.finishing import Done, Finishing
-from midstream.practice.library import Library, render_modules
-from midstream.practice.playing import Work, require_within_budget
+from midstream.practice.library import render_modules
+from midstream.practice.parts import Parts
 from midstream.practice.progress import PracticeDisplay
 from midstream.practice.records import UpdateRecord, read_updates
-from midstream.practice.settings import PracticeConfig
 from midstream.practice.update import Practice
-from midstream.rollout import Environment
 from midstream.runs import RunDirectory
 
 WITHOUT, WITH = "no lessons", "with lessons"
 
 
 class Session:
-    """One practice run in one run directory. It closes the meter and the cache; the rest is whoever's made it."""
+    """One practice run in one run directory. It closes meter and cache; whoever made the parts closes the rest."""
 
     def __init__(self, parts: Parts, run: RunDirectory, display: PracticeDisplay) -> None:
         self.parts, self.run_directory, self.display, self.meter = parts, run, display, parts.meter
         self.finishing = Finishing(run, cache=parts.cache, report=display.note)
         self.ledger, self.history = self.finishing.ledger, self.finishing.history
+        self.replies = 0
+        self.evaluator = Evaluator(parts, run, self.ledger, display, self._report)
         self.practice = Practice(
             config=parts.practice,
             tasks=parts.tasks,
             validation=parts.validation,
             environment=parts.make_environment(),
             trial=parts.make_environment(chosen=parts.validation_set),
-            engines={role: Told(engine, role, self._report) for role, engine in parts.engines.items()},
+            engines={role: Told(engine, self._replied) for role, engine in parts.engines.items()},
             ledger=self.ledger,
             seed=parts.seed,
             identity=parts.identity,
@@ -94,7 +87,7 @@ class Session:
         ended = await self._within_budget(self._learn(updates, last))
         self.meter.release()
         if len(updates):
-            ended = await self._within_budget(self._evaluate_sets(WITH, len(updates))) or ended
+            ended = await self._within_budget(self._evaluate(WITH, len(updates))) or ended
         self.display.finish()
         return ended
 
@@ -108,7 +101,7 @@ class Session:
 
     async def _learn(self, updates: list[UpdateRecord], last: int) -> str:
         """Evaluate, then make every update that is left; returns why there were fewer."""
-        await self._evaluate_sets(WITHOUT, 0)
+        await self._evaluate(WITHOUT, 0)
         self.meter.hold_back(_phase(0))
         for step in range(len(updates) + 1, last + 1):
             if reason := self._idle(updates):
@@ -133,6 +126,13 @@ class Session:
         self.display.update(made.record)
         return made.record
 
+    async def _evaluate(self, policy: str, step: int) -> str:
+        """Evaluate without lessons, or with the newest library."""
+        self._begin(_phase(step))
+        lessons = render_modules(self.finishing.newest().library) if policy == WITH else NO_LESSONS
+        await self.evaluator.sets(policy, step, lessons)
+        return ""
+
     def _idle(self, updates: Sequence[UpdateRecord]) -> str:
         """Whether patience is at its end."""
         patience = self.parts.practice.patience
@@ -143,7 +143,11 @@ class Session:
         return f"no change was accepted in the last {patience} updates (practice.patience)"
 
     def _begin(self, phase: str) -> None:
-        self.meter.phase = phase
+        self.meter.phase, self.replies = phase, 0
+
+    def _replied(self) -> None:
+        self.replies += 1
+        self._report(f"optimiser: replies {self.replies}")
 
     def _report(self, text: str) -> None:
         self.display.phase(text)
@@ -151,17 +155,16 @@ class Session:
 
 
 class Told:
-    """An engine of one role that tells how many of its replies there are."""
+    """An engine of the optimiser that tells of each reply."""
 
-    def __init__(self, engine: Engine, role: str, report: Callable[[str], None]) -> None:
-        self.engine, self.role, self.report, self.replies = engine, role, report, 0
+    def __init__(self, engine: Engine, replied: Callable[[], None]) -> None:
+        self.engine, self.replied = engine, replied
         self.name, self.token_exact = engine.name, engine.token_exact
 
     async def sample(self, request: Request) -> Call:
         """The engine's answer."""
         call = await self.engine.sample(request)
-        self.replies += 1
-        self.report(f"{self.role}: replies {self.replies}")
+        self.replied()
         return call
 
     async def close(self) -> None:

@@ -54,11 +54,11 @@ class GateConfig(Frozen):
 
     `tasks` of the validation split stand for all others. `error_rate` is the chance that a run accepts any change that
     does not help, over all of its tests together. A test looks after every `block` pairs of fresh validation rollouts;
-    it stops early where it is sure, or where an effect of `min_effect` or more is refuted at `futility_rate`, and at the
-    latest after `test_pairs`; an update makes two at most. Between them random halves of the batch tell the good
-    changes from the bad, for `bisect_pairs` at most, or until wrong choices would cost less than `min_effect`; 0: the
-    batch is accepted or put off as a whole. With the defaults an update takes 4,400 rollouts at the very most, which
-    is 10 times those of the paper's update together with them. Chosen by `benchmarks/gate_power.py`.
+    it stops early where it is sure, or where an effect of `min_effect` or more is refuted at `futility_rate`, and at
+    the latest after `test_pairs`. An update makes two tests at most; between them random halves of the batch tell the
+    good changes from the bad, for `bisect_pairs` at most, or until wrong choices are expected to cost less than
+    `min_effect`; 0: the batch is accepted or put off as a whole. By default an update's gate takes 4,400 rollouts at
+    the very most: with the paper's own 500, not 10 times those. The defaults are chosen by `benchmarks/gate_power.py`.
     """
 
     enabled: bool = True

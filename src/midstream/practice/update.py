@@ -108,6 +108,7 @@ class Practice:
                 changes=decision.changes,
                 tests=decision.tests,
                 bisect_pairs=decision.bisect_pairs,
+                bisect_left_out=decision.bisect_left_out,
                 unreadable=tuple(proposal.unreadable),
                 version=version if after != library else version - 1,
                 lessons=len(after.rendered),
@@ -181,7 +182,9 @@ class Practice:
             library = with_effect(library, name, effect)
         proven_for = before.proven_for
         if render_modules(library) != render_modules(before):
-            proven_for = self.identity if self.config.gate.enabled else ""  # the gate accepts nothing untested
+            # The gate has tested the change alone: what it was made to must be proven, or nothing.
+            sound = not render_modules(before) or proven_for == self.identity
+            proven_for = self.identity if self.config.gate.enabled and sound else ""
         return library.model_copy(update={"proven_for": proven_for})
 
 

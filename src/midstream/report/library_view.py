@@ -113,10 +113,11 @@ def _changes(version: Version) -> str:
 
 def validation_screen(library: Library, found: Validation, agent: str) -> Group:
     """Whether a library helps an agent, how sure that is, and what each lesson does."""
-    helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[found.verdict]
-    mean = points(Effect(mean=found.mean, interval=found.interval, pairs=found.pairs))
-    said = f"The library {helps}: {mean} points over {counted(found.pairs, 'pair')} of rollouts"
-    left_out = f"; {counted(found.left_out, 'pair')} left out, without a result" if found.left_out else ""
+    test, lost = found.test, found.test.left_out + found.halves_left_out
+    helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[test.verdict]
+    mean = points(Effect(mean=test.mean, interval=test.interval, pairs=test.pairs))
+    said = f"The library {helps}: {mean} points over {counted(test.pairs, 'pair')} of rollouts"
+    left_out = f"; {counted(lost, 'pair')} left out, without a result" if lost else ""
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     for name in ("lesson", "effect (95% interval)", "helped", "harmed"):
         rows.add_column(name, no_wrap=True, justify="left" if name[0] in "le" else "right")
@@ -125,9 +126,9 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
         if effect := found.effects.get(one.id):
             texts = (points(effect), str(effect.helped), str(effect.harmed), visible(one.text))
             rows.add_row(one.id, *texts, style=_sign(effect))
-    evidence = f"Evidence {found.evidence:.1f} of the {found.needed:.1f} that are needed (natural logarithms)"
+    evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
     return Group(
-        Text(visible(said), "green" if found.verdict == "better" else "yellow"),
+        Text(visible(said), "green" if test.verdict == "better" else "yellow"),
         Text(visible(f"Agent: {agent}. {evidence}{left_out}.")),
         Text(),
         rows,

@@ -44,6 +44,9 @@ from midstream.tasks.worlds.workshop import Workshop
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("practice.gate.enabled=false",)
+SMALL = (  # the controls need many runs, not large ones
+    "practice.tasks=30", "practice.batch_size=30", "practice.gate.test_pairs=200", "practice.gate.bisect_pairs=200",
+)  # fmt: skip
 CONTROLS = {
     "shuffled rewards": ("practice.shuffle_rewards=true",),
     "lessons without effect": ("tasks.help=0", "tasks.harm=0", "tasks.clutter=0"),
@@ -138,7 +141,7 @@ def _controls(options: argparse.Namespace, root: Path, tell: Callable[[str], Non
     """A row a control: in how many runs any change was accepted."""
     rows: list[dict[str, Any]] = []
     for name, changes in CONTROLS.items():
-        runs = _runs(options, root, changes, tell, name)
+        runs = _runs(options, root, (*SMALL, *changes), tell, name)
         accepted = sum(one.accepted > 0 for one in runs)
         rows.append({"control": name, "runs": len(runs), "accepted": accepted})
     return rows
