@@ -1,6 +1,6 @@
 """What the gate gains and costs, on direct draws of success: no agent, no model, the statistics alone.
 
-    python benchmarks/gate_power.py                                     # about a quarter of an hour on one core
+    python benchmarks/gate_power.py                                     # about half an hour on one core
     python benchmarks/gate_power.py --world benchmarks/gate/weak-rules.toml --seeds 20 --harm 0 0.25
     python benchmarks/gate_power.py --gate test_pairs=800 block=16      # other settings of the gate
 

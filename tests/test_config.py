@@ -106,6 +106,15 @@ def test_a_component_of_another_type_replaces_the_whole_table():
     assert merge(base, {"engine": 3}) == {"engine": 3}
 
 
+def test_false_takes_a_table_of_the_base_out():
+    assert merge({"tools": {"python": {"timeout_s": 2}, "guess": {}}}, {"tools": {"guess": False}}) == {
+        "tools": {"python": {"timeout_s": 2}}
+    }
+    assert "local_search" not in load_recipe("agentflow-prompted", ["tools.local_search=false"]).tools
+    with pytest.raises(RecipeError, match=r"tools\.locl_search = False"):
+        load_recipe("agentflow-prompted", ["tools.locl_search=false"])
+
+
 # -- validation -------------------------------------------------------------------------------------------------------
 
 

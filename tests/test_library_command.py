@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.history import History
 from midstream.practice.identity import identity
-from midstream.practice.library import Lesson, Library, pinned, render_modules
+from midstream.practice.library import Lesson, Library, Origin, pinned, proven, render_modules
 from midstream.practice.library_text import to_json
 from midstream.practice.markdown import to_markdown
 from midstream.recipe_check import check
@@ -23,7 +25,7 @@ from midstream.runs import RunDirectory
 from midstream.tasks.worlds.workshop_rules import make_rules
 from support.practised import LESSONS, write_run
 
-PROVEN = LESSONS.model_copy(update={"proven_for": "scripted (0123456789ab)"})
+PROVEN = proven(LESSONS, "scripted (0123456789ab)")
 
 
 @pytest.fixture
@@ -169,6 +171,43 @@ def test_no_one_edits_while_the_run_learns(library, run_path):
     assert newest(run_path) == PROVEN
 
 
+def test_a_module_is_for_changed_lessons_too(library, run_path):
+    library("edit", run_path, "--modify", "L1", "Look it up.", "--module", "verifier")
+    assert render_modules(newest(run_path)) == {
+        "executor": "- Round to whole numbers.",
+        "verifier": "- Look it up.",
+    }
+
+
+def test_the_file_that_is_made_for_people_is_the_library_itself(library, run_path):
+    _, out, _ = library("edit", run_path / "library" / "library.json", "--add", "Be brief.")
+    assert "run@3: 3 lessons" in out
+    assert newest(run_path).find("L5") is not None
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_what_another_changed_meanwhile_is_not_undone(library, run_path, tmp_path, kind, monkeypatch):
+    copy = tmp_path / "copy" if kind == "directory" else tmp_path / "copy.json"
+    if kind == "directory":
+        shutil.copytree(run_path / "library", copy)
+    else:
+        library("export", run_path, copy)
+    script = tmp_path / "editor"
+    run = f'"{sys.executable}" -c "from midstream.cli import main; main()"'
+    other = f'{run} library edit "{copy}" --add "Of another." --quiet >&2'
+    script.write_text(f'#!/bin/sh\necho "- Mine." >> "$1"\n{other}\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("VISUAL", str(script))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, _, err = library("edit", copy)
+    assert code == 2
+    [draft] = tmp_path.glob("lessons-*.md")
+    assert "has changed meanwhile" in err
+    assert str(draft) in err
+    assert "- Mine." in draft.read_text()
+    assert newest(copy).lessons[-1].text == "Of another."
+
+
 @pytest.mark.parametrize("named", ["run@1", "lessons.md"])
 def test_what_cannot_hold_a_change_is_not_edited(library, run_path, tmp_path, named):
     (tmp_path / "lessons.md").write_text(to_markdown(LESSONS))
@@ -294,6 +333,32 @@ def test_what_is_exported_comes_back_the_same(library, run_path, tmp_path):
     assert "lessons.json or " in err
 
 
+def test_a_file_brings_back_no_id_that_was_given_since(library, run_path, tmp_path):
+    library("export", run_path, tmp_path / "old.json")
+    library("edit", run_path, "--add", "Be brief.")
+    library("edit", run_path, "--from", tmp_path / "old.json")
+    assert newest(run_path) == PROVEN.model_copy(update={"next_number": 6})
+    library("edit", run_path, "--add", "Be exact.")
+    assert [one.id for one in newest(run_path).lessons] == ["L1", "L2", "L4", "L6"]
+
+
+def test_a_lesson_that_was_changed_in_a_file_begins_anew(library, run_path, tmp_path):
+    file = tmp_path / "l.json"
+    library("export", run_path, file)
+    file.write_text(file.read_text().replace("Look numbers up", "Never look numbers up"))
+    _, out, _ = library("edit", run_path, "--from", file)
+    assert "unproven now" in out
+    changed = newest(run_path).find("L1")
+    assert changed == Lesson(
+        id="L1", text="Never look numbers up before you calculate.", origin=Origin(source="person")
+    )
+
+
+def test_a_merge_that_changes_nothing_is_no_version(library, run_path):
+    assert "nothing is changed" in library("merge", run_path, run_path)[1]
+    assert len(history(run_path).all()) == 2
+
+
 def test_lessons_for_a_module_that_shows_none_are_not_merged_in(library, run_path, tmp_path):
     prompt = tmp_path / "executor.md"
     prompt.write_text("Do it.\n{{tools}}\n<!-- user -->\n{{action}}\n")
@@ -316,6 +381,15 @@ def test_hostile_lessons_stay_text_on_the_terminal(library, tmp_path):
     _, out, _ = library("show", tmp_path / "l.json")
     assert "[bold]x[/bold]" in out
     assert "\x1b[31m" not in out
+
+
+def test_hostile_names_stay_text_on_the_terminal(library, run_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    other = tmp_path / "[" / "b].json"
+    other.parent.mkdir()
+    other.write_text(to_json(Library(lessons=(Lesson(id="L1", text="Be brief."),))))
+    library("merge", run_path, other)
+    assert "[/b].json" in library("versions", run_path)[1]
 
 
 # --- does it help? ----------------------------------------------------------------------------------------------------

@@ -73,6 +73,18 @@ def test_validation_tasks_of_the_train_split_are_left_out_of_learning():
     assert not questions[0] & questions[1]
 
 
+def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_path):
+    """A benchmark may ask the same more than once; an empty batch would teach nothing."""
+    tasks = files(tmp_path, same=[f"{'What' if i % 2 else 'what'} is {i // 2}?" for i in range(12)])["same"]
+    said = refused(
+        f"tasks={tasks[:-1]}, splits={{train=1}}}}",
+        *(f"engines.{name}={{type='openai_compatible', model='m'}}" for name in ("agent", "optimiser")),
+        "evaluation.sets=[]",
+        'evaluation.validation={name="validation", split="train"}',
+    )
+    assert "are left to learn from, fewer than practice.tasks = 6" in said
+
+
 def test_a_question_in_two_splits_is_named(tmp_path):
     train = [task.question for task in parts().tasks]
     tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
@@ -97,7 +109,9 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
         (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
         (["training.steps=1"], "both [training] and [practice]"),
-        (["practice.gate.tasks=9000"], "9000"),
+        (["practice.gate.tasks=9000"], "lower `count` to 200 or less (asked for by practice.gate.tasks"),
+        (["practice.tasks=9000"], "lower `count` to 200 or less (asked for by practice.tasks"),
+        (["practice.budget.cost_usd=1"], "practice.budget.cost_usd = 1 limits nothing"),
         (['practice.critic={engine="optimiser", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
         (['engines.inside={type="tiny"}', 'practice.optimiser={engine="inside"}'], "samples in process"),
         (['engines.inside={type="tiny"}', "practice.cache=kept"], "practice.cache with engine 'inside'"),

@@ -114,7 +114,8 @@ class Build:
             raise RecipeError(
                 f"tasks.type = {self.recipe.tasks.get('type')!r} has no facts and no names of its own",
                 cause="a local_search without an index, a tiny engine and a warm start are made from the offline world",
-                mend='set tasks.type = "gazetteer"; or give local_search an `index`, and leave the other two out',
+                mend='set tasks.type = "gazetteer"; or give local_search an `index`; or leave them out, '
+                "e.g. local_search = false under [tools]",
             )
         return self.source
 

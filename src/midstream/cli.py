@@ -299,7 +299,7 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     edit = actions.add_parser("edit", help="change lessons: in an editor ($VISUAL, $EDITOR), or with these options")
     edit.add_argument("named", metavar="LIBRARY", help="practice run, or a .json file")
     edit.add_argument("--add", action="append", default=[], metavar="TEXT", help="a new lesson")
-    edit.add_argument("--module", default=None, metavar="NAME", help="whose prompt --add is for (default: planner)")
+    edit.add_argument("--module", default=None, metavar="NAME", help="whose prompt --add or --modify is for")
     edit.add_argument("--modify", nargs=2, action="append", default=[], metavar=("ID", "TEXT"), help="another text")
     edit.add_argument("--delete", action="append", default=[], metavar="ID")
     edit.add_argument("--pin", action="append", default=[], metavar="ID", help="learning keeps it as it is")

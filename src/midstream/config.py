@@ -139,11 +139,16 @@ def _toml_or_text(text: str) -> Any:
 
 
 def merge(base: Table, changes: Table) -> Table:
-    """`base` with `changes` laid over it, table by table; a table of another `type` replaces the base's whole."""
+    """`base` with `changes` laid over it, table by table.
+
+    A table of another `type` replaces the base's whole; `false` in place of a table takes the base's out.
+    """
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("type", old.get("type")) == old.get("type"):
+        if isinstance(old, dict) and value is False:
+            del merged[key]
+        elif isinstance(old, dict) and isinstance(value, dict) and value.get("type", same := old.get("type")) == same:
             merged[key] = merge(old, value)
         else:
             merged[key] = value

@@ -24,6 +24,7 @@ from midstream.components import MODULES
 from midstream.config import to_toml
 from midstream.core.errors import UsageError
 from midstream.practice.changes import diff, merged
+from midstream.practice.history import VERSIONS
 from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import read_library, to_json
 from midstream.practice.markdown import to_markdown
@@ -98,8 +99,26 @@ class Place:
         if self.run is not None:
             check_shown(recipe_of(self.run).agent, render_modules(changed), str(self.path))
 
-    def save(self, changed: Library, *, by: str, operations: tuple[Operation, ...] = (), note: str = "") -> str:
-        """Keep the changed library; returns the words for where it is now."""
+    def save(
+        self,
+        changed: Library,
+        *,
+        by: str,
+        operations: tuple[Operation, ...] = (),
+        note: str = "",
+        draft: Path | None = None,
+    ) -> str:
+        """Keep the changed library; returns the words for where it is now. `draft` holds what a person wrote.
+
+        Raises:
+            UsageError: it has changed since it was read; only a run is locked while an editor is open.
+        """
+        if read_library(self.path) != self.library:
+            raise UsageError(
+                f"nothing is changed: {self.path} has changed meanwhile",
+                cause="another midstream, or an editor, wrote it",
+                mend="make the change again" + (f"; what you wrote is in {draft}" if draft else ""),
+            )
         if self.path.is_dir():
             version = history(self.path).add(changed, by=by, operations=operations, note=note)
             return f"{self.path}@{version.number}"
@@ -117,6 +136,8 @@ def held(named: str) -> Iterator[Place]:
             cause="versions never change, and only a run or a .json file keeps all that a library holds",
             mend=f"name the run: {path}" if number is not None else "midstream library export FILE.md FILE.json",
         )
+    if path.name == "library.json" and (path.parent / VERSIONS).exists():  # for people: made anew from the versions
+        path = path.parent
     path = path.parent if (path.parent / "run.json").exists() else path  # its library/
     if not (path / "run.json").exists():
         yield Place(path=path, library=read_library(path))
@@ -130,10 +151,13 @@ def _edit(options: argparse.Namespace) -> int:
     with held(options.named) as place:
         edit = library_edit.edited(place.library, options, place.modules)
         place.check(edit.library)
-        if diff(place.library, edit.library).empty:
-            return _changed(options, place.library, place.library, str(place.path))
-        where = place.save(edit.library, by="edit", operations=edit.operations, note=edit.note)
-    return _changed(options, place.library, edit.library, where)
+        after, where = place.library, str(place.path)
+        if not diff(after, edit.library).empty:
+            after = edit.library
+            where = place.save(after, by="edit", operations=edit.operations, note=edit.note, draft=edit.draft)
+    if edit.draft is not None:
+        edit.draft.unlink()
+    return _changed(options, place.library, after, where)
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -155,7 +179,8 @@ def _merge(options: argparse.Namespace) -> int:
     with held(options.named) as place:
         made, notes = merged(None, place.library, read(options.other))
         place.check(made)
-        where = place.save(made, by="merge", note=f"with {options.other}")
+        same = made == place.library
+        where = str(place.path) if same else place.save(made, by="merge", note=f"with {options.other}")
     return _changed(options, place.library, made, where, notes)
 
 
@@ -219,7 +244,7 @@ def _changed(
         _print(Text(visible(line), "yellow"))
     _print(Text(visible(f"{where}: {size_of(after)}")))
     if before.proven_for and not after.proven_for:
-        mend = f"midstream library validate {shlex.quote(where.partition('@')[0])}"
+        mend = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
         _print(Text(visible(f"unproven now, because prompts have changed: {mend}"), "yellow"))
     return 0
 

@@ -8,12 +8,12 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.practice.changes import diff
-from midstream.practice.library import Library, Origin, pinned, released, vetoed
+from midstream.practice.library import Lesson, Library, Origin, next_number, pinned, released, vetoed
 from midstream.practice.library_text import read_library
 from midstream.practice.markdown import edited as markdown_edited
 from midstream.practice.markdown import to_markdown
@@ -25,11 +25,15 @@ _MARKS: dict[str, Callable[[Library, str], Library]] = {"pin": pinned, "veto": v
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edit:
-    """The library as a person wants it, with the operations that lead there and, in words, the new marks."""
+    """The library as a person wants it, with the operations that lead there and, in words, the new marks.
+
+    `draft` is the file that an editor had; whoever has kept the library removes it.
+    """
 
     library: Library
     operations: tuple[Operation, ...] = ()
     note: str = ""
+    draft: Path | None = None
 
 
 def edited(library: Library, options: argparse.Namespace, modules: Sequence[str]) -> Edit:
@@ -52,10 +56,12 @@ def edited(library: Library, options: argparse.Namespace, modules: Sequence[str]
 
 
 def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> Edit:
-    module = options.module or "planner"
+    module = options.module
     operations = [Operation(kind="delete", id=one, origin=_PERSON) for one in options.delete]
-    operations += [Operation(kind="modify", id=one, text=text, origin=_PERSON) for one, text in options.modify]
-    operations += [Operation(kind="add", text=text, module=module, origin=_PERSON) for text in options.add]
+    operations += [
+        Operation(kind="modify", id=one, text=text, module=module or "", origin=_PERSON) for one, text in options.modify
+    ]
+    operations += [Operation(kind="add", text=text, module=module or "planner", origin=_PERSON) for text in options.add]
     numbered, outcomes = screened(library, operations, rules)
     sound = _sound(outcomes)
     changed = applied(numbered, sound)
@@ -91,13 +97,29 @@ def _edit(before: Library, after: Library, operations: Sequence[Operation]) -> E
 
 def _from_file(library: Library, path: Path, rules: Rules) -> Edit:
     if path.suffix == ".json":
-        return Edit(library=read_library(path), note=f"as in {path}")
+        return Edit(library=_replaced(library, read_library(path)), note=f"as in {path}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:
         raise UsageError(f"{path} cannot be read: {failure}", mend="name a file that export made") from failure
     changed, outcomes = markdown_edited(library, text, rules)
     return _edit(library, changed, _sound(outcomes))
+
+
+def _replaced(before: Library, after: Library) -> Library:
+    """`after`, in which no id is given twice, and what has other words here but the same past was written by hand."""
+    lessons = [_begun_anew(before.find(one.id), one) for one in after.lessons]
+    latest = max(next_number(before), next_number(after))
+    return after.model_copy(update={"lessons": tuple(lessons), "next_number": latest})
+
+
+def _begun_anew(before: Lesson | None, after: Lesson) -> Lesson:
+    same_words = before is None or (before.text, before.module) == (after.text, after.module)
+    if same_words or before != after.model_copy(
+        update={"text": before.text, "module": before.module, "state": before.state}
+    ):
+        return after
+    return Lesson(id=after.id, text=after.text, module=after.module, state=after.state, origin=_PERSON)
 
 
 def _in_editor(library: Library, rules: Rules) -> Edit:
@@ -124,5 +146,4 @@ def _in_editor(library: Library, rules: Rules) -> Edit:
             cause=failure.cause if isinstance(failure, MidstreamError) else "the editor could not be started",
             mend=f"your text is kept; correct it, then midstream library edit RUN --from {shlex.quote(str(draft))}",
         ) from failure
-    draft.unlink()
-    return edit
+    return replace(edit, draft=draft)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 
 from midstream.agent_library import read
@@ -40,8 +41,10 @@ def practice_parts_of(build: Build) -> Parts:
     assert meter is not None
     Optimiser(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     validation_set = gate_set(recipe.evaluation.validation, config)
-    validation = build.set_tasks(validation_set) if config.gate.enabled else []
-    tasks = _tasks(build, config, validation_set, validation)
+    with _asked_for("practice.gate.tasks"):
+        validation = build.set_tasks(validation_set) if config.gate.enabled else []
+    with _asked_for("practice.tasks"):
+        tasks = _tasks(build, config, validation_set, validation)
     sets = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in recipe.evaluation.sets}
     require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **sets})
     agent = identity(build.resolved)
@@ -69,6 +72,16 @@ def gate_set(validation: SetConfig, config: PracticeConfig) -> SetConfig:
     return validation.model_copy(update={"count": config.gate.tasks, "per_family": None, "families": families})
 
 
+@contextmanager
+def _asked_for(setting: str) -> Iterator[None]:
+    """Say of tasks that are not there which setting asked for them."""
+    try:
+        yield
+    except RecipeError as error:
+        mend = f"{error.mend} (asked for by {setting} and practice.families)"
+        raise RecipeError(error.what, cause=error.cause, mend=mend) from error
+
+
 def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
     """The tasks to learn from. Where validation is of the same split, what it asks is left out of them."""
     shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
@@ -76,6 +89,12 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
     count = config.tasks + len(asked)
     drawn = build.source.fixed("train", seed=build.recipe.seed, families=config.families, count=count)
     tasks = [task for task in drawn if _question(task) not in asked][: config.tasks]
+    if len(tasks) < config.tasks:
+        raise RecipeError(
+            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than practice.tasks = {config.tasks}",
+            cause="the others ask what the gate's validation tasks ask, which are of the same split",
+            mend="give them a split of their own, or lower one of the two",
+        )
     for task in tasks:
         build.reward(build.recipe.reward).check(task)
     return tasks

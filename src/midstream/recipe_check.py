@@ -167,6 +167,12 @@ def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> 
             cause="a group of one has no contrast, and groups without contrast are skipped",
             mend="set group_size to 2 or more, or skip_uniform = false",
         )
+    if config.budget.cost_usd is not None and not any(map(_has_price, resolved["engines"].values())):
+        raise RecipeError(
+            f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing",
+            cause="no engine has a price, so that all that is asked costs 0 dollars",
+            mend="set price_prompt_usd and price_completion_usd under [engines.NAME], or limit tokens instead",
+        )
     inside = [name for name, table in recipe.engines.items() if table.get("type") in IN_PROCESS]
     if config.cache is not None and inside:
         raise RecipeError(
@@ -178,6 +184,10 @@ def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> 
         place = pinned(config.start)
         check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
         resolved["practice"]["start"] = place
+
+
+def _has_price(engine: Table) -> bool:
+    return bool(engine.get("price_prompt_usd") or engine.get("price_completion_usd"))
 
 
 def _check_training(recipe: Recipe, resolved: Table) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.protocols import LockstepEngine, Request
-from midstream.core.trajectory import Call, Message, Sampling, Usage
+from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
 from midstream.practice.budget import Entry, Meter, read_spent
 from midstream.practice.metered import MeteredAgent, metered, prompt_bound
 from midstream.practice.records import Spent
@@ -64,8 +64,11 @@ class Stepped(Varied):
 class Agent:
     name = "agent"
 
-    async def run(self, task, tools, engines, *, seed, **named):
-        return (task, seed, named)
+    def __init__(self, error=None):
+        self.error = error
+
+    async def run(self, task, tools, engines, *, seed, order=0):
+        return Trajectory(id=task, task_id=task, question=f"order {order}", seed=seed, error=self.error)
 
     async def close(self):
         pass
@@ -121,6 +124,16 @@ def test_an_engine_in_lockstep_refuses_at_once_for_all_wait_for_all():
     assert isinstance(second, BudgetError)
 
 
+def test_nobody_waits_for_an_engine_in_lockstep_which_may_be_waiting_for_them():
+    async def both():
+        meter = Meter(BudgetConfig(tokens=1000))
+        await meter.reserve("planner", Spent(tokens=600), wait=False)
+        with pytest.raises(BudgetError):
+            await asyncio.wait_for(meter.reserve("search", Spent(tokens=600), wait=True), 5)
+
+    asyncio.run(both())
+
+
 def test_a_request_that_failed_used_nothing_one_that_was_cut_off_perhaps_all():
     meter = Meter(BudgetConfig())
     asyncio.run(ask_all(metered(Varied(error=EngineError("down")), meter), 1))
@@ -145,10 +158,18 @@ def test_rollouts_are_counted_before_they_start():
     meter = Meter(BudgetConfig(rollouts=2))
     agent = MeteredAgent(Agent(), meter)
     ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
-    assert ran == [("t", 0, {"order": 4}), ("t", 1, {"order": 4})]
+    assert [(one.task_id, one.seed, one.question) for one in ran] == [("t", 0, "order 4"), ("t", 1, "order 4")]
     with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent[\s\S]*--set practice.budget.rollouts="):
         asyncio.run(agent.run("t", [], {}, seed=2))
     assert meter.spent() == Spent(rollouts=2)
+
+
+def test_a_rollout_that_could_not_pay_for_its_first_request_does_not_count():
+    meter = Meter(BudgetConfig(rollouts=1))
+    refused = MeteredAgent(Agent(ErrorInfo(type="BudgetError", message="spent", retryable=False)), meter)
+    for seed in range(3):
+        asyncio.run(refused.run("t", [], {}, seed=seed))
+    assert meter.spent() == Spent()
 
 
 def test_after_its_time_nothing_new_begins():

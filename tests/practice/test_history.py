@@ -4,14 +4,14 @@ import pytest
 
 from midstream.core.errors import RunError, StorageError
 from midstream.practice.history import History
-from midstream.practice.library import Lesson, Library, pinned
+from midstream.practice.library import Lesson, Library, pinned, proven
 from midstream.practice.library_text import from_json, read_library
 from midstream.practice.operations import Operation, applied
 from midstream.runs.lock import exclusive_lock
 
 FIRST = Library(lessons=(Lesson(id="L1", text="Look first."),), next_number=2)
 ADD = Operation(kind="add", id="L2", text="Act.", module="planner")
-SECOND = applied(FIRST, [ADD]).model_copy(update={"proven_for": "agent"})
+SECOND = proven(applied(FIRST, [ADD]), "agent")
 
 
 @pytest.fixture

@@ -76,6 +76,12 @@ def test_it_names_the_task_and_what_was_found():
     assert leak("Which river crosses Oakfell's old town in spring? In spring, Oakfell!", [known]) is not None
 
 
+def test_a_possessive_hides_no_answer():
+    known = task("Who discovered radium?", "Marie Curie")
+    assert leak("Search for Marie Curie's birthplace.", [known]) is not None
+    assert leak("Search for Marie Curie’s birthplace.", [known]) is not None
+
+
 @given(st.text(), st.text(), st.text())
 def test_any_texts_can_be_compared(lesson: str, question: str, answer: str):
     leak(lesson, [task(question, answer)])

@@ -3,7 +3,7 @@ from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
 from midstream.practice.history import History
-from midstream.practice.library import Lesson, Library, Origin, render_modules
+from midstream.practice.library import Lesson, Library, Origin, proven, render_modules
 from midstream.practice.library_text import from_json, from_markdown, read_library, to_json
 from midstream.practice.markdown import to_markdown
 from support.libraries import libraries
@@ -18,6 +18,28 @@ def test_json_is_exact_but_for_a_number_that_was_too_low(library: Library):
     again = from_json(to_json(library))
     assert (again.lessons, again.proven_for) == (library.lessons, library.proven_for)
     assert from_json(to_json(again)) == again
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "agent"),
+    [
+        ("Look first.", "Look last.", ""),
+        ('"module": "planner"', '"module": "verifier"', ""),
+        ('"state": "vetoed"', '"state": "active"', ""),
+        ("Act.", "Wait.", "agent"),  # vetoed: no prompt holds it
+    ],
+)
+def test_a_file_whose_prompts_were_changed_by_hand_is_no_longer_proven(old: str, new: str, agent: str):
+    text = to_json(proven(LIBRARY, "agent"))
+    assert old in text
+    assert from_json(text).proven_for == "agent"
+    assert from_json(text.replace(old, new, 1)).proven_for == agent
+
+
+def test_a_file_of_a_windows_editor_is_read(tmp_path):
+    for name, text in (("a.json", to_json(LIBRARY)), ("a.md", to_markdown(LIBRARY))):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert render_modules(read_library(tmp_path / name)) == render_modules(LIBRARY)
 
 
 @given(libraries)

@@ -108,6 +108,12 @@ def test_windows_line_ends_and_wrapped_bullets():
     ]
 
 
+@pytest.mark.parametrize("text", ["", "\n", "Notes of my own.\n", "## planner\n"])
+def test_a_text_without_any_lesson_takes_out_none(text: str):
+    with pytest.raises(UsageError, match="no lesson is left"):
+        edited(LIBRARY, text, RULES)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -116,6 +122,9 @@ def test_windows_line_ends_and_wrapped_bullets():
         (("[L4 vetoed]", "[L4 frozen]"), "line 9: [L4 frozen] is no mark of a lesson"),
         (("[L4 vetoed]", "[L04]"), "line 9: L04 is no id of a lesson"),
         (("\n\n## executor", "\n\nA word.\n\n## executor"), "line 11: 'A word.' belongs to no lesson"),
+        (("\n\n## executor", "\n##executor"), "line 10: '##executor' belongs to no lesson"),
+        (("[L1]", "[l1]"), "line 8: [l1] is no mark of a lesson"),
+        (("[L1]", "[ L1 ]"), "line 8: [ L1 ] is no mark of a lesson"),
     ],
 )
 def test_text_that_means_nothing_is_refused_with_its_line(change: tuple[str, str], message: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from midstream.practice.library import Effect, Lesson, Library, Origin
+from midstream.practice.library import Effect, Lesson, Library, Origin, proven
 from midstream.practice.operations import Operation
 
 MODULES = ("planner", "executor")
@@ -48,10 +48,13 @@ lessons = st.builds(
     effect=effects,
 )
 libraries = st.builds(
-    Library,
-    lessons=st.lists(lessons, max_size=6, unique_by=lambda one: one.id).map(tuple),
-    next_number=st.integers(1, 12),
-    proven_for=st.sampled_from(["", "agent"]),
+    proven,
+    st.builds(
+        Library,
+        lessons=st.lists(lessons, max_size=6, unique_by=lambda one: one.id).map(tuple),
+        next_number=st.integers(1, 12),
+    ),
+    st.sampled_from(["", "agent"]),
 )
 operations = st.builds(
     Operation,

@@ -2,8 +2,8 @@
 
 Before a request (`metered.py`) its upper bound is reserved; after it what the server counted takes its place. Where a
 reservation does not fit while others are under way it waits for them; where it cannot fit at all it is refused. So a
-limit is never passed, whatever runs at once. An attempt that an engine gave up and made again counts as far as its
-reply said what it used.
+limit is never passed, whatever runs at once, by what servers say that their replies took. Attempts without a usable
+reply (too late, cut off, refused) say nothing, and count nothing.
 
 `ledger/spent.jsonl` holds a line for each reservation and one for what became of it, so that a run that was killed
 knows what it had used; what was under way then counts at its upper bound. It is never cleared.
@@ -50,7 +50,7 @@ class Meter:
         self._clock, self._began, self._before_s = clock, clock(), 0.0
         self._entries: dict[int, Entry] = {}
         self._used: Counter[str] = Counter()
-        self._under_way: set[int] = set()
+        self._under_way: dict[int, bool] = {}  # whether it settles whatever others wait for
         self._waiting: list[asyncio.Future[None]] = []
         self._held, self._held_s = Spent(), 0.0
         self._journal: Journal | None = None
@@ -104,33 +104,38 @@ class Meter:
         """What was held back may be used."""
         self._held, self._held_s = Spent(), 0.0
 
-    def start_rollout(self) -> None:
-        """Count a rollout that begins now. Raises `BudgetError` if there may be no more."""
+    def start_rollout(self) -> int:
+        """Count a rollout that begins now, under the number given back. Raises `BudgetError` if there may be none."""
         asked = Spent(rollouts=1)
         if limit := self._passed(asked):
             raise self._refusal(limit, asked)
-        self._write(Entry(number=self._next, phase=self.phase, spent=asked, time_s=round(self.elapsed_s, 3)))
+        number = self._next
+        self._write(Entry(number=number, phase=self.phase, spent=asked, time_s=round(self.elapsed_s, 3)))
+        return number
 
     async def reserve(self, role: str, bound: Spent, *, wait: bool) -> int:
         """Reserve for a request, and give back the reservation's number; with `wait`, once there is room.
+
+        One without `wait` is of an engine in lockstep, which may answer only when whoever waits here goes on: so what
+        it has reserved is not waited for.
 
         Raises:
             BudgetError: there is no room, and none can come.
         """
         while limit := self._passed(bound):
-            if limit == "time_s" or not wait or self._passed(bound, self._reserved()):
+            if limit == "time_s" or not wait or self._passed(bound, self._coming()):
                 raise self._refusal(limit, bound)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
         number = self._next
-        self._under_way.add(number)
+        self._under_way[number] = wait
         self._write(Entry(number=number, phase=self.phase, role=role, spent=bound, time_s=round(self.elapsed_s, 3)))
         return number
 
     def settle(self, number: int, spent: Spent | None) -> None:
-        """What a reserved request used in the end; None where nobody knows, which counts as all of it."""
-        self._under_way.discard(number)
+        """What a request or a rollout used in the end; None where nobody knows, which counts as all of it."""
+        self._under_way.pop(number, None)
         if spent is not None:
             changes = {"spent": spent, "time_s": round(self.elapsed_s, 3)}
             self._write(self._entries[number].model_copy(update=changes))
@@ -154,8 +159,9 @@ class Meter:
         self._used.update(_amounts(entry.spent))
         self._entries[entry.number] = entry
 
-    def _reserved(self) -> Spent:
-        return _total([self._entries[number] for number in self._under_way])
+    def _coming(self) -> Spent:
+        """What may become free without anything being refused."""
+        return _total([self._entries[number] for number, alone in self._under_way.items() if alone])
 
     def _passed(self, asked: Spent, without: Spent = _NOTHING) -> str | None:
         """The limit that would be passed if `asked` were used on top, and `without` were not."""

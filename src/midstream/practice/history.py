@@ -80,7 +80,7 @@ class History:
             raise RunError(
                 f"{self.directory} has no version {number} of its library",
                 cause=has,
-                mend=f"midstream library show {self.directory}",
+                mend=f"midstream library versions {self.directory}",
             )
         return versions[number - 1]
 

@@ -40,6 +40,7 @@ _LITTLE_WORDS = frozenset(
     "would you your answer find give question".split()
 )
 _DIGIT = re.compile(r"\d")
+_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -125,5 +126,6 @@ def _content(keys: Iterable[Key]) -> frozenset[Key]:
 
 
 def _keys(text: str) -> tuple[Key, ...]:
-    """The words of a text; one with a number is known by that and its letters, however the number is written."""
-    return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in words(text))
+    """The words of a text, "Curie's" as "Curie"; one with a number is known by that and its letters, however written."""
+    said = words(_POSSESSIVE.sub("", text))
+    return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in said)

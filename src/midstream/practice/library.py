@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from midstream.core.data import Frozen
-from midstream.core.lessons import Lessons
+from midstream.core.lessons import Lessons, digest
 from midstream.core.prompt_text import neutral
 
 State = Literal["active", "pinned", "vetoed"]
@@ -86,12 +86,14 @@ class Library(Frozen):
     """Lessons in the order they were added.
 
     `next_number` is that of the next new lesson. `proven_for` says for which agent the library as it is was accepted by
-    a test (`identity` of its engines and prompts), "" for none: then it is unproven.
+    a test (`identity` of its engines and prompts), "" for none: then it is unproven. `proven_lessons` is the digest of
+    what prompts held then: a file that was changed by hand is no longer proven.
     """
 
     lessons: tuple[Lesson, ...] = ()
     next_number: int = Field(default=1, ge=1, le=10**17)
     proven_for: str = ""
+    proven_lessons: str = ""
 
     @model_validator(mode="after")
     def _ids_differ(self) -> Library:
@@ -157,7 +159,13 @@ def with_lessons(library: Library, lessons: Sequence[Lesson]) -> Library:
     changed = library.model_copy(update={"lessons": tuple(lessons), "next_number": next_number(library)})
     changed = changed.model_copy(update={"next_number": next_number(changed)})
     same = render_modules(changed) == render_modules(library)
-    return changed if same else changed.model_copy(update={"proven_for": ""})
+    return changed if same else proven(changed, "")
+
+
+def proven(library: Library, agent: str) -> Library:
+    """The library as a test has accepted it for this agent; "": for none."""
+    seen = digest(render_modules(library)) if agent else ""
+    return library.model_copy(update={"proven_for": agent, "proven_lessons": seen})
 
 
 def pinned(library: Library, lesson_id: str) -> Library:

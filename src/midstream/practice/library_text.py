@@ -7,8 +7,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from midstream.core.errors import RunError, UsageError
+from midstream.core.lessons import digest
 from midstream.practice.history import VERSIONS, History
-from midstream.practice.library import Lesson, Library, Origin, next_number, number
+from midstream.practice.library import Lesson, Library, Origin, next_number, number, proven, render_modules
 from midstream.practice.markdown import parse
 
 _MARKDOWN = (".md", ".markdown")
@@ -20,7 +21,7 @@ def to_json(library: Library) -> str:
 
 
 def from_json(text: str) -> Library:
-    """The library that `to_json` wrote, or a person after it.
+    """The library that `to_json` wrote, or a person after it: with other words than those that were proven, unproven.
 
     Raises:
         UsageError: it is no library; says what is wrong where.
@@ -35,7 +36,8 @@ def from_json(text: str) -> Library:
             cause="it is no library as midstream writes it",
             mend="midstream library export RUN FILE.json shows the form",
         ) from failure
-    return library.model_copy(update={"next_number": next_number(library)})
+    library = library.model_copy(update={"next_number": next_number(library)})
+    return library if library.proven_lessons == digest(render_modules(library)) else proven(library, "")
 
 
 def from_markdown(text: str) -> Library:
@@ -67,7 +69,7 @@ def read_library(path: Path) -> Library:
     if path.is_dir():
         return _newest(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # as some editors on Windows write it
     except (OSError, UnicodeDecodeError) as failure:
         missing = isinstance(failure, FileNotFoundError)
         raise RunError(

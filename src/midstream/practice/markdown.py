@@ -26,7 +26,7 @@ One bullet a lesson. Change its words, take it out, or add a bullet of your own,
 """
 _BULLET = re.compile(r"[-*+](?:\s+|$)")
 _MARK = re.compile(r"\[(?P<id>L[0-9]+)?[ ,]*(?P<state>pinned|vetoed)?\](?:\s+|$)")
-_LIKE_A_MARK = re.compile(r"\[(?:L[0-9]+\b|pinned\b|vetoed\b)[^\]]*\]")
+_LIKE_A_MARK = re.compile(r"\[\s*(?:L[0-9]+\b|pinned\b|vetoed\b)[^\]]*\]", re.IGNORECASE)
 _PERSON = Origin(source="person")
 
 
@@ -74,7 +74,7 @@ def parse(text: str) -> list[Entry]:
         elif start := _BULLET.match(line):
             found.append(_entry(line[start.end() :], module or "", number))
             bullet = True
-        elif bullet and line.strip():
+        elif bullet and line.strip() and not line.startswith("##"):
             found[-1] = replace(found[-1], text=one_line(f"{found[-1].text} {line}"))
         else:
             bullet = False
@@ -91,9 +91,15 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
     A bullet without an id is a new lesson, a lesson without a bullet is deleted. What `rules` refuse stays as it was.
 
     Raises:
-        UsageError: the text is not such Markdown, or names a lesson twice or one that is not there.
+        UsageError: the text is not such Markdown, holds nothing of it, or names a lesson twice or one that is not there.
     """
     wanted = parse(text)
+    if library.lessons and not wanted:
+        raise UsageError(
+            "no lesson is left",
+            cause="the text is empty, or no library as `export` writes it",
+            mend="midstream library edit RUN --delete ID takes the last ones out",
+        )
     _check_ids(wanted, library)
     by_id = {one.id: one for one in wanted if one.id}
     changes = [Operation(kind="delete", id=one.id, origin=_PERSON) for one in library.lessons if one.id not in by_id]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.core.errors import EngineError
+from midstream.core.errors import BudgetError, EngineError
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Request, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
@@ -88,9 +88,15 @@ class MeteredAgent:
     async def run(
         self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
     ) -> Trajectory:
-        """Run once. Raises `BudgetError` where there may be no more rollouts."""
-        self.meter.start_rollout()
-        return await self.agent.run(task, tools, engines, seed=seed, **named)
+        """Run once; one that could not pay for its first request does not count.
+
+        Raises `BudgetError` where there may be no more rollouts.
+        """
+        number = self.meter.start_rollout()
+        found = await self.agent.run(task, tools, engines, seed=seed, **named)
+        if found.error is not None and found.error.type == BudgetError.__name__ and not found.calls:
+            self.meter.settle(number, Spent())
+        return found
 
     async def close(self) -> None:
         """Close the agent."""

@@ -108,7 +108,8 @@ class Session:
                 self.display.note(reason)
                 return reason
             updates.append(await self._update(step, updates))
-        return "" if last == self.parts.practice.updates else f"practice.budget.updates = {last} were made"
+        planned = self.parts.practice.updates
+        return "" if last == planned else f"{last} of {planned} updates were to be made (practice.budget.updates)"
 
     async def _update(self, step: int, updates: Sequence[UpdateRecord]) -> UpdateRecord:
         """One update, from the newest library, to the disk."""

@@ -37,9 +37,9 @@ class EmbeddingConfig(Frozen):
 class LibraryConfig(Frozen):
     """What the library may hold.
 
-    `max_tokens` bounds all that is rendered, `lesson_tokens` one lesson, four characters counted as a token. Texts whose
-    likeness (cosine, 0 to 1) is `likeness` or more are near-duplicates: of hashed n-grams, or with `embedding` of a
-    model's vectors. None: no bound, no such check. `leak_guard` refuses lessons that copy a task's answer.
+    `max_tokens` bounds all that is rendered, `lesson_tokens` one lesson, four characters counted as a token. Texts
+    whose likeness (cosine, 0 to 1) is `likeness` or more are near-duplicates: of hashed n-grams, or with `embedding` of
+    a model's vectors. None: no bound, no such check. `leak_guard` refuses lessons that copy a task's answer.
     """
 
     max_tokens: int | None = Field(default=2000, ge=1)
@@ -74,8 +74,8 @@ class GateConfig(Frozen):
 class BudgetConfig(Frozen):
     """Limits on what a run may use up, evaluations included; None: no limit.
 
-    Nothing is started that could go over `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge and
-    optimiser) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
+    Nothing is started that could go over `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge
+    and optimiser) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
     """
 
     rollouts: int | None = Field(default=None, ge=0)

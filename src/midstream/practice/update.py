@@ -19,7 +19,7 @@ from midstream.practice.cache import Cache
 from midstream.practice.gate import Decision, decide
 from midstream.practice.leaks import leak_guard
 from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library, counted, render_modules, with_effect
+from midstream.practice.library import Library, counted, proven, render_modules, with_effect
 from midstream.practice.likeness import embedding_likeness, ngram_likeness
 from midstream.practice.operations import Likeness, Operation, Outcome, Rules, applied, screened
 from midstream.practice.optimiser import Optimiser
@@ -185,7 +185,7 @@ class Practice:
             # The gate has tested the change alone: what it was made to must be proven, or nothing.
             sound = not render_modules(before) or proven_for == self.identity
             proven_for = self.identity if self.config.gate.enabled and sound else ""
-        return library.model_copy(update={"proven_for": proven_for})
+        return proven(library, proven_for)
 
 
 def _numbers(proposal: Proposal, found: Sequence[Trajectory]) -> dict[str, Any]:

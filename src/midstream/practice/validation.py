@@ -14,7 +14,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.practice.gate import tested
 from midstream.practice.halves import halved
-from midstream.practice.library import Effect, Library, counted, with_effect, with_lessons
+from midstream.practice.library import Effect, Library, counted, proven, with_effect, with_lessons
 from midstream.practice.operations import Operation
 from midstream.practice.pairs import Pairs, Play
 from midstream.practice.records import Test
@@ -44,7 +44,7 @@ class Validation(Frozen):
             harmed={name: effect.harmed for name, effect in self.effects.items()},
         )
         held = "" if library.proven_for == agent else library.proven_for
-        return library.model_copy(update={"proven_for": agent if self.test.verdict == "better" else held})
+        return proven(library, agent if self.test.verdict == "better" else held)
 
 
 async def validate(library: Library, *, tasks: Sequence[Task], play: Play, config: GateConfig, seed: int) -> Validation:

@@ -98,7 +98,7 @@ def versions_screen(versions: Sequence[Version]) -> Table:
     for one in versions:
         by = f"{one.by} {one.update}" if one.update else one.by
         yes = "yes" if one.library.proven_for else "no"
-        table.add_row(str(one.number), by, str(len(one.library.rendered)), yes, visible(_changes(one)))
+        table.add_row(str(one.number), by, str(len(one.library.rendered)), yes, Text(visible(_changes(one))))
     return table
 
 
@@ -124,7 +124,7 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
     rows.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     for one in library.rendered:
         if effect := found.effects.get(one.id):
-            texts = (points(effect), str(effect.helped), str(effect.harmed), visible(one.text))
+            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(one.text)))
             rows.add_row(one.id, *texts, style=_sign(effect))
     evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
     return Group(

@@ -1,0 +1,59 @@
+"""The study of the gate: exact gains beside the method without it, controls, and nothing run twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.cli import main
+
+SMALL = (
+    "tasks.rules=6", "tasks.help=0.12", "practice.tasks=16", "practice.batch_size=16", "practice.epochs=1",
+    "practice.group_size=3", "practice.gate.test_pairs=48", "practice.gate.bisect_pairs=32",
+)  # fmt: skip
+
+
+def study(root: Path, *more: str, seeds: int = 2) -> list[str]:
+    overrides = [part for override in SMALL for part in ("--set", override)]
+    return ["study", "gate", "--seeds", str(seeds), "--out", str(root), "--quiet", *overrides, *more]
+
+
+@pytest.fixture(scope="module")
+def harms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("gate")
+    assert main([*study(root), "--only", "gate", "--json"]) == 0
+    return root
+
+
+def test_a_row_a_harm_and_an_arm(harms: Path) -> None:
+    record = json.loads((harms / "gate-training-free-simulated.json").read_text())
+    assert [(row["harm"], row["arm"]) for row in record["gate"]] == [
+        (harm, arm) for harm in (0.0, 0.05, 0.1, 0.25) for arm in ("no gate", "gate")
+    ]
+    assert all(len(row["gains"]) == 2 for row in record["gate"])
+    assert all(row["rollouts"] == 1 for row in record["gate"] if row["arm"] == "no gate")
+    free, harmful = record["gate"][0], record["gate"][6]
+    assert min(free["gains"]) > max(harmful["gains"])  # harm alone differs
+    assert max(harmful["gains"]) < 0
+
+
+def test_nothing_is_run_twice_and_the_table_is_shown(harms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in harms.glob("*.json") if "simulated" not in path.name}
+    assert len(before) == 16
+    assert main([*study(harms), "--only", "gate"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "Exact gain on the test orders" in capsys.readouterr().out
+
+
+def test_controls_count_the_runs_that_accepted_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*study(tmp_path, "--only", "controls", "--json", seeds=1)]) == 0
+    rows = json.loads(capsys.readouterr().out)["controls"]
+    assert {row["control"]: row["accepted"] for row in rows}["groups of one"] == 0
+    assert all(row["runs"] == 1 for row in rows)
+
+
+def test_only_the_workshop_knows_what_a_lesson_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "gate", "--recipe", "flow-grpo-tiny", "--out", str(tmp_path)]) == 2
+    assert "does not practise in the simulated workshop" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""The study of a library: arms, turns by epoch, transfer between domains; nothing is learned twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.cli import main
+
+SMALL = (
+    "engines.optimiser.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
+    "tasks.test=30", "tasks.rules=6", "tasks.help=0.12", "practice.tasks=8", "practice.batch_size=8",
+    "practice.epochs=2", "practice.group_size=3", "practice.gate.tasks=20", "practice.gate.test_pairs=32",
+    "practice.gate.bisect_pairs=32", "evaluation.trials=1",
+)  # fmt: skip
+
+
+def study(root: Path, *more: str) -> list[str]:
+    overrides = [part for override in SMALL for part in ("--set", override)]
+    return ["study", "library", "--seeds", "1", "--out", str(root), "--quiet", *overrides, *more]
+
+
+def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*study(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    arms = {row["name"] for row in found["arms"]}
+    assert {"the recipe", "without the gate", "majority, no answers", "lessons without rollouts"} < arms
+    rollouts = {row["name"]: row["values"] for row in found["arms"] if row["metric"] == "rollouts"}
+    assert rollouts["lessons without rollouts"] < rollouts["the recipe"]
+    assert [row["name"] for row in found["tools"]] == ["1", "1", "2", "2"]
+    assert {(row["name"], row["metric"]) for row in found["transfer"]} == {
+        (f"learned on {source}", f"gain on {domain}")
+        for source in ("press", "kiln", "all domains")
+        for domain in ("press", "kiln")
+    }
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/updates.jsonl")}
+    assert len(written) == 10  # the recipe serves three analyses
+    assert main(study(tmp_path)) == 0
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert "From one domain to another" in capsys.readouterr().out
+
+
+def test_a_recipe_that_learns_no_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "library", "--recipe", "flow-grpo-tiny", "--out", str(tmp_path), "--quiet"]) == 2
+    assert "learns no library" in capsys.readouterr().err
+
+
+def test_transfer_needs_several_domains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*study(tmp_path, "--only", "transfer"), "--set", 'tasks.domains=["press"]']
+    assert main(command) == 2
+    assert "are of 1 family" in capsys.readouterr().err
