@@ -21,9 +21,9 @@ from midstream.agents import agentflow
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 from midstream.evaluation import study_settings
+from midstream.practice import settings as practice_settings
 from midstream.sandbox import code_runner
 from midstream.sandbox import settings as sandbox_settings
-from midstream.practice import settings as practice_settings
 from midstream.training import losses, settings
 
 ROOT = Path(__file__).parents[1]

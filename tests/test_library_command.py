@@ -143,6 +143,7 @@ def test_a_pin_changes_no_prompt_and_so_no_proof(library, run_path):
         (("--modify", "L1", " "), "modify L1: it has no text"),
         (("--add", "x", "--module", "verifyer"), "no lessons for 'verifyer', only for planner, executor, verifier"),
         (("--pin", "L9"), "--pin L9: there is no such lesson"),
+        (("--pin", "L1"), "L1 is marked twice"),
         (("--from", "gone.md"), "gone.md cannot be read"),
         (("--from", "gone.md", "--pin", "L1"), "--from stands beside other changes"),
     ],
@@ -359,6 +360,21 @@ def test_a_merge_that_changes_nothing_is_no_version(library, run_path):
     assert len(history(run_path).all()) == 2
 
 
+@pytest.mark.parametrize("action", [("versions",), ("rollback", "1")])
+def test_a_file_has_no_versions(library, run_path, tmp_path, action):
+    library("export", run_path, tmp_path / "l.json")
+    code, _, err = library(action[0], tmp_path / "l.json", *action[1:])
+    assert code == 2
+    assert "l.json has no versions" in err
+
+
+@pytest.mark.parametrize("out", ["/", ".", ""])
+def test_a_file_that_has_no_name_is_refused(library, run_path, out):
+    code, _, err = library("export", run_path, out)
+    assert code == 2
+    assert "lessons.json or " in err
+
+
 def test_lessons_for_a_module_that_shows_none_are_not_merged_in(library, run_path, tmp_path):
     prompt = tmp_path / "executor.md"
     prompt.write_text("Do it.\n{{tools}}\n<!-- user -->\n{{action}}\n")
@@ -489,6 +505,13 @@ def test_what_cannot_be_tested_is_refused(library, tmp_path, lessons, more, why)
     code, _, err = library("validate", path, *more)
     assert code == 2
     assert why in err
+
+
+def test_a_validation_without_any_result_says_why(library, run_path):
+    code, _, err = library("validate", run_path, *SMALL)
+    assert code == 1
+    assert "has a result on both sides; the first error:\nmodel: nothing answers at http://127.0.0.1:9/v1" in err
+    assert "mend: see to that, then give the command again" in err
 
 
 def test_a_dry_run_says_how_much_it_would_take(library, workshop, tmp_path):

@@ -97,7 +97,7 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     if not library.rendered or library.proven_for == agent:
         return ""
     whom = f", only for {library.proven_for}" if library.proven_for else ""
-    mend = f"midstream library validate {shlex.quote(str(split(named)[0]))}"
+    mend = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if whom else "")
     return f"library {named} is unproven for this agent, {agent}{whom}: {mend}"
 
 

@@ -276,6 +276,7 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     root = commands.add_parser("library", help="what an agent has learned: look at its lessons, edit, test, share them")
     actions = root.add_subparsers(dest="action", required=True, metavar="ACTION")
     where = "a practice run, one version of its library (RUN@VERSION), or a file"
+    changed = "a practice run, or a .json file"
 
     show = actions.add_parser("show", help="every lesson: where it came from, what it did")
     show.add_argument("named", metavar="LIBRARY", help=where)
@@ -283,7 +284,7 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _output_options(show)
 
     versions = actions.add_parser("versions", help="every version of a run's library, and what made it")
-    versions.add_argument("run", help="practice run")
+    versions.add_argument("run", metavar="RUN", help="practice run")
     _output_options(versions)
 
     diff = actions.add_parser("diff", help="what one library has and another has not")
@@ -292,16 +293,16 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _output_options(diff)
 
     rollback = actions.add_parser("rollback", help="go back to a version; those in between stay on record")
-    rollback.add_argument("run", help="practice run")
-    rollback.add_argument("number", type=int, metavar="VERSION")
+    rollback.add_argument("run", metavar="RUN", help="practice run")
+    rollback.add_argument("number", type=int, metavar="VERSION", help="its number, as `versions` lists them")
     _output_options(rollback)
 
     edit = actions.add_parser("edit", help="change lessons: in an editor ($VISUAL, $EDITOR), or with these options")
-    edit.add_argument("named", metavar="LIBRARY", help="practice run, or a .json file")
+    edit.add_argument("named", metavar="LIBRARY", help=changed)
     edit.add_argument("--add", action="append", default=[], metavar="TEXT", help="a new lesson")
     edit.add_argument("--module", default=None, metavar="NAME", help="whose prompt --add or --modify is for")
     edit.add_argument("--modify", nargs=2, action="append", default=[], metavar=("ID", "TEXT"), help="another text")
-    edit.add_argument("--delete", action="append", default=[], metavar="ID")
+    edit.add_argument("--delete", action="append", default=[], metavar="ID", help="its id is never given again")
     edit.add_argument("--pin", action="append", default=[], metavar="ID", help="learning keeps it as it is")
     edit.add_argument("--veto", action="append", default=[], metavar="ID", help="never shown, and never learned again")
     edit.add_argument("--release", action="append", default=[], metavar="ID", help="neither pinned nor vetoed")
@@ -311,7 +312,7 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     merge = actions.add_parser("merge", help="one library out of two")
     merge.add_argument("named", metavar="LIBRARY", help=where)
     merge.add_argument("other", metavar="OTHER", help=where)
-    merge.add_argument("--out", type=Path, metavar="FILE", help="a .json or .md file (default: into LIBRARY)")
+    merge.add_argument("--out", type=Path, metavar="FILE", help=".json or .md (default: into LIBRARY itself)")
     _output_options(merge)
 
     export = actions.add_parser("export", help="write a library to a file")
@@ -320,7 +321,7 @@ def _library_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _output_options(export)
 
     validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
-    validate.add_argument("named", metavar="LIBRARY", help=where)
+    validate.add_argument("named", metavar="LIBRARY", help=changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
     _server_options(validate)
     validate.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")

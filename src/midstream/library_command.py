@@ -58,14 +58,21 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _versions(options: argparse.Namespace) -> int:
-    found = history(Path(options.run)).all()
+    path = Path(options.run)
+    if path.is_file():
+        raise _no_versions(path)
+    found = history(path).all()
     if not found:
-        read_library(Path(options.run))  # says that there is none
+        read_library(path)  # says that there is none
     if options.json:
         print(json.dumps([one.model_dump(mode="json", exclude={"library"}) for one in found]))
     else:
         _print(versions_screen(found))
     return 0
+
+
+def _no_versions(path: Path) -> UsageError:
+    return UsageError(f"{path} has no versions", cause="a file holds one library", mend="name a practice run")
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -163,9 +170,7 @@ def _edit(options: argparse.Namespace) -> int:
 def _rollback(options: argparse.Namespace) -> int:
     with held(options.run) as place:
         if not place.path.is_dir():
-            raise UsageError(
-                f"{place.path} has no versions", cause="a file holds one library", mend="name a practice run"
-            )
+            raise _no_versions(place.path)
         version = history(place.path).rollback(options.number)
     return _changed(options, place.library, version.library, f"{place.path}@{version.number}")
 
@@ -194,10 +199,11 @@ def _export(options: argparse.Namespace) -> int:
 
 def _write(path: Path, found: Library) -> None:
     if path.suffix not in (".json", ".md"):
+        name = path.parent / (path.stem or "lessons")
         raise UsageError(
             f"{path} is neither .json nor .md",
             cause="a .json file holds all of a library, a .md file its lessons to read and edit",
-            mend=f"name it {path.with_suffix('.json')} or {path.with_suffix('.md')}",
+            mend=f"name it {name}.json or {name}.md",
         )
     atomic_write(path, (to_json(found) if path.suffix == ".json" else to_markdown(found)).encode())
 

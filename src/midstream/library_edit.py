@@ -65,6 +65,9 @@ def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> 
     numbered, outcomes = screened(library, operations, rules)
     sound = _sound(outcomes)
     changed = applied(numbered, sound)
+    marked = [lesson for mark in _MARKS for lesson in getattr(options, mark)]
+    if twice := [one for place, one in enumerate(marked) if one in marked[:place]]:
+        raise UsageError(f"{twice[0]} is marked twice", cause="a lesson has one mark", mend="name one of them")
     for mark, function in _MARKS.items():
         for lesson in getattr(options, mark):
             if changed.find(lesson) is None:
@@ -107,19 +110,19 @@ def _from_file(library: Library, path: Path, rules: Rules) -> Edit:
 
 
 def _replaced(before: Library, after: Library) -> Library:
-    """`after`, in which no id is given twice, and what has other words here but the same past was written by hand."""
+    """`after` in place of `before`: no id is given twice, and a lesson in other words begins anew."""
     lessons = [_begun_anew(before.find(one.id), one) for one in after.lessons]
     latest = max(next_number(before), next_number(after))
     return after.model_copy(update={"lessons": tuple(lessons), "next_number": latest})
 
 
 def _begun_anew(before: Lesson | None, after: Lesson) -> Lesson:
-    same_words = before is None or (before.text, before.module) == (after.text, after.module)
-    if same_words or before != after.model_copy(
-        update={"text": before.text, "module": before.module, "state": before.state}
-    ):
+    """A person's lesson where only the words of `before` were changed: what was counted and measured spoke of those."""
+    if before is None or (before.text, before.module) == (after.text, after.module):
         return after
-    return Lesson(id=after.id, text=after.text, module=after.module, state=after.state, origin=_PERSON)
+    new = Lesson(id=after.id, text=after.text, module=after.module, state=after.state, origin=_PERSON)
+    past = {"origin", "used", "helped", "harmed", "effect"}
+    return new if before.model_dump(include=past) == after.model_dump(include=past) else after
 
 
 def _in_editor(library: Library, rules: Rules) -> Edit:

@@ -19,7 +19,7 @@ from midstream.agent_library import check_shown
 from midstream.build import Build
 from midstream.commands import has_weights, tell_sandbox, use_policy, weights_digest
 from midstream.config import Recipe, parse_recipe
-from midstream.core.errors import UsageError
+from midstream.core.errors import InfrastructureError, UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
@@ -111,10 +111,21 @@ def _measured(
             played += len(matches)
             if status is not None:
                 status.update(f"validating: pair {played}")
-            return await player.pairs(f"{agent}, seed {recipe.seed}: {name}", matches)
+            found = await player.pairs(f"{agent}, seed {recipe.seed}: {name}", matches)
+            if not any(found):
+                raise _no_result(matches, ledger.gathered(agent))
+            return found
 
         seed = derive_seed(recipe.seed, "validation tasks")
         return asyncio.run(measure(library, tasks=tasks, play=play, config=_gate(recipe), seed=seed))
+
+
+def _no_result(matches: Sequence[Match], trajectories: Sequence[Trajectory]) -> InfrastructureError:
+    first = next((one.error.message for one in trajectories if one.error), "")
+    return InfrastructureError(
+        f"none of {len(matches)} pairs of rollouts has a result on both sides; the first error:\n{first}",
+        mend="see to that, then give the command again: what has a result is kept",
+    )
 
 
 def _gate(recipe: Recipe) -> GateConfig:

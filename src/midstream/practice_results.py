@@ -213,5 +213,5 @@ def _next_steps(run: RunDirectory) -> list[str]:
         f"midstream library show {root}     # every lesson, where it came from and what it did",
         f"midstream library edit {root}     # change, pin or veto lessons",
         f"midstream compare {root}@0 {root} --tasks     # the test tasks that the lessons changed",
-        f'midstream solve "..." --library {root}     # an agent with these lessons',
+        f'midstream solve "..." --planner {root}     # this agent, with its lessons',
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from urllib.parse import urlsplit
@@ -126,8 +127,21 @@ def test_what_is_no_chat_request_is_refused_and_named():
         assert post(server, chat(), "/v1/completions")[0] == 404
         assert post(server, b"{")[0] == 400
         status, _, body = post(server, {"model": "m"})
+        for strange in (b'{"messages": [], "seed": 1}', b'{"messages": [], "seed": 1e400}', b"[" * 100_000):
+            assert post(server, strange)[0] == 400
     assert status == 400
     assert "messages" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "head", [b"X: " + b"a" * 200_000, b"Content-Length: " + b"9" * 5_000, b"Content-Length: 3\r\n\r\n{", b""]
+)
+def test_no_client_disturbs_the_server_or_its_log(head, caplog):
+    with Loopback(echo) as server:
+        with socket.create_connection(("127.0.0.1", urlsplit(server.base_url).port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head + b"\r\n\r\n")
+        assert post(server, chat())[0] == 200
+    assert not caplog.records
 
 
 def test_a_question_that_the_model_cannot_take_is_an_error_at_once_with_its_words():

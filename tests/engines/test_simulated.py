@@ -54,6 +54,11 @@ def test_both_ways_give_the_same_replies_usage_and_cost():
     assert any(one.failures for one in far)
 
 
+def test_a_prompt_without_messages_is_refused_with_advice():
+    with pytest.raises(RecipeError, match="asked for the rest of a text by the planner"):
+        sampled(Config(plays="agent"), [Request(role="planner", prompt="Question Who ?")])
+
+
 def test_the_server_ends_with_its_engine():
     sampled(Config(plays="agent", http=True), [asked("a", 1)])
     assert "loopback" not in {thread.name for thread in threading.enumerate()}

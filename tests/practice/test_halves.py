@@ -89,6 +89,15 @@ def test_of_a_harmful_batch_the_better_part_is_kept():
     assert halve([-0.2, -0.005, -0.2, -0.005], noise=0.1).kept == (1, 3)
 
 
+def test_rewards_too_small_to_square_are_no_error():
+    async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
+        return [(len(one.first.rendered) * 1e-200, len(one.other.rendered) * 2e-200) for one in matches]
+
+    pairs = Pairs(TASKS, play, name="halves", limit=20, size=10, seed=0)
+    total = Differences(pairs=10, total=1e-199, above=10)
+    assert asyncio.run(halved(Library(), batch([1.0, 2.0]), total=total, pairs=pairs, enough=0.02)).pairs == 10
+
+
 def test_it_stops_when_choices_are_clear():
     assert halve([0.15, -0.15, 0.1], noise=0.2, enough=0.02, limit=2000).pairs < 200
     assert halve([0.001, -0.001, 0.001], noise=0.2, enough=0.001, limit=300).pairs == 300

@@ -94,6 +94,13 @@ def test_vectors_are_asked_for_once_and_come_in_any_order():
     assert like("Look it\nup.", "Look it up.") == 1.0
 
 
+def test_an_empty_text_is_not_asked_for_and_like_nothing():
+    with ApiServer(vectors) as server:
+        like = asyncio.run(embedding_likeness(config(server), ["", "Shout.", " \n"]))
+    assert [asked.body["input"] for asked in server.asked] == [["Shout."]]
+    assert (like("", "Shout."), like("", "")) == (0.0, 0.0)
+
+
 def test_many_texts_are_several_requests():
     names = [f"lesson {number}" for number in range(130)]
     with ApiServer(lambda asked: {"data": [{"embedding": [1.0]} for _ in asked.body["input"]]}) as server:

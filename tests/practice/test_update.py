@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from midstream.practice.optimiser import ROLES
 from midstream.practice.playing import Match
 from midstream.practice.records import ChangeRecord
 from midstream.practice.records import Test as Tested
+from midstream.practice.settings import EmbeddingConfig, LibraryConfig
 from midstream.practice.update import Practice
 from midstream.rollout import Config, Environment
+from support.api_server import ApiServer, Asked
 from support.optimisers import FAILS, SetAnswers, operations, role_engine, settings
 from support.rollouts import TASKS, StubReward
 
@@ -48,7 +51,7 @@ def gate(fates, effect=None, *, plays=()):
     return decide
 
 
-def updated(monkeypatch, answers, decide=None, *, before=BEFORE, pending=(), **more):
+def updated(monkeypatch, answers, decide=None, *, before=BEFORE, pending=(), proposed=ADDS, **more):
     """An update with one task and two rollouts, whose critic proposes to add two lessons."""
     if decide is not None:
         monkeypatch.setattr(update_room, "decide", decide)
@@ -60,7 +63,7 @@ def updated(monkeypatch, answers, decide=None, *, before=BEFORE, pending=(), **m
         environment=Environment(
             agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1)
         ),
-        engines=dict.fromkeys(ROLES, role_engine(ADDS)),
+        engines=dict.fromkeys(ROLES, role_engine(proposed)),
         ledger=Ledger(),
         seed=1,
         identity="the agent",
@@ -157,3 +160,24 @@ def test_every_task_comes_once_an_epoch_in_an_order_of_its_own():
     orders = [[task.id for _, tasks in batches[i : i + 2] for task in tasks] for i in (0, 2, 4)]
     assert all(sorted(order) == [task.id for task in TASKS] for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_what_no_embedding_server_takes_is_not_sent_to_it(monkeypatch):
+    changes = [
+        {"kind": "add", "text": "on and on " * 200},
+        {"kind": "delete", "id": "L1"},
+        {"kind": "add", "text": "x"},
+    ]
+    with ApiServer(apart) as server:
+        rules = LibraryConfig(embedding=EmbeddingConfig(model="small", base_url=f"{server.url}/v1"))
+        more = {"proposed": operations(*changes), "library": rules, "changes_per_group": 3}
+        found = updated(monkeypatch, ["0", "1"], gate(["accepted", "accepted"]), **more)
+    assert [asked.body["input"] for asked in server.asked] == [["x", "look first", "guess"]]
+    assert [one.text for one in found.library.lessons] == ["guess", "x"]
+    assert [one.refused[:8] for one in found.record.proposed] == ["too long", "", ""]
+
+
+def apart(asked: Asked) -> Any:
+    """Vectors in which no text is like another."""
+    texts = asked.body["input"]
+    return {"data": [{"embedding": [float(one == other) for other in texts]} for one in texts]}

@@ -49,7 +49,7 @@ def test_full_disk_is_named_and_mended():
     assert str(caught.value).splitlines() == [
         "cannot write /dev/full: No space left on device (ENOSPC)",
         "  cause: the disk is full",
-        "  mend: free space on that disk, then `midstream resume` the run",
+        "  mend: free space on that disk, then give the command again, or `midstream resume` the run",
     ]
 
 

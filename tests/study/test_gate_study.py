@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from midstream.cli import main
+from midstream.report.gate_study import gate_table
+from midstream.study import gate
 
 SMALL = (
     "tasks.rules=6", "tasks.help=0.12", "practice.tasks=16", "practice.batch_size=16", "practice.epochs=1",
@@ -20,8 +24,16 @@ def study(root: Path, *more: str, seeds: int = 2) -> list[str]:
     return ["study", "gate", "--seeds", str(seeds), "--out", str(root), "--quiet", *overrides, *more]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _two_harms() -> Iterator[None]:
+    """Half of the runs tell as much."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "HARMS", (0.0, 0.25))
+        yield
+
+
 @pytest.fixture(scope="module")
-def harms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def harms(tmp_path_factory: pytest.TempPathFactory, _two_harms: None) -> Path:
     root = tmp_path_factory.mktemp("gate")
     assert main([*study(root), "--only", "gate", "--json"]) == 0
     return root
@@ -30,18 +42,17 @@ def harms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_row_a_harm_and_an_arm(harms: Path) -> None:
     record = json.loads((harms / "gate-training-free-simulated.json").read_text())
     assert [(row["harm"], row["arm"]) for row in record["gate"]] == [
-        (harm, arm) for harm in (0.0, 0.05, 0.1, 0.25) for arm in ("no gate", "gate")
+        (harm, arm) for harm in (0.0, 0.25) for arm in ("no gate", "gate")
     ]
     assert all(len(row["gains"]) == 2 for row in record["gate"])
     assert all(row["rollouts"] == 1 for row in record["gate"] if row["arm"] == "no gate")
-    free, harmful = record["gate"][0], record["gate"][6]
-    assert min(free["gains"]) > max(harmful["gains"])  # harm alone differs
-    assert max(harmful["gains"]) < 0
+    free, _, harmful, _ = record["gate"]
+    assert all(one > two for one, two in zip(free["gains"], harmful["gains"], strict=True))  # harm alone differs
 
 
 def test_nothing_is_run_twice_and_the_table_is_shown(harms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in harms.glob("*.json") if "simulated" not in path.name}
-    assert len(before) == 16
+    assert len(before) == 8
     assert main([*study(harms), "--only", "gate"]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "Exact gain on the test orders" in capsys.readouterr().out
@@ -50,8 +61,24 @@ def test_nothing_is_run_twice_and_the_table_is_shown(harms: Path, capsys: pytest
 def test_controls_count_the_runs_that_accepted_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*study(tmp_path, "--only", "controls", "--json", seeds=1)]) == 0
     rows = json.loads(capsys.readouterr().out)["controls"]
-    assert {row["control"]: row["accepted"] for row in rows}["groups of one"] == 0
-    assert all(row["runs"] == 1 for row in rows)
+    assert [(row["control"], row["runs"]) for row in rows] == [(name, 1) for name in gate.CONTROLS]
+
+
+def test_where_nothing_can_be_gained_there_is_no_share_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"harm": 0.0, "arm": "gate", "gains": [0.0, -0.01], "possible": 0.0, "lessons": 0.5, "rollouts": 7.0}
+    Console(width=80).print(gate_table([row]))
+    shown = capsys.readouterr().out
+    assert "1/2         -" in shown
+    assert "-0.5 ± 6.4" in shown
+
+
+@pytest.mark.parametrize("name", ["gate", "library"])
+def test_without_a_set_to_measure_on_nothing_is_learned(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", name, "--out", str(tmp_path), "--quiet", "--set", "evaluation.sets=[]"]) == 2
+    assert "has no evaluation set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_workshop_knows_what_a_lesson_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

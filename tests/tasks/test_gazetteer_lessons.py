@@ -151,10 +151,17 @@ def test_of_two_sentences_about_one_decision_the_one_with_more_groups_is_kept(gr
     assert [one["from"] for one in operations] == [[1 if kept == "sound" else 2], [3]]
 
 
-def test_without_rollouts_it_writes_any_sentences_that_are_not_there():
-    library = "\n".join(json.dumps({"id": one.text, "text": one.text}) for one in KNOWN[:-2])
+def test_a_summary_by_another_model_is_read_as_far_as_it_goes():
+    rollouts = "\n".join(json.dumps({"reward": reward, "summary": "Never guess: 0 of 0"}) for reward in (0, 1))
+    assert ask("Contrast a group of rollouts", f"# Library\n\n# Rollouts\n{rollouts}\n") == {"operations": []}
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_without_rollouts_it_writes_any_sentences_that_are_not_there(left):
+    there = KNOWN[: len(KNOWN) - left]
+    library = "\n".join(json.dumps({"id": one.text, "text": one.text}) for one in there)
     operations = ask("Write lessons", f"# Library\n\n{library}\n\n# Question\n\n{json.dumps(QUESTION)}\n\n# Operations")
-    assert {one["text"] for one in operations["operations"]} == {one.text for one in KNOWN[-2:]}
+    assert {one["text"] for one in operations["operations"]} == {one.text for one in KNOWN if one not in there}
 
 
 def test_another_prompt_gets_an_empty_object():

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
@@ -138,6 +138,8 @@ class Loopback:
                 await self._answer(head, await reader.readexactly(int(length[1]) if length else 0), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client went away, as it may
+        except (asyncio.LimitOverrunError, ValueError):
+            pass  # it speaks no HTTP that this server reads
         finally:
             writer.transport.abort()
             self._writers.discard(writer)
@@ -170,7 +172,7 @@ class Loopback:
             body = json.loads(raw)
             messages = [Message(role=one["role"], content=one["content"]) for one in body["messages"]]
             text = self._reply(messages, int(body.get("seed", 0)))
-        except (ValueError, KeyError, TypeError, ValidationError) as failure:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as failure:
             return 400, _error(f"no chat request: {failure!r}")
         except UsageError as failure:
             return 400, _error(failure.what)

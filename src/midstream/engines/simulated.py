@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
 from midstream.engines import openai_compatible
@@ -49,7 +50,17 @@ class SimulatedEngine:
         self._reply = reply
 
     async def sample(self, request: Request) -> Call:
-        """What the function says."""
+        """What the function says.
+
+        Raises:
+            RecipeError: the request is a text without messages, as the compact planner's are.
+        """
+        if not request.messages:
+            raise RecipeError(
+                f"engine {self.name!r} was asked for the rest of a text by the {request.role}",
+                cause="a simulated model answers messages, as a chat model does",
+                mend='give the module type = "prompted", or another engine',
+            )
         completion = self._reply(request.messages, request.seed % _SEEDS)
         prompt_tokens, completion_tokens = usage_of(request.messages, completion)
         cost = prompt_tokens * self.config.price_prompt_usd + completion_tokens * self.config.price_completion_usd

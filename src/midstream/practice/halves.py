@@ -120,5 +120,7 @@ def random_half(count: int, draw: random.Random) -> frozenset[int]:
 
 def _loss(mean: float, error: float) -> float:
     """How much, on average, the truth lies on the other side of 0 than its estimate, which has a normal error."""
+    if not error:  # differences whose squares are too small for a number
+        return 0.0
     z = abs(mean) / error
     return error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))

@@ -126,6 +126,6 @@ def _content(keys: Iterable[Key]) -> frozenset[Key]:
 
 
 def _keys(text: str) -> tuple[Key, ...]:
-    """The words of a text, "Curie's" as "Curie"; one with a number is known by that and its letters, however written."""
+    """The words of a text, "Curie's" as "Curie"; one with a number by that and its letters, however it is written."""
     said = words(_POSSESSIVE.sub("", text))
     return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in said)

@@ -58,15 +58,15 @@ def ngram_likeness(one: str, other: str) -> float:
 async def embedding_likeness(config: EmbeddingConfig, texts: Sequence[str]) -> Callable[[str, str], float]:
     """The cosine of a model's vectors for two of these texts, negative ones as 0; each is asked for once, here.
 
-    It is halved where numbers differ or only one text says "not". Other contradictions ("left", "right") lie close
-    together for most models, so the threshold should be high.
+    Empty texts are like nothing. The value is halved where numbers differ or only one text says "not". Other
+    contradictions ("left", "right") lie close together for most models, so the threshold should be high.
 
     Raises:
         EngineError: the server refused, or every attempt failed.
         KeyError: (by the function) a text that is not among these.
     """
-    wanted = list(dict.fromkeys(one_line(text) for text in texts))
-    vectors: dict[str, dict[int, float]] = {}
+    wanted = list(dict.fromkeys(said for text in texts if (said := one_line(text))))  # servers refuse empty ones
+    vectors: dict[str, dict[int, float]] = {"": {}}
     key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
     address = f"{config.base_url.rstrip('/')}/embeddings"
     service = api.Service("the embedding model", address, api.Config(timeout_s=config.timeout_s), key=key)

@@ -91,7 +91,7 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
     A bullet without an id is a new lesson, a lesson without a bullet is deleted. What `rules` refuse stays as it was.
 
     Raises:
-        UsageError: the text is not such Markdown, holds nothing of it, or names a lesson twice or one that is not there.
+        UsageError: the text is not such Markdown, holds no lesson, or names one twice or one that is not there.
     """
     wanted = parse(text)
     if library.lessons and not wanted:

@@ -5,8 +5,8 @@
     -> evaluate "with lessons"
 
 Everything random derives from (seed, purpose, update), and everything that was paid for is in the ledger until its
-update is recorded, so a run that was killed and resumed ends with the same library and has asked the same number of
-requests as one that was not. The model's weights are never touched.
+update is recorded, so a run that was killed and resumed ends with the same library as one that was not, and makes no
+rollout and no request again but those that were under way. The model's weights are never touched.
 """
 
 from __future__ import annotations

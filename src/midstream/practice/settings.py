@@ -26,7 +26,10 @@ class RoleConfig(Frozen):
 
 
 class EmbeddingConfig(Frozen):
-    """Near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server."""
+    """Near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
+
+    An update asks for those of its lessons and proposals; they cost next to nothing, and no budget counts them.
+    """
 
     model: str
     base_url: str

@@ -19,7 +19,7 @@ from midstream.practice.cache import Cache
 from midstream.practice.gate import Decision, decide
 from midstream.practice.leaks import leak_guard
 from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library, counted, proven, render_modules, with_effect
+from midstream.practice.library import Library, counted, proven, render_modules, tokens, with_effect
 from midstream.practice.likeness import embedding_likeness, ngram_likeness
 from midstream.practice.operations import Likeness, Operation, Outcome, Rules, applied, screened
 from midstream.practice.optimiser import Optimiser
@@ -131,7 +131,9 @@ class Practice:
         config = self.config.library
         likeness: Likeness | None = ngram_likeness if config.likeness is not None else None
         if likeness and config.embedding:
-            texts = [*(one.text for one in library.lessons), *(one.text for one in proposed)]
+            bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
+            texts = [one.text for one in proposed if bound is None or tokens(one.text) <= bound]
+            texts += [one.text for one in library.lessons]
             likeness = await embedding_likeness(config.embedding, texts)
         return Rules(
             modules=self.config.modules,

@@ -17,7 +17,7 @@ def gate_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line a harm and an arm: the mean gain with its interval, the worst seed, shares and costs."""
     table = plain_table(Text("Exact gain on the test orders"))
     table.caption = "gain: mean over seeds ± half-width of the 95% Student t interval; rollouts: times those without"
-    for head in ("harm", "arm", "gain", "worst", "below 0", "of best", "lessons", "rollouts"):
+    for head in ("harm", "arm", "gain", "worst", "< 0", "of best", "lessons", "rollouts"):
         table.add_column(head, justify="left" if head == "arm" else "right")
     for row in rows:
         gains = row["gains"]
@@ -29,7 +29,7 @@ def gate_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             Text(f"{100 * middle:+.1f}{spread}", no_wrap=True),
             f"{100 * min(gains):+.1f}",
             f"{sum(gain < 0 for gain in gains)}/{len(gains)}",
-            percent(fmean(gains) / row["possible"]),
+            percent(fmean(gains) / row["possible"]) if row["possible"] else "-",
             f"{row['lessons']:.1f}",
             f"{row['rollouts']:.1f}x",
         )

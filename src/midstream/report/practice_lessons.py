@@ -102,7 +102,8 @@ def not_accepted(data: PracticeData) -> list[str]:
     cards = [change_card(one, span) for one in found]
     more = cards[_SHOWN:]
     rest = f"<details><summary>{counted(len(more), 'more change')}</summary>{''.join(more)}</details>" if more else ""
-    return [f'<p class="soft">{counted(len(found), "change")}, the newest first.</p>', "".join(cards[:_SHOWN]), rest]
+    said = f"{counted(len(found), 'change')}, the newest first; one that was asked for again stands where it came last."
+    return [f'<p class="soft">{said}</p>', "".join(cards[:_SHOWN]), rest]
 
 
 def change_card(one: Tried, span: float) -> str:

@@ -111,7 +111,7 @@ def counts(data: PracticeData) -> str:
         (
             "Groups that broke down",
             lost["broken groups"],
-            "fewer than two rollouts with a result: left out",
+            "fewer than two results, a tie of answers or no usable reply: left out, each named with its update",
         ),
         (
             "Replies that stayed unreadable",
@@ -161,5 +161,5 @@ def costs(data: PracticeData) -> list[str]:
 
 
 def _spent(spent: Spent) -> str:
-    cost = dollars(spent.cost_usd) if spent.cost_usd else "-"
-    return "".join(map(cell, (f"{spent.rollouts:,}", f"{spent.calls:,}", f"{spent.tokens:,}", cost)))
+    counts = [f"{count:,}" if count else "-" for count in (spent.rollouts, spent.calls, spent.tokens)]
+    return "".join(map(cell, (*counts, dollars(spent.cost_usd) if spent.cost_usd else "-")))

@@ -181,7 +181,7 @@ def paired_table(compared: Sequence[Paired]) -> Table:
     """Each test set without and with lessons, task by task."""
     table = plain_table(Text("Held-out tasks, without and with lessons"))
     table.add_column("set", overflow="fold", max_width=20)
-    for head in ("tasks", "before", "after", "points", "95% interval", "won", "lost", "tied"):
+    for head in ("tasks", "before", "after", "points", "95% interval", "won/lost/tied"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in compared:
         low, high = one.interval
@@ -192,7 +192,7 @@ def paired_table(compared: Sequence[Paired]) -> Table:
             Text(percent(one.other_success), "bold"),
             Text(change(0.0, one.difference), _COLOURS[one.verdict]),
             f"{change(0.0, low)} to {change(0.0, high)}",
-            *map(str, (one.wins, one.losses, one.ties)),
+            f"{one.wins}/{one.losses}/{one.ties}",
         )
     lost = [f"{one.set_name}: {counted(one.left_out, 'task')} left out" for one in compared if one.left_out]
     table.caption = Text(visible("; ".join(lost) + ", without a result on one side"), "yellow") if lost else None

@@ -20,9 +20,10 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from midstream.core.errors import StorageError
 
-_RESUME = "then `midstream resume` the run"
+_RESUME = "then give the command again, or `midstream resume` the run"
 # By name, because not every platform has every number.
 _MENDS = {
+    "ENOENT": ("its directory does not exist", "make it, or write elsewhere"),
     "ENOSPC": ("the disk is full", f"free space on that disk, {_RESUME}"),
     "EDQUOT": ("your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
     "EFBIG": ("the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),

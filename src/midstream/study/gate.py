@@ -28,7 +28,7 @@ from rich.console import Console
 from midstream.build import Build
 from midstream.config import load_recipe
 from midstream.core.data import Frozen
-from midstream.core.errors import RecipeError, UsageError
+from midstream.core.errors import RecipeError
 from midstream.practice.budget import Meter
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
@@ -39,18 +39,18 @@ from midstream.practisable import practice_parts_of
 from midstream.recipe_check import check
 from midstream.report.gate_study import control_table, gate_table
 from midstream.runs.files import atomic_write
-from midstream.study.options import chosen
+from midstream.study.options import chosen, require_set
 from midstream.tasks.worlds.workshop import Workshop
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("practice.gate.enabled=false",)
 SMALL = (  # the controls need many runs, not large ones
-    "practice.tasks=30", "practice.batch_size=30", "practice.gate.test_pairs=200", "practice.gate.bisect_pairs=200",
+    "practice.tasks=20", "practice.batch_size=20", "practice.gate.test_pairs=128", "practice.gate.bisect_pairs=64",
 )  # fmt: skip
 CONTROLS = {
     "shuffled rewards": ("practice.shuffle_rewards=true",),
     "lessons without effect": ("tasks.help=0", "tasks.harm=0", "tasks.clutter=0"),
-    "groups of one": ("practice.group_size=1",),
+    "groups of one": ("practice.group_size=1", "practice.skip_uniform=false", "tasks.help=0"),  # guesses, of no use
     "hopeless orders": ("tasks.base=0", "tasks.spread=0", "tasks.help=0", "tasks.harm=0"),
 }
 PARTS = ("gate", "controls")
@@ -101,6 +101,7 @@ def study_gate(options: argparse.Namespace) -> int:
             cause="only there the worth of a lesson is known exactly",
             mend="midstream study gate --recipe training-free-simulated, or a file that extends it",
         )
+    require_set(recipe)
     tell = (lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False)
     record: dict[str, Any] = {"recipe": recipe.name, "seeds": options.seeds}
     if "gate" in parts:
@@ -192,8 +193,7 @@ def practised(name: str, overrides: Sequence[str]) -> Learned:
     with Build(recipe, meter=meter) as build:
         library, accepted = asyncio.run(_practise(build))
         world, chosen = build.source, recipe.evaluation.sets[0]
-        if not isinstance(world, Workshop):
-            raise UsageError(f"tasks of recipe {name!r} are of no workshop", mend="use training-free-simulated")
+        assert isinstance(world, Workshop)
         tasks = build.set_tasks(chosen)
         return Learned(
             before=world.mean_success(tasks, []),

@@ -29,7 +29,7 @@ from midstream.practice.records import UpdateRecord, read_updates
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
-from midstream.study.options import chosen
+from midstream.study.options import chosen, require_set
 
 LEARNED = "the recipe"
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -65,7 +65,9 @@ class LibraryStudy:
                 mend="midstream study library --recipe training-free-simulated",
             )
         name = f"{table['name']}-{arm.replace(' ', '-').replace(',', '')}"
-        return parse_recipe(merge(table, {"name": name, **changes}))
+        recipe = parse_recipe(merge(table, {"name": name, **changes}))
+        require_set(recipe)
+        return recipe
 
     def run(self, arm: str, seed: int, changes: Mapping[str, Any]) -> RunDirectory:
         """The finished run of an arm, made now if it was not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from midstream.config import Recipe
 from midstream.core.errors import RecipeError, UsageError
 
 
@@ -19,3 +20,13 @@ def chosen(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
     if options.seeds < 1:
         raise UsageError(f"--seeds {options.seeds} trains nothing", cause="it is below 1", mend="e.g. --seeds 3")
     return picked
+
+
+def require_set(recipe: Recipe) -> None:
+    """Refuse a recipe without a set to measure on, before anything is learned."""
+    if not recipe.evaluation.sets:
+        raise RecipeError(
+            f"recipe {recipe.name!r} has no evaluation set",
+            cause="what was learned is measured on the first one",
+            mend="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
+        )

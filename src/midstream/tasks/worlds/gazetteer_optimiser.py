@@ -25,7 +25,7 @@ from midstream.tasks.worlds.gazetteer_plans import Situation
 
 CONTRAST = 0.25  # by how much more often the good rollouts must have acted on a sentence
 PROPOSED = 2  # lessons a group
-_ACTED = re.compile(r"([A-Z][a-z ]+): (\d+) of (\d+)")
+_ACTED = re.compile(r"([A-Z][a-z ]+): (\d+) of ([1-9]\d*)")
 _HEADING = re.compile(r"^# (.+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"\n arg ([^\n]+)")
 _BY_TEXT = {one.text: one for one in KNOWN}
@@ -139,9 +139,10 @@ def _add(text: str, why: str = "") -> dict[str, Any]:
 
 
 def _any(sections: Mapping[str, str], rng: random.Random) -> list[str]:
-    """Any sentences that the library lacks: what can be written without having seen a rollout."""
+    """Any sentences that the library lacks, if any: what can be written without having seen a rollout."""
     there = {line["text"] for line in _lines(sections["Library"])}
-    return rng.sample([one.text for one in KNOWN if one.text not in there], PROPOSED)
+    left = [one.text for one in KNOWN if one.text not in there]
+    return rng.sample(left, min(PROPOSED, len(left)))
 
 
 # --- the batch ------------------------------------------------------------------------------------------------------
