@@ -211,3 +211,10 @@ values = st.recursive(
 @given(table=st.dictionaries(keys, values, max_size=4))
 def test_any_table_survives_writing(table):
     assert tomllib.loads(to_toml(table)) == table
+
+
+def test_what_needs_the_offline_world_is_refused_with_other_tasks():
+    recipe = load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }"])
+    with pytest.raises(RecipeError, match=r"tasks.type = 'game24' has no facts[\s\S]*local_search = false"):
+        check(recipe)
+    check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))

@@ -302,6 +302,16 @@ def test_a_rollback_is_a_new_version_with_the_old_proof(library, run_path):
     assert library("rollback", run_path, 9)[0] == 2
 
 
+def test_no_lessons_need_no_proof(library, run_path):
+    versions = History(run_path / "library")
+    none = versions.add(Library(), by="edit").number
+    versions.add(proven(LESSONS, "an agent"), by="learning")
+    code, out, _ = library("rollback", run_path, none)
+    assert code == 0
+    assert "0 lessons" in out
+    assert "unproven" not in out
+
+
 def test_two_libraries_become_one(library, run_path, tmp_path):
     other = Library(
         lessons=(Lesson(id="L1", text="Quote names as they are written."), Lesson(id="L2", text="Never look twice.")),

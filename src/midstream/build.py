@@ -25,6 +25,7 @@ from midstream.components import (
     TOOLS,
     draw,
     no_engine,
+    no_world,
     resolve,
     set_reward,
     task_source,
@@ -111,12 +112,7 @@ class Build:
     def world(self) -> gazetteer.Gazetteer:
         """The source, where it must be the offline world."""
         if not isinstance(self.source, gazetteer.Gazetteer):
-            raise RecipeError(
-                f"tasks.type = {self.recipe.tasks.get('type')!r} has no facts and no names of its own",
-                cause="a local_search without an index, a tiny engine and a warm start are made from the offline world",
-                mend='set tasks.type = "gazetteer"; or give local_search an `index`; or leave them out, '
-                "e.g. local_search = false under [tools]",
-            )
+            raise no_world(self.recipe)
         return self.source
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:

@@ -223,3 +223,13 @@ def no_engine(recipe: Recipe, what: str) -> RecipeError:
         cause=f"the recipe's engines are {', '.join(recipe.engines) or 'none'}",
         mend="name one of them, or add its [engines.NAME] table",
     )
+
+
+def no_world(recipe: Recipe) -> RecipeError:
+    """What needs the offline world and finds other tasks is refused with."""
+    return RecipeError(
+        f"tasks.type = {recipe.tasks.get('type')!r} has no facts and no names of its own",
+        cause="a local_search without an index, a tiny engine and a warm start are made from the offline world",
+        mend='set tasks.type = "gazetteer"; or give local_search an `index`; or leave them out, '
+        "e.g. local_search = false under [tools]",
+    )

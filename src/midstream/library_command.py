@@ -249,7 +249,7 @@ def _changed(
     for line in notes or []:
         _print(Text(visible(line), "yellow"))
     _print(Text(visible(f"{where}: {size_of(after)}")))
-    if before.proven_for and not after.proven_for:
+    if before.proven_for and not after.proven_for and after.rendered:
         mend = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
         _print(Text(visible(f"unproven now, because prompts have changed: {mend}"), "yellow"))
     return 0

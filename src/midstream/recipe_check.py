@@ -24,6 +24,7 @@ from midstream.components import (
     Component,
     draw,
     no_engine,
+    no_world,
     resolve,
     set_reward,
     task_source,
@@ -68,6 +69,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
         _check_practice(recipe, recipe.practice, resolved)
     _check_imitated(recipe)
     _check_simulated(recipe)
+    _check_world(recipe)
     _check_sets(recipe)
     return resolved
 
@@ -245,6 +247,15 @@ def _check_simulated(recipe: Recipe) -> None:
                 cause="a simulated model is a program that knows one world's tasks",
                 mend=f"it plays: {known}",
             )
+
+
+def _check_world(recipe: Recipe) -> None:
+    """What is made from the offline world's facts or names needs that world."""
+    searches = [table for name, table in recipe.tools.items() if table.get("type", name) == "local_search"]
+    tiny = any(table.get("type") == "tiny" for table in recipe.engines.values())
+    needed = tiny or recipe.warm_start is not None or any("index" not in table for table in searches)
+    if needed and recipe.tasks.get("type") != "gazetteer":
+        raise no_world(recipe)
 
 
 def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
