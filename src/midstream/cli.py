@@ -260,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
         help="the tiny recipe beside its controls; a planner, or a library of lessons, as the papers analyse them; "
         "what the gate keeps and costs",
     )
-    study.add_argument("--recipe", default=None, help="whose (default: flow-grpo-tiny, training-free-simulated)")
+    study.add_argument("--recipe", default=None, help="whose (default: a recipe that comes with midstream)")
     study.add_argument("--seeds", type=int, default=3, help="training seeds of each recipe (default 3)")
     study.add_argument(
         "--out", default=None, help="directory (default: runs/study-NAME); what is in it is not repeated"

@@ -36,7 +36,7 @@ def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest
         for domain in ("press", "kiln")
     }
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/updates.jsonl")}
-    assert len(written) == 10  # the recipe serves three analyses
+    assert len(written) == 9  # the recipe serves three analyses
     assert main(study(tmp_path)) == 0
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert "From one domain to another" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from midstream.study.planner import study_planner
 STUDIES = {
     "controls": (study_controls, "flow-grpo-tiny"),
     "planner": (study_planner, "flow-grpo-tiny"),
-    "library": (study_library, "training-free-simulated"),
+    "library": (study_library, "training-free-domains"),
     "gate": (study_gate, "training-free-simulated"),
 }
 

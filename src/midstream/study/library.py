@@ -62,7 +62,7 @@ class LibraryStudy:
             raise RecipeError(
                 f"recipe {table.get('name')!r} learns no library",
                 cause="it has no [practice] table",
-                mend="midstream study library --recipe training-free-simulated",
+                mend="midstream study library --recipe training-free-domains",
             )
         name = f"{table['name']}-{arm.replace(' ', '-').replace(',', '')}"
         recipe = parse_recipe(merge(table, {"name": name, **changes}))
@@ -79,8 +79,15 @@ class LibraryStudy:
         return self._runs[name]
 
     def domains(self) -> list[str]:
-        """The families of the recipe's tasks."""
-        return list(task_source(self.recipe(ALL, 0, {}).tasks).families)
+        """The families of the recipe's tasks; `RecipeError` where there is only one."""
+        domains = list(task_source(self.recipe(LEARNED, 0, {}).tasks).families)
+        if len(domains) < 2:
+            raise RecipeError(
+                f"the tasks of recipe {self.named!r} are of {len(domains)} family",
+                cause="transfer is from one domain, a family of tasks, to another",
+                mend="choose a recipe with several families, or name other analyses with --only",
+            )
+        return domains
 
 
 def study_library(options: argparse.Namespace) -> int:
@@ -93,7 +100,10 @@ def study_library(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         tell=(lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False),
     )
-    found = {name: ANALYSES[name](study) for name in chosen(options, tuple(ANALYSES))}
+    names = chosen(options, tuple(ANALYSES))
+    if "transfer" in names:
+        study.domains()  # refused before hours of work, not after
+    found = {name: ANALYSES[name](study) for name in names}
     record = {
         name: [{"name": row.name, "metric": row.metric, "values": row.values} for row in rows]
         for name, rows in found.items()
@@ -149,15 +159,9 @@ def turns_by_epoch(study: LibraryStudy) -> list[StudyRow]:
 def transfer(study: LibraryStudy) -> list[StudyRow]:
     """What libraries learned in one domain, or in all, gain in every domain."""
     domains, rows = study.domains(), list[StudyRow]()
-    if len(domains) < 2:
-        raise RecipeError(
-            f"the tasks of recipe {study.named!r} are of {len(domains)} family",
-            cause="transfer is from one domain, a family of tasks, to another",
-            mend="choose a recipe with several families, or name other analyses with --only",
-        )
     for source in (*domains, ALL):
-        changes: dict[str, Any] = {} if source == ALL else {"practice": {"families": [source]}}
-        sides = [_before_and_after(study.run(f"on-{source}", seed, changes)) for seed in range(study.seeds)]
+        arm, changes = (LEARNED, {}) if source == ALL else (f"on-{source}", {"practice": {"families": [source]}})
+        sides = [_before_and_after(study.run(arm, seed, changes)) for seed in range(study.seeds)]
         for domain in domains:
             gains = [after.by_family[domain].success - before.by_family[domain].success for before, after in sides]
             rows.append(StudyRow(name=f"learned on {source}", metric=f"gain on {domain}", values=tuple(gains)))
