@@ -1,0 +1,112 @@
+"""What users of other implementations lose: each defect that is known of released code, as a test of ours.
+
+shallow config copies                        here, below
+stale metrics on a second evaluation         here, below
+timeouts that are not passed on              here, below
+shuffles that do nothing                     test_update.py::test_every_task_comes_once_an_epoch_in_an_order_of_its_own
+failed rollouts that vanish                  test_training_free.py::test_failed_rollouts_are_named_and_are_no_reward_of_0
+equal questions merged                       test_training_free.py::test_equal_questions_stay_two_tasks
+a cache without the configuration in its key test_ledger.py::test_other_settings_are_another_key
+other prompts in deployment than in learning ../test_library_parity.py
+replies that cannot be parsed and are lost   test_training_free.py::test_a_merger_that_fails_loses_no_proposal
+a library without a bound                    here, below
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from midstream import evaluation
+from midstream.build import Build
+from midstream.config import load_recipe, merge, read_table
+from midstream.core.lessons import Lessons
+from midstream.core.trajectory import Trajectory
+from midstream.practice.budget import Meter
+from midstream.practice.history import History
+from midstream.practice.ledger import Ledger
+from midstream.practice.library import Lesson, Library, tokens
+from midstream.practice.playing import Match, Player
+from midstream.practice.settings import BudgetConfig
+from midstream.rollout import Config, Environment
+from midstream.runs import RunDirectory
+from support.practice_sessions import practise
+from support.rollouts import TASKS, StubReward
+
+
+def test_a_variant_of_a_recipe_leaves_the_recipe_as_it_was():
+    table = read_table("training-free-simulated")
+    before = copy.deepcopy(table)
+    merge(table, {"practice": {"gate": {"enabled": False}}, "engines": {"optimiser": {"faults": {"hang": 1.0}}}})
+    assert table == before
+    recipe = load_recipe("training-free-simulated", ["engines.optimiser.http=false"])
+    untouched = copy.deepcopy(recipe)
+    with Build(recipe, meter=Meter(BudgetConfig())) as build:
+        warm = build.environment(temperature=0.0)
+        build.environment(chosen=recipe.evaluation.sets[0].model_copy(update={"max_turns": 1}))
+        assert recipe == untouched
+        assert warm.agent is not build.environment().agent
+
+
+@dataclass
+class Recites:
+    """Answers with the lesson that is in its prompt."""
+
+    name: str = "recites"
+
+    async def run(self, task, tools, engines, *, seed, lessons: Lessons, **rest) -> Trajectory:
+        return Trajectory(id="", task_id="", question=task.question, answer=lessons.get("planner", "-"))
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_second_evaluation_counts_its_own_runs_alone():
+    chosen = evaluation.SetConfig(name="test")
+
+    def success(answer: str) -> tuple[float, int]:
+        environment = Environment(
+            agent=Recites(), tools=(), engines={}, reward=StubReward(), lessons={"planner": answer}
+        )
+        work = evaluation.evaluate(environment, TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1)
+        result, trajectories = asyncio.run(work)
+        assert len(trajectories) == len(TASKS)
+        return result.success, result.tasks
+
+    assert success("0") == (1 / 6, 6)
+    assert success("nothing") == (0.0, 6)
+    assert success("5") == (1 / 6, 6)
+
+
+class Hangs(Recites):
+    """Waits for ever unless it has lessons."""
+
+    async def run(self, task, tools, engines, *, seed, lessons: Lessons, deadline_s=None, **rest) -> Trajectory:
+        if not lessons:
+            assert deadline_s is not None
+            await asyncio.sleep(max(0.0, deadline_s - time.monotonic()))
+            raise TimeoutError("the deadline that was passed on")
+        return await super().run(task, tools, engines, seed=seed, lessons=lessons)
+
+
+def test_a_runs_deadline_reaches_every_rollout_of_the_gate():
+    settings = Config(deadline_s=0.05, max_attempts=1)
+    environment = Environment(agent=Hangs(), tools=(), engines={}, reward=StubReward(), config=settings)
+    library = Library(lessons=(Lesson(id="L1", text="0"),), next_number=2)
+    ledger = Ledger()
+    match = Match(task=TASKS[0], first=Library(), other=library)
+    [pair] = asyncio.run(asyncio.wait_for(Player(environment, ledger, 1).pairs("gate-1-whole-0", [match]), 30))
+    assert pair is None  # never a reward of 0
+    late = [one for one in ledger.gathered("gate-1-") if one.error]
+    assert [one.task_id for one in late] == [f"{TASKS[0].id}~first"]
+
+
+def test_a_library_never_grows_beyond_its_bound(tmp_path: Path):
+    changes = {"practice.gate.enabled": False, "practice.library.max_tokens": 40, "practice.epochs": 3}
+    practise(tmp_path, changes)
+    versions = History(RunDirectory(tmp_path).library_dir).all()
+    sizes = [sum(tokens(f"- {one.text}") for one in version.library.rendered) for version in versions]
+    assert 0 < max(sizes) <= 40
