@@ -1,15 +1,15 @@
 """What users of other implementations lose: each defect that is known of released code, as a test of ours.
 
-shallow config copies                        here, below
-stale metrics on a second evaluation         here, below
-timeouts that are not passed on              here, below
-shuffles that do nothing                     test_update.py::test_every_task_comes_once_an_epoch_in_an_order_of_its_own
-failed rollouts that vanish                  test_training_free.py::test_failed_rollouts_are_named_and_are_no_reward_of_0
-equal questions merged                       test_training_free.py::test_equal_questions_stay_two_tasks
-a cache without the configuration in its key test_ledger.py::test_other_settings_are_another_key
-other prompts in deployment than in learning ../test_library_parity.py
-replies that cannot be parsed and are lost   test_training_free.py::test_a_merger_that_fails_loses_no_proposal
-a library without a bound                    here, below
+shallow config copies                          here, below
+stale metrics on a second evaluation           here, below
+timeouts that are not passed on                here, below
+a library without a bound                      here, below
+shuffles that do nothing                       test_update.py: every task comes once an epoch in an order of its own
+failed rollouts that vanish                    test_training_free.py: failed rollouts are named and are no reward
+equal questions merged                         test_training_free.py: equal questions stay two tasks
+replies that cannot be parsed and are lost     test_training_free.py: a merger that fails loses no proposal
+a cache without the configuration in its key   test_ledger.py: other settings are another key
+other prompts in deployment than in learning   ../test_library_parity.py
 """
 
 from __future__ import annotations
