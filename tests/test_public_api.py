@@ -11,7 +11,7 @@ import midstream
 from midstream.core import errors
 
 PUBLIC = """
-Action Agent AgentFlow Build Call CheckpointError Command DeadlineError Engine EngineError Environment
+Action Agent AgentFlow BudgetError Build Call CheckpointError Command DeadlineError Engine EngineError Environment
 EvaluationResult ExactMatch Executor Gazetteer Generator Group InfrastructureError Learner LocalSearch Memory
 MemoryRecord Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner PromptTooLongError
 PythonTool Recipe RecipeError Request Reward RewardError RunDirectory RunError Sampling SandboxError Score

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from midstream.build import Build
     from midstream.config import Recipe, load_recipe, parse_recipe
     from midstream.core.errors import (
+        BudgetError,
         CheckpointError,
         DeadlineError,
         EngineError,
@@ -85,6 +86,7 @@ __all__ = [
     "Action",
     "Agent",
     "AgentFlow",
+    "BudgetError",
     "Build",
     "Call",
     "CheckpointError",

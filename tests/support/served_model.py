@@ -134,8 +134,9 @@ def save_model(directory: Path, seed: int = 0) -> Path:
 
 
 def _make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte pairs learnt from midstream's own prompts."""
-    prompts = [file.read_text(encoding="utf-8") for file in (resources.files("midstream.agents") / "prompts").iterdir()]
+    """Byte pairs learnt from midstream's own prompts, in a fixed order."""
+    files = resources.files("midstream.agents") / "prompts"
+    prompts = [(files / f"{role}.md").read_text(encoding="utf-8") for role in ("planner", "verifier", "generator")]
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
