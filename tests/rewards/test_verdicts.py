@@ -77,7 +77,7 @@ def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
     kept = Verdicts(tmp_path)
     kept.keep("a", YES)
     with sqlite3.connect(tmp_path / FILE) as other:
-        other.execute("UPDATE verdicts SET verdict = '{}'")
+        other.execute("UPDATE verdicts SET value = '{}'")
     other.close()
     with pytest.raises(StorageError, match="could not be read"):
         kept.find("a")

@@ -1,0 +1,46 @@
+"""Texts by key: the first stays, whoever wrote it; a file of another kind is refused, one of an older column is read."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from midstream.core.errors import StorageError, UsageError
+from midstream.core.keyed_file import KeyedFile
+
+
+def keyed(path, application=7):
+    return KeyedFile(path, application=application, version=1, table="kept", what="cache", setting="practice.cache")
+
+
+def test_the_first_text_of_a_key_stays_and_others_see_it(tmp_path):
+    one, two = keyed(tmp_path / "new" / "f"), keyed(tmp_path / "new" / "f")
+    one.keep("a", "first")
+    two.keep("a", "second")
+    assert [file.find("a") for file in (one, two)] == ["first", "first"]
+    assert one.find("b") is None
+    one.close()
+    one.close()
+    with pytest.raises(StorageError, match=r"could not be read[\s\S]*practice.cache"):
+        one.find("a")
+    two.close()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    keyed(tmp_path / "f").close()
+    with pytest.raises(UsageError, match=r"is no cache of version 1: 7, 1[\s\S]*set practice.cache"):
+        keyed(tmp_path / "f", application=8)
+
+
+def test_what_the_value_column_is_called_does_not_matter(tmp_path):
+    with sqlite3.connect(tmp_path / "f") as made:
+        made.execute("CREATE TABLE kept (key TEXT PRIMARY KEY, verdict TEXT)")
+        made.execute("INSERT INTO kept VALUES ('a', 'old')")
+        made.execute("PRAGMA application_id = 7")
+        made.execute("PRAGMA user_version = 1")
+    made.close()
+    file = keyed(tmp_path / "f")
+    file.keep("b", "new")
+    assert (file.find("a"), file.find("b")) == ("old", "new")
+    file.close()
