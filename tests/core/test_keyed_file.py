@@ -1,4 +1,4 @@
-"""Texts by key: the first stays, whoever wrote it; a file of another kind is refused, one of an older column is read."""
+"""Texts by key: the first stays, whoever wrote it; a file of another kind is refused, an older column is read."""
 
 from __future__ import annotations
 
