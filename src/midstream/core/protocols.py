@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
+from midstream.core.dialogue import Dialogue
 from midstream.core.events import Listener, Tell, tell_nobody
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory
@@ -22,7 +23,11 @@ from midstream.core.trajectory import Action, Call, Command, Message, Observatio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One request to an engine: either chat `messages` or a raw text `prompt`.
+    """One request to an engine: chat `messages`, a raw text `prompt`, or `prompt_ids`, exactly these token ids.
+
+    With `prompt_ids` given, `messages` or `prompt` say the same for people and for engines without token ids. `tools`
+    are offered to a chat model in its native form. `keep_stop`: the completion's text keeps the stop string that ended
+    it, and what its last token holds beyond.
 
     `seed` makes the sample repeatable where the engine can; `order` is the trajectory's place in its rollout, by which
     a lockstep engine sorts its batches; `json_schema` asks for structured output; `deadline_s` is a time of
@@ -32,7 +37,10 @@ class Request:
     role: str
     messages: tuple[Message, ...] = ()
     prompt: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     sampling: Sampling = Sampling()
+    keep_stop: bool = False
     seed: int = 0
     order: int = 0
     json_schema: Mapping[str, Any] | None = None
@@ -60,6 +68,32 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release connections; the engine is not used afterwards."""
+        ...
+
+
+class Codec(Protocol):
+    """Text to token ids and back, as the model behind an engine reads them. An engine that has one has it as `codec`.
+
+    With it a stream is continued token by token: what was sampled is never tokenised again.
+    """
+
+    def encode(self, request: Request) -> Sequence[int]:
+        """The prompt's ids: its `prompt_ids`, or its text, or its messages and tools through the chat template."""
+        ...
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Ids of text that is put into a stream; special tokens of the model in it are plain text."""
+        ...
+
+    def encode_reply(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """Ids that the chat template puts between an assistant's message and its next: `messages` and what is around.
+
+        `ended`: the assistant's end token was sampled and is in the stream already.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; an end token at their end is none of it."""
         ...
 
 
@@ -201,8 +235,12 @@ class Agent(Protocol):
         lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
         listener: Listener | None = None,
+        dialogue: Dialogue | None = None,
     ) -> Trajectory:
-        """Run once. `task` comes without its gold answer; `engines` and `lessons` go by the names of modules."""
+        """Run once. `task` comes without its gold answer; `engines` and `lessons` go by the names of modules.
+
+        `dialogue` is the other side of a task that has one, made for this run alone.
+        """
         ...
 
     async def close(self) -> None:
@@ -268,15 +306,18 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training sequence: the prompt and the sampled completion of one planner call.
+    """One training sequence: a prompt and what follows it: one sampled completion, or several with others' text between.
 
-    `old_logprobs[j]` belongs to `completion_ids[j]`; `advantage` is one number for all of them; `weight` multiplies
-    every token's policy loss (it holds the normaliser: 1/|a|, 1/T, 1/trajectories ...), `kl_weight` its KL term.
-    `temperature` is the one that both log-probabilities, old and new, are taken at.
+    `sampled[j]` says that the policy drew `completion_ids[j]`; the empty tuple, that it drew them all. The others (tool
+    output, a user's words) have no part in the loss. `old_logprobs[j]` belongs to `completion_ids[j]`, 0 where that was
+    not sampled; `advantage` is one number for all of them; `weight` multiplies every sampled token's policy loss (it
+    holds the normaliser: 1/|a|, 1/T, 1/trajectories ...), `kl_weight` its KL term. `temperature` is the one that both
+    log-probabilities, old and new, are taken at.
     """
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    sampled: tuple[bool, ...] = ()
     old_logprobs: tuple[float, ...]
     advantage: float
     weight: float

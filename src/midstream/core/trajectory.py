@@ -21,7 +21,8 @@ from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
 
-StopReason = Literal["verified", "turn_limit", "deadline", "error"]
+# verified: the verifier's STOP; answered, ended: the policy gave an answer, or ended its reply without one.
+StopReason = Literal["verified", "answered", "ended", "turn_limit", "token_limit", "deadline", "error"]
 EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
 
 
@@ -43,9 +44,9 @@ class Usage(Frozen):
 
 
 class Message(Frozen):
-    """One chat message."""
+    """One chat message; what a tool answered has the role "tool"."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
@@ -143,16 +144,21 @@ class Verdict(Frozen):
 class Turn(Frozen):
     """One decision: `events` names what happened in order, the fields hold it, `calls` the requests behind it.
 
-    With `error` set, something around the model failed in this turn: the fields hold what came before.
+    `user` is what a user said before it. `appended` is the text that the environment put into an interleaved policy's
+    stream after this turn's call: tool output between its tags, a user's message. A reply with several tool calls makes
+    a turn of each; the first has the call, the last what was appended. With `error` set, something around the model
+    failed in this turn: the fields hold what came before.
     """
 
     index: int
     events: tuple[EventKind, ...] = ()
+    user: str = ""
     action: Action | None = None
     command: Command | None = None
     observation: Observation | None = None
     verdict: Verdict | None = None
     calls: tuple[Call, ...] = ()
+    appended: str = ""
     error: ErrorInfo | None = None
 
 
@@ -165,7 +171,10 @@ class Score(Frozen):
 
 
 class Trajectory(Frozen):
-    """All turns of one run of one task. `closing_calls` are the generator's. `reward` is None where none was given.
+    """All turns of one run of one task. `closing_calls` are the generator's, or the reply that ended a policy's stream.
+
+    `reward` is None where none was given. `outcome` is what the other side of a dialogue found: the facts that its
+    reward is made of.
 
     `attempts` counts this run and those before it that broke down and were thrown away, and attempts at scoring it that
     failed; `earlier_errors` says what broke them. `cost_usd` and `request_failures` (attempts of single requests that
@@ -195,6 +204,7 @@ class Trajectory(Frozen):
     request_failures: int = 0
     sandbox: str = ""
     lessons: str = ""
+    outcome: dict[str, JsonValue] = {}
     started_at: float = 0.0
     duration_s: float = 0.0
 
