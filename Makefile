@@ -58,6 +58,7 @@ $(VENV)/.installed-train: $(VENV)/.created pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml
 	@echo "installing midstream into $(VENV); PyTorch is large, the first time takes minutes"
 	$(pip_install) -e '.[train,dev]'
+	$(pip_install) --no-deps bfcl-eval==2026.3.23  # BFCL's data and classes, without the fifty packages that it names
 	@touch $@ $(VENV)/.installed-train
 
 # The conformance suite wants Node.js 22, which comes as a package too.

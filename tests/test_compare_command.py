@@ -134,3 +134,25 @@ def test_an_evaluation_without_a_finished_set(capsys):
     write(Path("b"), WEAK)
     Path("b/evaluations.jsonl").unlink()
     assert "b has no finished evaluation" in refused(capsys, "a", "b")
+
+
+def test_agents_of_two_kinds_stand_side_by_side(capsys):
+    modular = {
+        "type": "agentflow", "max_turns": 3, "planner": {"type": "prompted"}, "executor": {"type": "arguments"},
+    }  # fmt: skip
+    stream = {"type": "interleaved", "template": "artist-math", "max_turns": 10, "policy": {"type": "model"}}
+    write(Path("a"), WEAK, resolved={"agent": modular})
+    write(Path("b"), STRONG, resolved={"agent": stream})
+    text = compare(capsys, "a", "b")
+    assert "A  a (agentflow, agent)" in text
+    assert "B  b (interleaved artist-math, agent)" in text
+    assert "B is better than A by 50.0 points" in text
+    assert 'agent.type: "agentflow" | "interleaved"' in text
+    assert 'agent.template: - | "artist-math"' in text
+    assert "agent.max_turns: 3 | 10" in text
+    assert "agent.planner" not in text, "what only one kind has is no setting that differs"
+    effort = text[text.index("held-out, T=1: what a task took") :]
+    assert [line.split()[:2] for line in effort.splitlines() if line.strip()[:2] in ("A ", "B ")] == [
+        ["A", "0.00"],
+        ["B", "0.00"],
+    ]

@@ -377,6 +377,74 @@ def test_the_screen_ends_with_the_conclusion(capsys: pytest.CaptureFixture[str])
     assert "\x1b" not in out
 
 
+# --- a policy that writes a stream ------------------------------------------------------------------------------------
+
+
+def streaming(body: Body) -> str:
+    """A model that writes the template artist-math by the book, and obeys a schema."""
+    text = prompt_of(body)
+    asked = [case for case in CASES.policy if case.question in text]
+    if not asked:
+        return perfect(body)
+    if f"<output>\n{asked[0].result}" in text:
+        return f"<think>There it is.</think><answer>{asked[0].holds[0].split('|')[0]}</answer>"
+    return "<think>I shall compute it.</think><python>print(1)</python>"
+
+
+def policy_examined(
+    reply: Callable[[Body], str], capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[int, dict[str, Any]]:
+    with LLMServer(reply) as server:
+        return examined(server, capsys, "--recipe", "artist-prompted", *more)
+
+
+def test_a_policy_is_asked_through_its_template(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = policy_examined(streaming, capsys)
+    [policy] = found["roles"]
+    assert (code, policy["role"], policy["standing"]) == (0, "policy", "good")
+    assert right(policy) == {"call readable": "3/3", "fitting tool": "3/3", "answer right": "3/3"}
+    assert policy["asks"] == 6, "each case takes a call and an answer"
+    assert {case["case"] for case in policy["cases"]} == {case.name for case in CASES.policy if case.tool == "python"}
+    assert found["advice"] == []
+
+
+def test_a_policy_that_never_calls_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = policy_examined(lambda body: "The answer is <answer>71</answer>", capsys)
+    [policy] = found["roles"]
+    assert code == 1
+    assert right(policy) == {"call readable": "0/3", "fitting tool": "0/3", "answer right": "1/3"}
+    assert any("agent.template" in line for line in found["advice"])
+
+
+def test_a_policy_whose_server_fails_is_no_verdict_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"error": {"message": "overloaded", "code": 503}}
+    with LLMServer(lambda body: error) as server:
+        arguments = ["doctor", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, "--json"]
+        assert main([*arguments, *FAST]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "overloaded" in printed.err
+
+
+def test_a_policy_whose_context_is_too_small_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "This model's maximum context length is 512 tokens. However, your request has 3000 input tokens."
+    error = {"error": {"message": said, "code": 400}}
+    code, found = policy_examined(lambda body: perfect(body) if PROBED in prompt_of(body) else error, capsys)
+    assert code == 1
+    assert right(found["roles"][0]) == {"prompt fits": "0/3"}
+
+
+def test_a_template_with_a_tool_of_its_own_has_no_cases(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.toml"
+    calls = 'call = { open = "<ask>", close = "</ask>" }\ntool = "oracle"'
+    own.write_text(f'{calls}\noutput = {{ open = "<said>", close = "</said>" }}\n')
+    settings = (f"agent.template={own}", 'agent.tools={oracle="python"}')
+    with LLMServer(streaming) as server:
+        arguments = ["doctor", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, *FAST]
+        assert main([*arguments, *(part for one in settings for part in ("--set", one))]) == 2
+    assert "its template calls a tool that no case is about" in capsys.readouterr().err
+
+
 # --- the cases themselves ---------------------------------------------------------------------------------------------
 
 
@@ -384,6 +452,8 @@ def test_there_are_five_cases_a_role_with_names_of_their_own() -> None:
     for role in ("planner", "executor", "verifier", "generator"):
         names = [case.name for case in getattr(CASES, role)]
         assert len(names) == len(set(names)) == 5
+    assert Counter(case.tool for case in CASES.policy) == {"python": 3, "search": 3}
+    assert all(_holds(case.result, case.holds) for case in CASES.policy), "the tool's result has the answer"
     assert Counter(case.memory_sufficient for case in CASES.verifier) == {True: 2, False: 3}
 
 

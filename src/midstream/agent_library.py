@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from midstream.components import ROOMS, resolve
-from midstream.config import AgentConfig, Table, merge
+from midstream.config import MODULES, AgentConfig, InterleavedConfig, Table, merge
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.stream_template import load_template
 from midstream.practice.history import VERSIONS, History
 from midstream.practice.identity import identity
 from midstream.practice.library import Library, render_modules
@@ -72,7 +73,7 @@ def pinned(named: str | Path) -> str:
     return os.path.abspath(path) + (f"@{number}" if number is not None else "")
 
 
-def lessons_of(agent: AgentConfig, named: str | Path | None) -> Lessons:
+def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None) -> Lessons:
     """What a library puts into an agent's prompts, by module; nothing where none is named.
 
     Raises:
@@ -101,24 +102,27 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     return f"library {named} is unproven for this agent, {agent}{whom}: {mend}"
 
 
-def shows_lessons(agent: AgentConfig, module: str) -> bool:
+def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
     """Whether a module of the agent has a prompt with a place for lessons."""
     component, config = resolve(ROOMS[module], getattr(agent, module), f"agent.{module}")
+    if isinstance(agent, InterleavedConfig):
+        return component.asks and load_template(agent.template).shows_lessons
     return getattr(component.make(config), "shows_lessons", False)
 
 
-def check_shown(agent: AgentConfig, modules: Iterable[str], where: str) -> None:
+def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
     """Refuse lessons that no prompt would show: who measures with them would measure the agent without.
 
     Raises:
         RecipeError: one of `modules` is none of the agent's, a program, or has a prompt file without `{{lessons}}`.
     """
+    own = MODULES[agent.type]
     for name in modules:
-        if name not in ROOMS:
+        if name not in own:
             raise RecipeError(
                 f"{where} has lessons for {name!r}",
                 cause="the agent has no such module",
-                mend=f"name one of: {', '.join(ROOMS)}",
+                mend=f"name one of: {', '.join(own)}",
             )
         if shows_lessons(agent, name):
             continue
@@ -130,5 +134,5 @@ def check_shown(agent: AgentConfig, modules: Iterable[str], where: str) -> None:
             else f"a {name} of type {table['type']!r} has no prompt that could hold them",
             mend="put {{lessons}} before {{tools}} or {{query}} in that file"
             if "prompt_file" in table
-            else f'choose agent.{name}.type = "prompted", or take the {name}\'s lessons out',
+            else f"choose a type or template that has one, or take the {name}'s lessons out",
         )

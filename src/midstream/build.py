@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from midstream import rollout
 from midstream.agent_library import lessons_of
-from midstream.agents import agentflow, compact, formats, programs
+from midstream.agents import agentflow, compact, formats, interleaved, programs, stream_programs
 from midstream.components import (
     ENGINES,
     EXECUTORS,
     IN_PROCESS,
-    MODULES,
-    PLANNERS,
     PLAYED,
     REWARDS,
     ROOMS,
@@ -30,12 +28,14 @@ from midstream.components import (
     set_reward,
     task_source,
 )
-from midstream.config import AgentConfig, Recipe, Table
+from midstream.config import InterleavedConfig, Recipe, Table
+from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.lessons import Lessons
 from midstream.core.parts import table_of, weight_of
-from midstream.core.protocols import CodeRunner, Engine, Reward, TaskSource, Tool
+from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool
 from midstream.core.seeds import derive_seed
+from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.engines import lora, openai_compatible, simulated
 from midstream.evaluation import SetConfig
@@ -46,6 +46,7 @@ from midstream.rewards import composite, judge
 from midstream.sandbox import code_runner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tasks.finite import Finite
+from midstream.tasks.tau_bench import TauBench
 from midstream.tasks.worlds import gazetteer
 from midstream.tasks.worlds.gazetteer_lessons import lesson_words
 from midstream.tools import local_search, recording
@@ -78,7 +79,7 @@ class Build:
 
     def __post_init__(self) -> None:
         self.resolved = check(self.recipe)
-        self.writes_code = self.resolved["agent"]["executor"].get("mode") == "code"
+        self.writes_code = self.resolved["agent"].get("executor", {}).get("mode") == "code"
 
     @cached_property
     def sandbox(self) -> Sandbox:
@@ -105,7 +106,9 @@ class Build:
         """The source that a table names, each made, and so read, once."""
         key = _key(table)
         if key not in self._sources:
-            self._sources[key] = task_source(table, where)
+            self._sources[key] = source = task_source(table, where)
+            if isinstance(source, TauBench):
+                source.played_by(self.engine(table["engine"]))
         return self._sources[key]
 
     @property
@@ -143,6 +146,12 @@ class Build:
         """The judge that asks an engine, with the rule-based reward beside it."""
         rule = self.reward({"type": config.rule}) if config.rule else None
         return judge.Judge(config, self.engine(engine), model=self._model_of(engine), rule=rule)
+
+    @cached_property
+    def template(self) -> Template:
+        """How an interleaved agent writes; `recipe_check.py` has seen that the recipe's agent is one."""
+        assert isinstance(self.recipe.agent, InterleavedConfig)
+        return load_template(self.recipe.agent.template)
 
     def composite(self, config: composite.Config) -> composite.Composite:
         """The mean of several rewards."""
@@ -264,37 +273,52 @@ class Build:
     ) -> rollout.Environment:
         """Agent, tools, engines and reward, as the recipe has them or as an evaluation set wants them.
 
-        `planner` (an object, or a table like `agent.planner`), or its `temperature`, may be replaced.
+        `planner` (an object, or a table like `agent.planner`; of an interleaved agent the policy), or its
+        `temperature`, may be replaced.
         """
-        agent = self.recipe.agent
+        trained, tables = self.recipe.trained, self.recipe.modules
         if isinstance(planner, dict):
-            agent, planner = agent.model_copy(update={"planner": planner}), None
-        modules = {
-            name: self._module(name, getattr(agent, name)) for name in MODULES if planner is None or name != "planner"
-        }
-        engines = {
-            name: self.engine(getattr(agent, name)["engine"]) for name in modules if "engine" in getattr(agent, name)
-        }
-        modules.setdefault("planner", planner)
+            tables, planner = {**tables, trained: planner}, None
+        if planner is not None:
+            tables.pop(trained)
+        modules = {name: self._module(name, table) for name, table in tables.items()}
+        engines = {name: self.engine(table["engine"]) for name, table in tables.items() if "engine" in table}
+        modules.setdefault(trained, planner)
         # A planner in the recipe's place may be a program, which no lesson reaches.
         shown = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
         if temperature is not None and planner is None:
-            modules["planner"] = self._module("planner", _with_temperature(agent.planner, temperature))
-        flow = agentflow.AgentFlow(
-            **modules,
-            config=_loop_config(agent, chosen.max_turns if chosen else None),
-            code_runner=self.code_runner if self.writes_code else None,
-        )
+            modules[trained] = self._module(trained, _with_temperature(trained, tables[trained], temperature))
+        agent = self._agent(modules, chosen.max_turns if chosen else None)
         # Whoever plans in the recipe's place (a teacher, before a run begins) is none of the run's rollouts.
-        counted = self.meter is not None and modules["planner"] is not planner
+        counted = self.meter is not None and modules[trained] is not planner
+        source = self.source if chosen is None else self._set_source(chosen)
         return rollout.Environment(
-            agent=MeteredAgent(flow, self.meter) if self.meter is not None and counted else flow,
+            agent=MeteredAgent(agent, self.meter) if self.meter is not None and counted else agent,
             tools=self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
             config=self.recipe.rollout,
             sandbox=self.tier,
             lessons=shown,
+            dialogues=source if isinstance(source, Dialogues) else None,
+        )
+
+    def _agent(self, modules: dict[str, Any], max_turns: int | None) -> Agent:
+        """The agent of these modules; `max_turns` replaces its own limit."""
+        agent = self.recipe.agent
+        changed: dict[str, Any] = {} if max_turns is None else {"max_turns": max_turns}
+        if isinstance(agent, InterleavedConfig):
+            settings = {name: getattr(agent, name) for name in interleaved.Config.model_fields}
+            return interleaved.Interleaved(
+                policy=modules["policy"],
+                template=self.template,
+                config=interleaved.Config(**settings | changed),
+            )
+        settings = {name: getattr(agent, name) for name in agentflow.Config.model_fields}
+        return agentflow.AgentFlow(
+            **modules,
+            config=agentflow.Config(**settings | changed),
+            code_runner=self.code_runner if self.writes_code else None,
         )
 
     @cached_property
@@ -305,7 +329,7 @@ class Build:
     @cached_property
     def code_runner(self) -> CodeRunner:
         """What runs the executor's programs."""
-        config = resolve(EXECUTORS, self.recipe.agent.executor, "agent.executor")[1]
+        config = resolve(EXECUTORS, self.recipe.modules["executor"], "agent.executor")[1]
         runner = code_runner.ProgramRunner(config.program, formats.schema_error, self.sandbox)
         self._opened.append(runner)
         return runner
@@ -327,7 +351,7 @@ class Build:
 
     def simulated(self, config: simulated.Config, name: str) -> Engine:
         """A function in place of a model, made from the recipe's tasks."""
-        return simulated.make(PLAYED[self.recipe.tasks["type"]][config.plays](self.source), config, name)
+        return simulated.make(PLAYED[self.recipe.tasks["type"]][config.plays](self, config), config, name)
 
     def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""
@@ -344,10 +368,14 @@ class Build:
             *programs.action_words(),
             *(tool.name for tool in self.tools),
         }
-        reads_lessons = self.recipe.warm_start is not None and self.recipe.warm_start.lessons > 0
-        if reads_lessons:
+        bare: list[str] = []
+        if self.recipe.warm_start is not None and self.recipe.warm_start.lessons > 0:
             words |= lesson_words()
-        tokenizer = tiny.make_tokenizer(words, names, bare=("-",) if reads_lessons else ())
+            bare = ["-"]
+        if isinstance(agent := self.recipe.agent, InterleavedConfig):
+            words |= stream_programs.stream_words()
+            bare = stream_programs.stream_marks(load_template(agent.template), [tool.name for tool in self.tools])
+        tokenizer = tiny.make_tokenizer(words, names, bare)
         return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
 
     def pretrained(self, config: LocalModelConfig, name: str) -> tuple[Any, Any]:
@@ -356,7 +384,9 @@ class Build:
         from midstream.engines.pretrained import load_model
 
         training = self.recipe.training
-        trained = training is not None and name == (training.weights or self.recipe.agent.planner.get("engine"))
+        trained = training is not None and name == (
+            training.weights or self.recipe.modules[self.recipe.trained].get("engine")
+        )
         trainable = trained and self.recipe.learner.lora is not None
         return load_model(config.model, config.dtype, config.device, adapter=config.adapter, trainable=trainable)
 
@@ -381,19 +411,21 @@ class Build:
         return LocalLearner(self.student().model, self.recipe.learner)
 
     def planner_engine(self) -> Engine:
-        """Whom the planner asks.
+        """Whom the planner, or the policy, asks.
 
         Raises:
             UnsupportedError: it is a program.
         """
-        name = self.recipe.agent.planner.get("engine")
-        if name is None:
+        trained = self.recipe.trained
+        table = self.recipe.modules[trained]
+        if "engine" not in table:
+            asking = [f'"{name}"' for name, component in ROOMS[trained].items() if component.asks]
             raise UnsupportedError(
-                f"agent.planner of type {self.recipe.agent.planner['type']!r} cannot be trained",
+                f"agent.{trained} of type {table['type']!r} cannot be trained",
                 cause="it is a program",
-                mend='choose type = "compact" or "prompted" and give it an engine',
+                mend=f"choose type = {' or '.join(asking)} and give it an engine",
             )
-        return self._made(name)
+        return self._made(table["engine"])
 
     def student(self) -> Any:
         """The in-process engine that holds the trained weights: the planner's own, or the one `weights` names."""
@@ -414,7 +446,7 @@ class Build:
             engine.policy_version = version  # type: ignore[attr-defined]
             return
         assert isinstance(engine, openai_compatible.OpenAICompatibleEngine)
-        engine.encode = self.student().encode  # token ids in and out: nothing depends on the server's chat template
+        engine.codec = self.student().codec  # token ids in and out: nothing depends on the server's chat template
         await lora.hand_over(engine, self.learner.export_weights, self.adapters.absolute(), version)
 
 
@@ -422,13 +454,8 @@ def _key(table: Table) -> str:
     return json.dumps(table, sort_keys=True, default=str)
 
 
-def _loop_config(agent: AgentConfig, max_turns: int | None) -> agentflow.Config:
-    config = agentflow.Config(**{name: getattr(agent, name) for name in agentflow.Config.model_fields})
-    return config if max_turns is None else config.model_copy(update={"max_turns": max_turns})
-
-
-def _with_temperature(table: Table, temperature: float) -> Table:
-    component, config = resolve(PLANNERS, table, "agent.planner")
+def _with_temperature(module: str, table: Table, temperature: float) -> Table:
+    component, config = resolve(ROOMS[module], table, f"agent.{module}")
     if not component.asks:
         return table
     sampling = {**config.sampling.model_dump(), "temperature": temperature}

@@ -253,10 +253,12 @@ def parser() -> argparse.ArgumentParser:
 
     _library_command(commands)
 
-    study = commands.add_parser("study", help="runs over several seeds, compared: controls, planner, library, gate")
+    study = commands.add_parser(
+        "study", help="runs over several seeds, compared: controls, planner, agents, library, gate"
+    )
     study.add_argument(
         "name",
-        choices=["controls", "planner", "library", "gate"],
+        choices=["controls", "planner", "agents", "library", "gate"],
         help="the tiny recipe beside its controls; a planner, or a library of lessons, as the papers analyse them; "
         "what the gate keeps and costs",
     )

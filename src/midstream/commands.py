@@ -29,6 +29,7 @@ from midstream.practisable import practice_parts_of
 from midstream.recipe_check import check
 from midstream.report import progress, tables
 from midstream.report.practice_progress import make_practice_progress
+from midstream.report.stream_parts import template_of
 from midstream.results import (
     recipe_of,
     show_demo,
@@ -99,7 +100,7 @@ def show(options: argparse.Namespace) -> int:
         if options.json:
             print(trajectory.model_dump_json())
         else:
-            Console().print(tables.trajectory_view(trajectory, trajectory.gold))
+            Console().print(tables.trajectory_view(trajectory, template=template_of(run.info().resolved)))
         return 0
     if options.tasks or options.wrong:
         show_tasks(run, wrong=options.wrong, as_json=options.json)

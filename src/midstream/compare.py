@@ -18,7 +18,7 @@ from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.report.numbers import counted, visible
-from midstream.report.paired import compared_screen, sentence
+from midstream.report.paired import compared_screen, effort_table, sentence
 from midstream.results import evaluated_trajectories
 from midstream.runs import RunDirectory
 
@@ -150,11 +150,22 @@ def _notes(letters: Mapping[str, str], first: _Directory, other: _Directory) -> 
 
 
 def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Without how lessons were learned, where only one of the two learned any: the other may well have them too."""
-    if "practice" in ours and "practice" in theirs:
-        return ours, theirs
-    one, other = ({key: value for key, value in each.items() if key != "practice"} for each in (ours, theirs))
-    return one, other
+    """Without what only one of the two can have.
+
+    That is how lessons were learned, where one learned none (it may well have them too), and the modules of agents of
+    two kinds.
+    """
+    if ("practice" in ours) != ("practice" in theirs):
+        ours, theirs = ({key: value for key, value in each.items() if key != "practice"} for each in (ours, theirs))
+    agents = [each.get("agent", {}) for each in (ours, theirs)]
+    if agents[0].get("type") != agents[1].get("type"):
+        ours, theirs = ({**each, "agent": _loop(agent)} for each, agent in zip((ours, theirs), agents, strict=True))
+    return ours, theirs
+
+
+def _loop(agent: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An agent's settings without its modules'."""
+    return {key: value for key, value in agent.items() if not isinstance(value, Mapping)}
 
 
 def _record(letters: Mapping[str, str], one: Paired, tasks: bool) -> dict[str, Any]:
@@ -173,9 +184,13 @@ def _show(
     console = Console()
     for one in directories:
         policies = ", ".join(dict.fromkeys(_policy(result) for result in one.results.values()))
-        console.print(Text(visible(f"{letters[one.name]}  {one.name} ({policies})")))
+        agent = _agent(one.run.info().resolved)
+        console.print(Text(visible(f"{letters[one.name]}  {one.name} ({', '.join(filter(None, [agent, policies]))})")))
     console.print()
     console.print(compared_screen(letters, found, tasks=tasks))
+    for set_name, sampling in dict.fromkeys((one.set_name, one.sampling) for one in found):
+        sides = {letters[one.name]: result for one in directories if (result := one.results.get((set_name, sampling)))}
+        console.print(effort_table(sides, f"{set_name}, {sampling}: what a task took"))
     if len(directories) > 2:
         console.print(
             f"\nWith {len(directories) - 1} comparisons against {letters[directories[0].name]} each interval is made "
@@ -183,6 +198,12 @@ def _show(
         )
     if notes:
         console.print(Text(visible("\n" + "\n".join(notes)), "yellow"))
+
+
+def _agent(resolved: Mapping[str, Any]) -> str:
+    """The kind of agent, of an interleaved one its template too; "" where the recipe is not known."""
+    agent = resolved.get("agent", {})
+    return " ".join(filter(None, [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]))
 
 
 def _policy(result: EvaluationResult) -> str:

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.agents import code, compact, programs, prompted
+from midstream.agents import code, compact, interleaved, programs, prompted, stream_programs
 from midstream.config import Recipe, Table, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import TaskSource
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.engines import openai_compatible, simulated
 from midstream.evaluation import SetConfig
 from midstream.rewards import (
+    artist,
     composite,
+    dialogue,
     exact_match,
     f1,
     gaia,
@@ -30,8 +33,10 @@ from midstream.rewards import (
     per_task,
 )
 from midstream.rewards import game24 as game24_reward
-from midstream.tasks import benchmark, benchmarks, file, mixture
+from midstream.tasks import benchmark, benchmarks, bfcl, file, mixture, tau_bench
 from midstream.tasks.worlds import game24, gazetteer, gazetteer_optimiser, workshop, workshop_models
+from midstream.tasks.worlds.desks import models as desk_models
+from midstream.tasks.worlds.desks import world as desks
 from midstream.tools import (
     base_generator,
     guess,
@@ -46,8 +51,6 @@ from midstream.tools import (
 )
 from midstream.training.settings import LocalModelConfig, TinyConfig
 
-MODULES = ("planner", "executor", "verifier", "generator")
-
 
 @dataclass(frozen=True)
 class Component:
@@ -55,7 +58,7 @@ class Component:
 
     `asks`: it needs an `engine`; `may_ask`: it takes one, and does without. `extra` of midstream: it needs that.
     `face`: a tool's class, if that says already what the tool is, before one is made. `endless`: a source of tasks that
-    makes them, so that asking for some costs nothing.
+    makes them, so that asking for some costs nothing. `dialogues`: its tasks are dialogues (`core.dialogue`).
     """
 
     config: type[Frozen]
@@ -65,14 +68,18 @@ class Component:
     extra: str = ""
     face: type | None = None
     endless: bool = False
+    dialogues: bool = False
 
 
 TASKS = {
     "gazetteer": Component(gazetteer.Config, gazetteer.Gazetteer, endless=True),
     "game24": Component(game24.Config, game24.GameOf24, endless=True),
     "workshop": Component(workshop.Config, workshop.Workshop),
+    "desks": Component(desks.Config, desks.Desks, endless=True, dialogues=True),
     "benchmark": Component(benchmark.Config, benchmarks.make),
     "file": Component(file.Config, file.FileTasks),
+    "bfcl": Component(bfcl.Config, bfcl.Bfcl, dialogues=True),
+    "tau_bench": Component(tau_bench.Config, tau_bench.TauBench, asks=True, dialogues=True),
     "mixture": Component(mixture.Config, lambda config: mixture.Mixture(config, task_source)),
 }
 REWARDS = {
@@ -88,8 +95,19 @@ REWARDS = {
     "per_task": Component(
         per_task.Config, lambda build, config, table: per_task.PerTask(lambda name: build.reward({"type": name}), RULES)
     ),
+    "dialogue": Component(dialogue.Config, lambda build, config, table: dialogue.DialogueSuccess()),
+    "artist_math": Component(
+        artist.MathConfig,
+        lambda build, config, table: artist.Math(config, build.reward({"type": config.answer}), build.template),
+    ),
+    "function_calling": Component(
+        artist.FunctionCallingConfig, lambda build, config, table: artist.FunctionCalling(config, build.template)
+    ),
 }
-RULES = tuple(name for name, one in REWARDS.items() if not one.asks and name not in ("per_task", "composite"))
+OF_A_STREAM = ("artist_math", "function_calling")  # what scores the form of an interleaved agent's stream, too
+RULES = tuple(
+    name for name, one in REWARDS.items() if not one.asks and name not in ("per_task", "composite", *OF_A_STREAM)
+)
 TOOLS = {
     "local_search": Component(
         local_search.Config,
@@ -143,10 +161,16 @@ ENGINES = {
         openai_compatible.Config, lambda build, config, name: openai_compatible.OpenAICompatibleEngine(config, name)
     ),
 }
-# What a simulated engine can play, by the type of the recipe's tasks: each makes a model from the source of tasks.
-PLAYED: dict[str, dict[str, Callable[[Any], simulated.Reply]]] = {
-    "gazetteer": {"optimiser": lambda source: gazetteer_optimiser.reply},
-    "workshop": {"agent": workshop_models.agent_reply, "optimiser": workshop_models.optimiser_reply},
+# What a simulated engine can play, by the type of the recipe's tasks.
+PLAYED: dict[str, dict[str, Callable[[Any, simulated.Config], simulated.Reply]]] = {
+    "gazetteer": {"optimiser": lambda build, config: gazetteer_optimiser.reply},
+    "workshop": {
+        "agent": lambda build, config: workshop_models.agent_reply(build.source),
+        "optimiser": lambda build, config: workshop_models.optimiser_reply(build.source),
+    },
+    "desks": {
+        "agent": lambda build, config: desk_models.agent_reply(load_template(build.recipe.agent.template), config.skill)
+    },
 }
 IN_PROCESS = ("tiny", "transformers_local")
 PLANNERS = {
@@ -170,7 +194,17 @@ GENERATORS = {
     "verified_result": Component(programs.NoSettings, lambda config: programs.VerifiedResultGenerator()),
     "prompted": Component(prompted.Config, prompted.PromptedGenerator, asks=True),
 }
-ROOMS = {"planner": PLANNERS, "executor": EXECUTORS, "verifier": VERIFIERS, "generator": GENERATORS}
+POLICIES = {
+    "model": Component(interleaved.PolicyConfig, interleaved.ModelPolicy, asks=True),
+    "clumsy": Component(stream_programs.ClumsyConfig, stream_programs.ClumsyPolicy),
+}
+ROOMS = {
+    "planner": PLANNERS,
+    "executor": EXECUTORS,
+    "verifier": VERIFIERS,
+    "generator": GENERATORS,
+    "policy": POLICIES,
+}
 
 
 def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Component, Any]:

@@ -12,11 +12,12 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 
 from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.interleaved import Config as StreamConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.evaluation import Config as EvaluationConfig
@@ -30,7 +31,13 @@ from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStart
 Table = dict[str, Any]
 ConfigT = TypeVar("ConfigT", bound=Frozen)
 # Of settings that differ, those first that make two numbers hard to compare.
-_FIRST = ("tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox")
+_FIRST = (
+    "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
+)  # fmt: skip
+
+
+# The modules of each kind of agent; the first is the one whose weights are trained.
+MODULES = {"agentflow": ("planner", "executor", "verifier", "generator"), "interleaved": ("policy",)}
 
 
 class AgentConfig(LoopConfig):
@@ -39,11 +46,37 @@ class AgentConfig(LoopConfig):
     `library` is a run directory or a file whose lessons are in the modules' prompts.
     """
 
+    type: Literal["agentflow"] = "agentflow"
     planner: Table
     executor: Table
     verifier: Table
     generator: Table
     library: Path | None = None
+
+
+class InterleavedConfig(StreamConfig):
+    """The stream's settings, and the component table of the one policy that writes it.
+
+    `template` is the name of one that comes with midstream, or a TOML file; `library` as in `AgentConfig`.
+    """
+
+    type: Literal["interleaved"]
+    template: str
+    policy: Table
+    library: Path | None = None
+
+
+AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {"agentflow": AgentConfig, "interleaved": InterleavedConfig}
+
+
+def _kind(agent: Any) -> Any:
+    """The kind of an agent's table, so that what is wrong is said of that kind alone."""
+    return agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow")
+
+
+def modules_of(agent: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules of an agent's table; the first is trained."""
+    return MODULES[agent.get("type", "agentflow")]
 
 
 class Recipe(Frozen):
@@ -53,7 +86,12 @@ class Recipe(Frozen):
     description: str = ""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     tasks: Table
-    agent: AgentConfig
+    agent: Annotated[
+        Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
+        Discriminator(
+            _kind, custom_error_type="agent_type", custom_error_message='type is "agentflow" or "interleaved"'
+        ),
+    ]
     engines: dict[str, Table] = {}
     tools: dict[str, Table]
     reward: Table
@@ -65,6 +103,16 @@ class Recipe(Frozen):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     study: StudyConfig | None = None
+
+    @property
+    def trained(self) -> str:
+        """The module whose weights are trained."""
+        return MODULES[self.agent.type][0]
+
+    @property
+    def modules(self) -> dict[str, Table]:
+        """The agent's modules, the trained one first, and their component tables."""
+        return {name: getattr(self.agent, name) for name in MODULES[self.agent.type]}
 
 
 def recipes_directory() -> Path:
@@ -163,7 +211,7 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
         # A default that another key decides is missing only because that key is wrong.
         errors = [one for one in failure.errors() if one["type"] != "default_factory_not_called"]
         problems = [
-            ".".join(filter(None, [where, *map(str, one["loc"])]))
+            ".".join(filter(None, [where, *map(str, _without_kind(one["loc"]))]))
             + (f" = {_shown(one['input'])}" if one["type"] != "missing" else "")  # whose input is the whole table
             + f": {one['msg']}"
             for one in errors
@@ -176,11 +224,20 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
         ) from failure
 
 
+def _without_kind(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Where a value stands in the file: pydantic names the kind of the agent after "agent"."""
+    kind = location[:1] == ("agent",) and location[1:2] and location[1] in AGENTS
+    return (location[0], *location[2:]) if kind else location
+
+
 def _fields_around(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The keys of the table in which the last part of `location` stands."""
     for key in location[:-1]:
         if not isinstance(key, str):
             continue  # a place in a list
+        if key in AGENTS:
+            kind = AGENTS[key]
+            continue
         field = kind.model_fields.get(key)
         inner = [one for one in _classes(field.annotation) if issubclass(one, BaseModel)] if field else []
         if not inner:

@@ -1,4 +1,4 @@
-"""`midstream doctor`: what works on this machine, and can this model play AgentFlow's roles?
+"""`midstream doctor`: what works on this machine, and can this model play the agent's roles?
 
 The machine is looked at always (`machine/`), the roles where a model is named. Each role's real module, with the
 recipe's prompt and settings, is asked the fixed cases of `doctor_cases.toml`; each server is asked two questions about
@@ -22,14 +22,17 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream.agents.formats import schema_error
-from midstream.agents.prompted import ModuleConfig
+from midstream.agents.interleaved import Config as StreamConfig
+from midstream.agents.interleaved import Interleaved
 from midstream.build import Build
 from midstream.commands import dry_run
-from midstream.components import MODULES, ROOMS, resolve
-from midstream.config import Recipe, parse_recipe, read_table, with_overrides
+from midstream.components import ROOMS, resolve
+from midstream.config import InterleavedConfig, Recipe, parse_recipe, read_table, with_overrides
+from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext, Request
 from midstream.core.seeds import derive_seed
+from midstream.core.stream import load_template
 from midstream.core.trajectory import Message, Sampling
 from midstream.doctor_cases import ASK, Cases, load_cases
 from midstream.engines.openai_compatible import OpenAICompatibleEngine
@@ -109,7 +112,9 @@ def _spinner(silent: bool, words: str) -> AbstractContextManager[Status | None]:
 
 
 def _unreached(build: Build) -> tuple[RoleResult, ...]:
-    reasons = {name: _not_examined(build, name) or "its server or key failed, see above" for name in MODULES}
+    reasons = {
+        name: _not_examined(build, name) or "its server or key failed, see above" for name in build.recipe.modules
+    }
     return tuple(RoleResult(role=name, standing="not examined", skipped=why) for name, why in reasons.items())
 
 
@@ -126,11 +131,11 @@ def _recipe(options: argparse.Namespace) -> Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class _Role:
-    """A role that is examined: its module and its engine."""
+    """A role that is examined: its module (of a policy the agent that runs it) and its engine."""
 
     name: str
     module: Any
-    config: ModuleConfig
+    config: Frozen
     engine: Engine
 
 
@@ -146,7 +151,7 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
     roles, skipped = _roles(build)
     engines = {role.engine.name: role.engine for role in roles}
     slots = asyncio.Semaphore(_AT_A_TIME)
-    jobs = [(role, case) for role in roles for case in getattr(cases, role.name)]
+    jobs = [(role, case) for role in roles for case in _cases(build, cases, role.name)]
     done: list[CaseResult] = []
 
     async def one(order: int, role: _Role, case: Any) -> CaseResult:
@@ -166,7 +171,7 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
         _role_result(role, [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role])
         for role in roles
     ]
-    everyone = sorted([*made, *skipped], key=lambda role: MODULES.index(role.role))
+    everyone = sorted([*made, *skipped], key=lambda role: list(build.recipe.modules).index(role.role))
     return Diagnosis(
         recipe=build.recipe.name,
         roles=tuple(everyone),
@@ -176,18 +181,28 @@ async def examine(build: Build, told: Callable[[int, int], None] = lambda done, 
     )
 
 
+def _cases(build: Build, cases: Cases, name: str) -> Sequence[Any]:
+    """A role's cases; of a policy those of the tool that its template knows, or of all where it knows any."""
+    found = getattr(cases, name)
+    agent = build.recipe.agent
+    tool = load_template(agent.template).tool if isinstance(agent, InterleavedConfig) else ""
+    return [case for case in found if case.tool == tool] if tool else found
+
+
 def _not_examined(build: Build, name: str) -> str:
     """Why a role is not examined, "" if it is."""
-    table = getattr(build.recipe.agent, name)
-    if table["type"] != "prompted":
+    table = build.recipe.modules[name]
+    if table["type"] not in ("prompted", "model"):
         return f"its type is {table['type']!r}"
+    if not _cases(build, load_cases(), name):
+        return "its template calls a tool that no case is about"
     config = resolve(ROOMS[name], table, f"agent.{name}")[1]
     return "it writes programs, and the cases are about arguments" if getattr(config, "mode", "") == "code" else ""
 
 
 def _check_any_role(build: Build) -> None:
     """Refuse a recipe without a role to examine, before anything is looked at."""
-    reasons = {name: _not_examined(build, name) for name in MODULES}
+    reasons = {name: _not_examined(build, name) for name in build.recipe.modules}
     if all(reasons.values()):
         raise RecipeError(
             f"recipe {build.recipe.name!r} has no role to examine",
@@ -200,15 +215,23 @@ def _roles(build: Build) -> tuple[list[_Role], list[RoleResult]]:
     """The roles that ask a model, and why the others are not examined."""
     roles: list[_Role] = []
     skipped: list[RoleResult] = []
-    for name in MODULES:
-        table, reason = getattr(build.recipe.agent, name), _not_examined(build, name)
+    for name, table in build.recipe.modules.items():
+        reason = _not_examined(build, name)
         if reason:
             skipped.append(RoleResult(role=name, standing="not examined", skipped=reason))
         else:
             component, config = resolve(ROOMS[name], table, f"agent.{name}")
             module = component.make(config)
+            if isinstance(build.recipe.agent, InterleavedConfig):
+                module = _stream_of(build.recipe.agent, module)
             roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
     return roles, skipped
+
+
+def _stream_of(agent: InterleavedConfig, policy: Any) -> Interleaved:
+    """The recipe's agent with the cases' tools, which its template calls by their own names."""
+    settings = StreamConfig(max_turns=agent.max_turns, max_tokens=agent.max_tokens)
+    return Interleaved(policy=policy, template=load_template(agent.template), config=settings)
 
 
 @dataclass

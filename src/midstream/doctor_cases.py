@@ -17,10 +17,12 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.formats import parse_verdict
+from midstream.agents.interleaved import Interleaved
 from midstream.core.data import Frozen
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
+from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
 
 
@@ -39,6 +41,16 @@ class CaseTool(Frozen):
 
     async def close(self) -> None:
         """Nothing to release."""
+
+
+class AnsweringTool(CaseTool):
+    """A tool that gives the same result whatever it is asked."""
+
+    result: str
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The result."""
+        return ToolResult(text=self.result)
 
 
 class PastTurn(Frozen):
@@ -92,6 +104,16 @@ class GeneratorCase(Frozen):
     memory: tuple[PastTurn, ...]
 
 
+class PolicyCase(Frozen):
+    """Right is a call of `tool`, which gives `result` whatever is asked, and an answer with every word of `holds`."""
+
+    name: str
+    question: str
+    tool: str
+    result: str
+    holds: tuple[str, ...]
+
+
 class Cases(Frozen):
     """The whole file."""
 
@@ -100,6 +122,13 @@ class Cases(Frozen):
     executor: tuple[ExecutorCase, ...]
     verifier: tuple[VerifierCase, ...]
     generator: tuple[GeneratorCase, ...]
+    policy: tuple[PolicyCase, ...]
+
+    @property
+    def tools_of_policies(self) -> tuple[CaseTool, ...]:
+        """The tools that a policy's cases are about."""
+        named = {case.tool for case in self.policy}
+        return tuple(tool for tool in self.tools if tool.name in named)
 
 
 def load_cases() -> Cases:
@@ -178,8 +207,41 @@ async def _ask_generator(module: Generator, case: GeneratorCase, cases: Cases, c
     return (checks, answer or "(no answer)", case.accept[0]), calls
 
 
+async def _ask_policy(module: Interleaved, case: PolicyCase, cases: Cases, context: ModuleContext) -> Asked:
+    """The whole loop, with tools that give the case's result: what is examined is the form, and that it is read."""
+    known = module.template.tool
+    offered = [tool for tool in cases.tools_of_policies if known in ("", tool.name)]
+    tools = [AnsweringTool(**tool.model_dump(), result=case.result) for tool in offered]
+    trajectory = await module.run(
+        Task(id="", question=case.question, answer=""),
+        tools,
+        {"policy": context.engine} if context.engine else {},
+        seed=context.seed,
+        order=context.order,
+        deadline_s=context.deadline_s,
+        listener=lambda event: context.tell(event.kind, event.value),
+    )
+    if trajectory.error is not None:
+        kind = PromptTooLongError if trajectory.error.type == PromptTooLongError.__name__ else EngineError
+        failure = kind(trajectory.error.message)
+        failure.calls = trajectory.calls
+        raise failure
+    action = trajectory.turns[0].action if trajectory.turns else None
+    readable = action is not None and action.error is None
+    checks = {
+        "call readable": readable,
+        "fitting tool": readable and action is not None and action.tool == case.tool,
+        "answer right": trajectory.answer is not None and _holds(trajectory.answer, case.holds),
+    }
+    first = trajectory.calls[0].completion
+    said = f"{action.tool}, then {trajectory.answer}" if readable and action else (action and action.error) or first
+    wanted = f"{case.tool}, then {' '.join(word.partition('|')[0] for word in case.holds)}"
+    return (checks, said, wanted), trajectory.calls
+
+
 ASK: Mapping[str, Callable[..., Awaitable[Asked]]] = {
     "planner": _ask_planner, "executor": _ask_executor, "verifier": _ask_verifier, "generator": _ask_generator,
+    "policy": _ask_policy,
 }  # fmt: skip
 
 

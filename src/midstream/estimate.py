@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.components import MODULES, draw, task_source
-from midstream.config import Recipe, Table
+from midstream.components import draw, task_source
+from midstream.config import Recipe, Table, modules_of
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.memory_estimate import memory_lines
@@ -24,6 +24,11 @@ from midstream.tasks.mixture import Mixture
 from midstream.training.settings import COPY_SAMPLES
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again where a reply cannot be used
+_OFTEN = {  # the policy's last reply calls no tool
+    "planner": {"per_turn": 1},
+    "policy": {"per_turn": 1, "per_trajectory": 1},
+    "generator": {"per_trajectory": _MAX_ASKS},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +78,7 @@ def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> 
 def batches_of(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[Batch]:
     """All trajectories of a run, or of an evaluation of the recipe as it is."""
     config, schedule = recipe.evaluation, recipe.training if training else None
-    planner = _asks(resolved["agent"]["planner"])
+    planner = _asks(resolved["agent"][recipe.trained])
     practice = recipe.practice if training else None
     times = 2 if practice or (schedule and schedule.steps) else 1  # before and after
     each = times * len(config.temperatures) * config.trials
@@ -184,14 +189,14 @@ def _trajectory_lines(batches: list[Batch]) -> list[str]:
 def askers(resolved: Mapping[str, Any], planner: Table | None) -> list[Asker]:
     """Every module and tool that asks a model. A turn calls one tool, a program of the executor's several times."""
     found = []
-    for module in MODULES:
-        table = planner if module == "planner" else resolved["agent"][module]
+    modules = modules_of(resolved["agent"])
+    for module in modules:
+        table = planner if module == modules[0] else resolved["agent"][module]
         if table and "engine" in table:
-            asks = 1 if module == "planner" else _MAX_ASKS
-            often = {"per_trajectory" if module == "generator" else "per_turn": asks}
+            often = _OFTEN.get(module, {"per_turn": _MAX_ASKS})
             tokens = table["sampling"]["max_tokens"]
             found.append(Asker(name=module, engine=table["engine"], max_tokens=tokens, **often))
-    executor = resolved["agent"]["executor"]
+    executor = resolved["agent"].get("executor", {})
     calls = executor["program"]["max_tool_calls"] if executor.get("mode") == "code" else 1
     by_engine: dict[str, list[str]] = {}
     for name, table in resolved["tools"].items():

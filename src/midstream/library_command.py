@@ -20,8 +20,7 @@ from rich.text import Text
 
 from midstream import library_edit, library_validation
 from midstream.agent_library import check_shown, history, read, shows_lessons, split
-from midstream.components import MODULES
-from midstream.config import to_toml
+from midstream.config import MODULES, to_toml
 from midstream.core.errors import UsageError
 from midstream.practice.changes import diff, merged
 from midstream.practice.history import VERSIONS
@@ -99,7 +98,8 @@ class Place:
     def modules(self) -> list[str]:
         """The modules that may have lessons."""
         agent = recipe_of(self.run).agent if self.run else None
-        return [name for name in MODULES if agent is None or shows_lessons(agent, name)]
+        every = MODULES["agentflow"] if agent is None else MODULES[agent.type]
+        return [name for name in every if agent is None or shows_lessons(agent, name)]
 
     def check(self, changed: Library) -> None:
         """Refuse lessons for a module of the run's agent that shows none."""

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.components import MODULES
-from midstream.config import Recipe
+from midstream.config import Recipe, modules_of
 from midstream.model_memory import (
     CONTEXT_BYTES,
     GIB,
@@ -30,7 +29,7 @@ _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
 def memory_lines(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
     """What every model in this process takes, and where a card is promised whether that and the server fit."""
-    named = [getattr(recipe.agent, module).get("engine") for module in MODULES]
+    named = [table.get("engine") for table in recipe.modules.values()]
     named.append(recipe.training.weights if recipe.training and training else None)
     lines: list[str] = []
     for name, table in resolved["engines"].items():
@@ -49,14 +48,15 @@ def engine_parts(
     recipe: Recipe, resolved: Mapping[str, Any], name: str, shape: Shape, *, training: bool
 ) -> list[Part] | None:
     """The memory of one in-process engine; None where the layers of its LoRA adapter are not known."""
-    table, planner = resolved["engines"][name], resolved["agent"]["planner"]
+    table, trained = resolved["engines"][name], resolved["agent"][recipe.trained]
     parts = [weights(shape, table["dtype"])]
-    if training and recipe.training and name == (recipe.training.weights or planner["engine"]):
-        more = update(shape, table["dtype"], recipe.learner, planner["sampling"]["max_tokens"])
+    if training and recipe.training and name == (recipe.training.weights or trained["engine"]):
+        more = update(shape, table["dtype"], recipe.learner, trained["sampling"]["max_tokens"])
         if more is None:
             return None
         parts += more
-    asking = [one for module in MODULES if (one := resolved["agent"][module]).get("engine") == name]
+    agent = resolved["agent"]
+    asking = [one for module in modules_of(agent) if (one := agent[module]).get("engine") == name]
     if asking:
         longest = max(module["sampling"]["max_tokens"] for module in asking)
         parts.append(sampling(shape, table["dtype"], table["max_batch"], longest))

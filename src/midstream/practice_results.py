@@ -21,6 +21,7 @@ from midstream.practice.records import Spent, UpdateRecord, read_updates
 from midstream.practice.settings import BudgetConfig, PracticeConfig
 from midstream.report import practice_html, practice_tables
 from midstream.report.practice_data import Costs, PracticeData, Sources, learned
+from midstream.report.stream_parts import template_of
 from midstream.runs import RunDirectory, segments
 
 PRACTICE_LIMITS = """An interval says how far the choice of tasks could move a result, not how another seed of the whole
@@ -69,6 +70,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         costs=costs,
         sources=_sources(run, versions) if whole else {},
         samples=_samples(sides, compared) if whole else [],
+        template=template_of(info.resolved),
         limits=_limits_text(run),
         next_steps=_next_steps(run),
     )  # fmt: skip

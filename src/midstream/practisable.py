@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import combinations
 
 from midstream.agent_library import read
-from midstream.agents import programs
 from midstream.build import Build
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.seeds import derive_seed
@@ -21,7 +20,7 @@ from midstream.practice.optimiser import ROLES, Optimiser
 from midstream.practice.parts import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.runs import RunDirectory
-from midstream.trainable import place_names
+from midstream.trainable import clumsy, place_names
 from midstream.training.settings import WarmStartConfig
 
 _CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # what of a recipe decides what comes of a rollout
@@ -142,8 +141,8 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
 
         if run.load_latest(build.learner.load, report=report) is None:
             seed = derive_seed("warm start", build.warm_seed)
-            clumsy = build.environment(planner=programs.ClumsyPlanner(config.policy))
-            await warm_start(build.learner, clumsy, build.source, build.student(), config, seed, report)
+            teacher = build.environment(planner=clumsy(build.recipe))
+            await warm_start(build.learner, teacher, build.source, build.student(), config, seed, report)
             tasks = build.set_tasks(build.recipe.evaluation.validation)
             require_copy_rate(await copy_rate(build.environment(), tasks, set(names), seed), config)
             run.save_checkpoint(0, build.learner.save)

@@ -13,8 +13,7 @@ from midstream.agent_library import check_shown, lessons_of, pinned, read
 from midstream.components import (
     ENGINES,
     IN_PROCESS,
-    MODULES,
-    PLANNERS,
+    OF_A_STREAM,
     PLAYED,
     REWARDS,
     ROOMS,
@@ -29,9 +28,10 @@ from midstream.components import (
     set_reward,
     task_source,
 )
-from midstream.config import Recipe, Table
+from midstream.config import InterleavedConfig, Recipe, Table
 from midstream.core.errors import RecipeError
 from midstream.core.parts import table_of, weight_of
+from midstream.core.stream_template import load_template
 from midstream.evaluation import SetConfig
 from midstream.practice.library import render_modules
 from midstream.practice.settings import PracticeConfig
@@ -53,14 +53,9 @@ def check(recipe: Recipe) -> dict[str, Any]:
     resolved["engines"] = {
         name: _fill(recipe, ENGINES, table, f"engines.{name}") for name, table in recipe.engines.items()
     }
-    for module, room in ROOMS.items():
-        resolved["agent"][module] = _fill(recipe, room, getattr(recipe.agent, module), f"agent.{module}")
-    if recipe.agent.memory_update == "on_continue" and recipe.agent.generator["type"] == "verified_result":
-        raise RecipeError(
-            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
-            cause="the result that satisfies the verifier is then not in memory",
-            mend='set memory_update = "every_turn"',
-        )
+    for module, table in recipe.modules.items():
+        resolved["agent"][module] = _fill(recipe, ROOMS[module], table, f"agent.{module}")
+    _check_agent(recipe)
     if recipe.agent.library is not None:
         resolved["agent"]["library"] = _checked_library(recipe, recipe.agent.library)
     if recipe.training:
@@ -92,6 +87,12 @@ def _fill_tasks(recipe: Recipe, table: Table, where: str) -> Table:
     filled = _fill(recipe, TASKS, table, where)
     for name, part in filled.get("parts", {}).items():  # of a mixture
         inner = _fill_tasks(recipe, table_of(part), f"{where}.parts.{name}")
+        if resolve(TASKS, table_of(part), where)[0].dialogues:
+            raise RecipeError(
+                f"{where}.parts.{name}.type = {inner['type']!r} cannot be mixed with others",
+                cause="its tasks are dialogues, which their own source opens",
+                mend="train on one source of dialogues",
+            )
         filled["parts"][name] = {**inner, "weight": weight_of(part)}
     return filled
 
@@ -100,6 +101,8 @@ def _fill_reward(recipe: Recipe, table: Table, where: str) -> Table:
     filled = _fill(recipe, REWARDS, table, where)
     if filled["type"] == "judge":
         _check_judge(recipe, filled, where)
+    if filled["type"] in OF_A_STREAM:
+        _check_stream_reward(recipe, filled, where)
     if filled["type"] == "composite":
         for name, part in table["parts"].items():
             inner = _fill_reward(recipe, table_of(part), f"{where}.parts.{name}")
@@ -119,6 +122,42 @@ def _fill_set(recipe: Recipe, chosen: SetConfig, where: str) -> Table:
 # -- what components ask of one another --------------------------------------------------------------------------------
 
 
+def _check_agent(recipe: Recipe) -> None:
+    agent = recipe.agent
+    if isinstance(agent, InterleavedConfig):
+        _check_stream(recipe, agent)
+        return
+    if agent.memory_update == "on_continue" and agent.generator["type"] == "verified_result":
+        raise RecipeError(
+            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
+            cause="the result that satisfies the verifier is then not in memory",
+            mend='set memory_update = "every_turn"',
+        )
+    sources = {"tasks": recipe.tasks} | {
+        f"evaluation.sets.{place}.tasks": one.tasks for place, one in enumerate(recipe.evaluation.sets) if one.tasks
+    }
+    for where, table in sources.items():
+        if resolve(TASKS, table, where)[0].dialogues:
+            raise RecipeError(
+                f"{where}.type = {table['type']!r} with an agent of type 'agentflow'",
+                cause="its tasks are dialogues, with a user and functions of their own, and AgentFlow answers questions",
+                mend='set agent.type = "interleaved"',
+            )
+
+
+def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
+    """The template's tools are there: one that has marks and no tool could be called and never answer."""
+    template = load_template(agent.template)
+    for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
+        tool = agent.tools.get(mark, mark)
+        if tool not in recipe.tools and not any(table.get("type") == "mcp" for table in recipe.tools.values()):
+            raise RecipeError(
+                f"agent.template = {agent.template!r} calls the tool {tool!r}, which the recipe does not have",
+                cause=f"the recipe's tools are {', '.join(recipe.tools) or 'none'}",
+                mend=f'add [tools.{tool}], or say which tool is meant: agent.tools = {{ {mark} = "NAME" }}',
+            )
+
+
 def _checked_library(recipe: Recipe, named: Path) -> str:
     """The library's place, with the version that it has now."""
     if recipe.practice is not None:
@@ -134,9 +173,9 @@ def _checked_library(recipe: Recipe, named: Path) -> str:
 
 def _check_heeds(recipe: Recipe, modules: Container[str], where: str) -> None:
     """A tiny planner reads the lessons that its warm start taught it, and no others."""
-    engine = recipe.engines.get(recipe.agent.planner.get("engine", ""), {})
+    engine = recipe.engines.get(recipe.modules[recipe.trained].get("engine", ""), {})
     taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
-    if "planner" in modules and engine.get("type") == "tiny" and not taught:
+    if recipe.trained in modules and engine.get("type") == "tiny" and not taught:
         raise RecipeError(
             f"{where} has lessons for a tiny planner, which cannot read them",
             cause="warm_start.lessons = 0: its vocabulary has none of their words",
@@ -198,16 +237,17 @@ def _check_training(recipe: Recipe, resolved: Table) -> None:
     if training.weights not in (None, *recipe.engines):
         raise no_engine(recipe, f"training.weights = {training.weights!r}")
     if training.supervised.planner is not None:
-        table = _fill(recipe, PLANNERS, training.supervised.planner, "training.supervised.planner")
+        room = ROOMS[recipe.trained]
+        table = _fill(recipe, room, training.supervised.planner, "training.supervised.planner")
         resolved["training"]["supervised"]["planner"] = table
-    _check_others_frozen(recipe, {recipe.agent.planner.get("engine"), training.weights} - {None})
+    _check_others_frozen(recipe, {recipe.modules[recipe.trained].get("engine"), training.weights} - {None})
     _check_width(recipe, resolved)
 
 
 def _check_width(recipe: Recipe, resolved: Table) -> None:
     """All weights are trained in float32: a small step on a 16-bit weight is rounded to none."""
     assert recipe.training is not None
-    name = recipe.training.weights or recipe.agent.planner.get("engine")
+    name = recipe.training.weights or recipe.modules[recipe.trained].get("engine")
     dtype = resolved["engines"].get(name, {}).get("dtype", "float32")
     if dtype != "float32" and recipe.learner.lora is None:
         raise RecipeError(
@@ -219,16 +259,17 @@ def _check_width(recipe: Recipe, resolved: Table) -> None:
 
 def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learnt with their prompts: whoever made them must be asked as the planner that learns is."""
-    learns = recipe.agent.planner["type"]
-    if not PLANNERS[learns].asks:
+    learns = recipe.modules[recipe.trained]["type"]
+    if not ROOMS[recipe.trained][learns].asks:
         return  # a program; `trainable.py` refuses to train it
     imitated = {"warm_start": "clumsy"} if recipe.warm_start else {}
     if recipe.training and recipe.training.algorithm == "supervised":
         imitated["training.supervised.planner"] = (recipe.training.supervised.planner or {"type": "clumsy"})["type"]
     for where, teacher in imitated.items():
-        if learns != ("compact" if teacher == "clumsy" else teacher):
+        asked_as = {"planner": "compact", "policy": "model"}[recipe.trained] if teacher == "clumsy" else teacher
+        if learns != asked_as:
             raise RecipeError(
-                f"{where} would teach agent.planner, of type {learns!r}, from transcripts of type {teacher!r}",
+                f"{where} would teach agent.{recipe.trained}, of type {learns!r}, from transcripts of type {teacher!r}",
                 cause="their prompts are not the ones that it will be given",
                 mend=f"set training.supervised.planner to a table of type {learns!r}"
                 if learns != "compact"
@@ -247,6 +288,12 @@ def _check_simulated(recipe: Recipe) -> None:
                 cause="a simulated model is a program that knows one world's tasks",
                 mend=f"it plays: {known}",
             )
+        if table.get("type") == "simulated" and table.get("skill", 1) != 1 and tasks != "desks":
+            raise RecipeError(
+                f"engines.{name}.skill = {table['skill']!r} with tasks.type = {tasks!r}",
+                cause="only the agent at the desks has one; elsewhere the tasks' settings say how well it goes",
+                mend="take `skill` out",
+            )
 
 
 def _check_world(recipe: Recipe) -> None:
@@ -260,7 +307,7 @@ def _check_world(recipe: Recipe) -> None:
 
 def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
     """Only the planner's weights may change: nothing else may ask an engine that training changes."""
-    tables = {f"agent.{module}": getattr(recipe.agent, module) for module in MODULES if module != "planner"}
+    tables = {f"agent.{name}": table for name, table in recipe.modules.items() if name != recipe.trained}
     # A tool that asks an engine in process is refused anyway, by `Build.tool_engine`.
     served = {name for name, table in recipe.engines.items() if table.get("type") not in IN_PROCESS}
     tables |= {f"tools.{name}": table for name, table in recipe.tools.items() if table.get("engine") in served}
@@ -292,6 +339,21 @@ def _check_sets(recipe: Recipe) -> None:
         table = chosen.tasks or recipe.tasks
         if resolve(TASKS, table, "tasks")[0].endless:
             draw(task_source(table), chosen)
+
+
+def _check_stream_reward(recipe: Recipe, table: Table, where: str) -> None:
+    if not isinstance(recipe.agent, InterleavedConfig):
+        raise RecipeError(
+            f"{where}.type = {table['type']!r} with an agent of type {recipe.agent.type!r}",
+            cause="it scores the form of a stream, and only an interleaved agent writes one",
+            mend='set agent.type = "interleaved", or choose another reward',
+        )
+    if table.get("answer", RULES[0]) not in RULES:
+        raise RecipeError(
+            f"{where}.answer = {table['answer']!r} is no rule-based reward",
+            cause="it is misspelt, or it asks a model",
+            mend=f"name one of: {', '.join(RULES)}",
+        )
 
 
 def _check_judge(recipe: Recipe, table: Table, where: str) -> None:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from midstream.agent_library import with_library
 from midstream.commands import has_weights
-from midstream.components import MODULES, PLANNERS, REWARDS, TOOLS, resolve
-from midstream.config import Table, parse_recipe, read_table, with_overrides
+from midstream.components import REWARDS, ROOMS, TOOLS, resolve
+from midstream.config import Table, modules_of, parse_recipe, read_table, with_overrides
 from midstream.core.errors import UsageError
 from midstream.results import table_of
 from midstream.runs import RunDirectory
@@ -87,8 +87,9 @@ def set_evaluation(table: Table, options: argparse.Namespace) -> None:
 
 
 def planner_temperature(table: Table) -> float:
-    """The temperature that the planner samples at by its own settings; 0 for one that is a program."""
-    component, config = resolve(PLANNERS, table["agent"]["planner"], "agent.planner")
+    """The temperature that planner or policy samples at by its own settings; 0 for one that is a program."""
+    name = modules_of(table["agent"])[0]
+    component, config = resolve(ROOMS[name], table["agent"][name], f"agent.{name}")
     return config.sampling.temperature if component.asks else 0.0
 
 
@@ -144,13 +145,14 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
         )
     parse_recipe(table)  # what follows relies on its shape
     agent, name = table["agent"], "model"
-    if planner_from_run:
-        taken = (agent["planner"].get("engine"), (table.get("training") or {}).get("weights"))
+    trained, *others = modules_of(agent)
+    if planner_from_run and others:
+        taken = (agent[trained].get("engine"), (table.get("training") or {}).get("weights"))
         name = "model" if "model" not in taken else "frozen"
-        for module in MODULES[1:]:
+        for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
-    elif all(one.get("engine") != name for one in (*(agent[module] for module in MODULES), *table["tools"].values())):
+    elif all(one.get("engine") != name for one in (*map(agent.get, (trained, *others)), *table["tools"].values())):
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             cause="no module or tool of it asks [engines.model]",
@@ -194,7 +196,8 @@ def set_tools(table: Table, names: str) -> None:
 
 def _check_vocabulary(table: Table, known: list[str], said: str) -> None:
     """A tiny planner knows the tools that it was trained with, and no other."""
-    planner = table.get("engines", {}).get(table["agent"]["planner"].get("engine"), {})
+    agent = table["agent"]
+    planner = table.get("engines", {}).get(agent[modules_of(agent)[0]].get("engine"), {})
     if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
         raise UsageError(
             f"--tools {said!r} does not fit this planner",

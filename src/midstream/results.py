@@ -22,6 +22,7 @@ from midstream.practice_results import is_practice, show_practice_result, write_
 from midstream.report import html, tables, task_list
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.numbers import counted, visible
+from midstream.report.stream_parts import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
 from midstream.runs.directory import damaged_recipe
 
@@ -133,7 +134,7 @@ def show_demo(run: RunDirectory) -> None:
     console = Console()
     console.print("[bold]One held-out question, turn by turn[/bold]\n")
     for _, trajectory in samples(run)[-1:]:
-        console.print(tables.trajectory_view(trajectory))
+        console.print(tables.trajectory_view(trajectory, template=template_of(run.info().resolved)))
     seconds = sum(one.cpu_s for one in run.read_timings())
     console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
     console.print("\n[bold]Limits[/bold]")
@@ -166,6 +167,7 @@ def write_report(run: RunDirectory) -> None:
             timings=run.read_timings(),
             evaluations=run.read_evaluations(),
             samples=samples(run),
+            template=template_of(info.resolved),
             limits=" ".join(TINY_LIMITS.split()) if trains_tiny else "",
             next_steps=next_steps(run),
         ),

@@ -10,11 +10,12 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from midstream.core.data import Frozen
+from midstream.core.dialogue import Dialogue, Dialogues
 from midstream.core.errors import (
     InfrastructureError,
     MidstreamError,
@@ -61,7 +62,8 @@ class Environment:
     """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings.
 
     `sandbox` is the tier that tools and agent run code in, "" where they run none; every trajectory says it. `lessons`
-    are in the prompts of every run.
+    are in the prompts of every run. `dialogues` is the source of the tasks where each of them is a dialogue: every
+    attempt then has one of its own.
     """
 
     agent: Agent
@@ -71,6 +73,7 @@ class Environment:
     config: Config = Config()
     sandbox: str = ""
     lessons: Lessons = field(default_factory=dict)
+    dialogues: Dialogues | None = None
 
     async def close(self) -> None:
         """Close agent, tools and engines."""
@@ -240,15 +243,8 @@ async def _one_attempt(
     trajectory = ended or Trajectory(id=task.id, task_id=task.id, question=task.question, seed=seed)
     try:
         if ended is None:
-            trajectory = await environment.agent.run(
-                task.without_answer(),
-                environment.tools,
-                environment.engines,
-                seed=seed,
-                order=order,
-                lessons=lessons,
-                deadline_s=deadline_s,
-                listener=listener,
+            trajectory = await _run(
+                environment, task, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
             )
         if trajectory.status == "ok":
             ended = trajectory
@@ -271,6 +267,24 @@ async def _one_attempt(
         error = ErrorInfo(type=type(failure).__name__, message=text, retryable=retryable)
         trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
     return trajectory, ended
+
+
+async def _run(environment: Environment, task: Task, *, seed: int, **run: Any) -> Trajectory:
+    """The agent's run; of a task that is a dialogue with one opened for this run alone, and what it found."""
+    dialogue: Dialogue | None = None
+    if environment.dialogues is not None:
+        dialogue = environment.dialogues.open(task, seed=seed)
+        run["dialogue"] = dialogue
+    try:
+        trajectory = await environment.agent.run(
+            task.without_answer(), environment.tools, environment.engines, seed=seed, **run
+        )
+        if dialogue is None or trajectory.status != "ok":
+            return trajectory
+        return trajectory.model_copy(update={"outcome": dialogue.outcome()})
+    finally:
+        if dialogue is not None:
+            await dialogue.close()
 
 
 def _with_costs(trajectory: Trajectory, calls: Sequence[Call]) -> Trajectory:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from midstream.build import Build
 from midstream.commands import build_of, dry_run, has_weights, tell_library, use_policy, weights_digest
+from midstream.components import TASKS, resolve
 from midstream.config import parse_recipe
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.events import Listener
@@ -18,6 +19,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe_options import recipe_table
 from midstream.report.numbers import visible
+from midstream.report.stream_parts import template_of
 from midstream.report.timeline import Screen, Timeline
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
@@ -30,9 +32,15 @@ def solve(options: argparse.Namespace) -> int:
     recipe = parse_recipe(recipe_table(options, run))
     if options.dry_run:
         return dry_run(recipe)
+    if resolve(TASKS, recipe.tasks, "tasks")[0].dialogues:
+        raise RecipeError(
+            f"the agent of recipe {recipe.name!r} answers no single question",
+            cause=f"its tasks, tasks.type = {recipe.tasks['type']!r}, are dialogues with functions of their own",
+            mend=f"midstream eval {recipe.name}, then midstream show DIR TRAJECTORY",
+        )
     if run is None and recipe.warm_start is not None:
         raise RecipeError(
-            f"the planner of recipe {recipe.name!r} is not trained",
+            f"the {recipe.trained} of recipe {recipe.name!r} is not trained",
             cause="its weights come from a warm start and training",
             mend="midstream demo, then midstream solve ... --planner runs/demo",
         )
@@ -67,7 +75,11 @@ class _Unjudged:
 def _watched(build: Build, run: RunDirectory | None, options: argparse.Namespace) -> Trajectory:
     """Load, run and show. The screen is taken before the weights are loaded, which is what takes long."""
     quiet = options.json or options.quiet
-    shown = None if quiet else Timeline(Screen(), options.question, build.sandbox_line, build.replay)
+    shown = (
+        None
+        if quiet
+        else Timeline(Screen(), options.question, build.sandbox_line, build.replay, template_of(build.resolved))
+    )
     temperature, weights = options.temperature, ""
     with shown or nullcontext():
         if run is not None and has_weights(run):

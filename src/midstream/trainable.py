@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from midstream.agents import programs
 from midstream.build import Build
-from midstream.components import PLANNERS, resolve
+from midstream.components import ROOMS, resolve
 from midstream.config import Recipe
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Engine
@@ -45,15 +45,20 @@ def parts_of(build: Build) -> Parts:
         student=build.student(),
         learner=learner,
         make_environment=build.environment,
-        clumsy_planner=programs.ClumsyPlanner(
-            recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
-        ),
+        clumsy_planner=clumsy(recipe),
+        role=recipe.trained,
         teacher=recipe.training.supervised.planner,
         publish=build.publish,
         warm_start=recipe.warm_start,
         training=recipe.training,
         evaluation=recipe.evaluation,
     )
+
+
+def clumsy(recipe: Recipe) -> Any:
+    """The program whose transcripts warm-start a small planner or policy."""
+    config = recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
+    return ROOMS[recipe.trained]["clumsy"].make(config)
 
 
 def _draw_all(build: Build) -> None:
@@ -109,10 +114,10 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
             cause=f"the planner's prompts go there as token ids, made with the chat template of engine {named!r}",
             mend=f"move chat_template_kwargs to [engines.{named}]",
         )
-    _, config = resolve(PLANNERS, recipe.agent.planner, "agent.planner")
+    _, config = resolve(ROOMS[recipe.trained], recipe.modules[recipe.trained], f"agent.{recipe.trained}")
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:
         raise RecipeError(
-            f"agent.planner.sampling = {config.sampling!r} cannot be trained on",
+            f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",
             cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
             mend="set temperature above 0 and top_p = 1",
         )

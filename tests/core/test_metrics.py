@@ -101,6 +101,33 @@ def test_what_broke_around_the_model_is_left_out():
     assert tool_use([trajectory(called("a", failed=True), broken)]) == tool_use([trajectory(called("a", failed=True))])
 
 
+def stream_call(body: str, *, thought: str, failed: bool = False, error: str | None = None) -> Turn:
+    """A call of an interleaved policy."""
+    return Turn(
+        index=1,
+        action=Action(tool="search", context=body, error=error),
+        command=None if error else Command(tool="search", arguments={"query": body}),
+        observation=Observation(status="error" if failed or error else "ok", text=error or ""),
+        calls=(Call(role="policy", completion=f"<think>{thought}</think><search>{body}</search>"),),
+    )
+
+
+def test_calls_of_an_interleaved_policy_are_told_apart_by_what_they_call_and_not_by_its_thoughts():
+    again = trajectory(stream_call("a", thought="x", failed=True), stream_call("a", thought="y", failed=True))
+    assert (tool_use([again]).repeats, tool_use([again]).recoveries) == (1, 0)
+    malformed = [stream_call(body, thought=body * 2, error="no JSON") for body in ("{", "{", "[")]
+    use = tool_use([trajectory(*malformed, stream_call("a", thought="z"))])
+    assert (use.turns, use.errors, use.repeats, use.recoveries) == (4, 3, 1, 1)
+    assert use.share == {"malformed": 0.75, "search": 0.25}
+    assert use.calls == {"search": 1}
+
+
+def test_what_a_policy_says_to_a_user_is_no_turn_with_an_action():
+    reply = Turn(index=2, user="Go on.", calls=(Call(role="policy", completion="Which one?"),))
+    use = tool_use([trajectory(stream_call("a", thought="x", failed=True), reply, stream_call("b", thought="x"))])
+    assert (use.turns, use.share, use.recoveries) == (2, {"search": 1.0}, 1)
+
+
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=6), max_size=5))
 def test_counts_agree_with_each_other(runs: list[list[tuple[str, bool]]]):
     use = tool_use([trajectory(*(called(query, failed=failed) for query, failed in run)) for run in runs])

@@ -43,7 +43,9 @@ def any_of(kind: type[Frozen]) -> SearchStrategy[Any]:
     """Any valid object of a class, drawn from its fields' annotations."""
     fields = {name: field.annotation for name, field in kind.model_fields.items()}
     holds_json = {
-        name: st.dictionaries(TEXT, JSON, max_size=3) for name in fields if name in ("arguments", "metadata", "sent")
+        name: st.dictionaries(TEXT, JSON, max_size=3)
+        for name in fields
+        if name in ("arguments", "metadata", "sent", "outcome")
     }
     return st.builds(kind, **{**{name: st.from_type(of) for name, of in fields.items()}, **holds_json})  # type: ignore[arg-type]
 

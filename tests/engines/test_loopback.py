@@ -171,3 +171,15 @@ def test_closing_ends_the_thread_and_every_connection_even_one_that_hangs():
 def test_shares_beyond_one_are_refused():
     with pytest.raises(ValidationError, match="more than 1"):
         Faults(reset=0.6, cut=0.6)
+
+
+def test_native_calls_reach_the_model_as_text():
+    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "x", "content": "1"}
+    with Loopback(lambda messages, seed: "|".join(f"{one.role}:{one.content}" for one in messages)) as server:
+        status, _, body = post(server, {"model": "m", "messages": [said, result]})
+        assert post(server, {"model": "m", "messages": [said | {"tool_calls": [{}]}]})[0] == 400
+    assert status == 200
+    text = json.loads(body)["choices"][0]["message"]["content"]
+    assert text == 'assistant:<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>|tool:1'

@@ -21,7 +21,7 @@ from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
 from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
 from midstream.engines.openai_reply import checked_reply
-from support.http_engine import HELLO, ask, echo, engine_for
+from support.http_engine import HELLO, Bytes, ask, echo, engine_for
 from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion
 
 
@@ -320,7 +320,20 @@ json_values = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["choices", "message", "content", "text", "usage", "logprobs", "token_ids", "prompt_token_ids"]
+                [
+                    "choices",
+                    "message",
+                    "content",
+                    "text",
+                    "usage",
+                    "logprobs",
+                    "token_ids",
+                    "prompt_token_ids",
+                    "tool_calls",
+                    "function",
+                    "name",
+                    "arguments",
+                ]
             ),
             inner,
             max_size=4,
@@ -388,13 +401,46 @@ def test_a_request_past_its_deadline_leaves_its_call():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_prompts_go_out_as_the_ids_that_encode_gives(stream: bool):
+def test_prompts_go_out_as_the_ids_that_the_codec_gives(stream: bool):
     with LLMServer(echo) as server:
         engine = engine_for(server, token_ids=True, stream=stream)
-        engine.encode = lambda request: list(request.messages[0].content.encode())
+        engine.codec = Bytes()
         [call] = ask(engine, HELLO)
-    assert (server.paths, server.bodies[0]["prompt"]) == (["/v1/completions"], list(b"hello"))
-    assert (call.prompt_ids, call.completion, call.messages) == (tuple(b"hello"), "you said: hello", HELLO.messages)
+    assert (server.paths, server.bodies[0]["prompt"]) == (["/v1/completions"], list(b"\nhello"))
+    assert (call.prompt_ids, call.completion) == (tuple(b"\nhello"), "you said: \nhello")
+    assert call.messages == HELLO.messages
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stream_goes_on_from_the_ids_that_were_sampled(stream: bool):
+    """With `keep_stop`, the text is what the sampled tokens say, whatever the server cuts off."""
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        made = completion(body, "print(1)</python>\n")
+        made["choices"][0]["text"] = "print(1)</python>"
+        return made
+
+    async def run(engine: OpenAICompatibleEngine) -> tuple[Call, Call]:
+        sampling = Sampling(stop=("</python>",))
+        first = await engine.sample(replace(HELLO, sampling=sampling, keep_stop=True))
+        ids = (*first.prompt_ids, *first.completion_ids, *Bytes().encode_text("<output>1</output>"))
+        return first, await engine.sample(replace(HELLO, prompt_ids=ids))
+
+    with LLMServer(reply) as server:
+        engine = engine_for(server, token_ids=True, stream=stream)
+        engine.codec = Bytes()
+        first, second = asyncio.run(run(engine))
+    assert bytes(server.bodies[1]["prompt"]) == b"\nhelloprint(1)</python>\n<output>1</output>"
+    assert second.prompt_ids == tuple(server.bodies[1]["prompt"])
+    assert (first.completion, second.completion) == ("print(1)</python>\n", "print(1)</python>")
+    assert [body.get("include_stop_str_in_output") for body in server.bodies] == [True, None]
+
+
+def test_without_a_codec_a_stream_goes_on_as_text():
+    with LLMServer(echo) as server:
+        [call] = ask(engine_for(server), replace(HELLO, prompt_ids=(5, 6), keep_stop=True))
+    assert (server.paths, call.completion) == (["/v1/chat/completions"], "you said: hello")
+    assert "include_stop_str_in_output" not in server.bodies[0]
 
 
 @pytest.mark.parametrize("read", [list(b"hell"), list(b"hellO"), list(b"hello!"), list(b"xhello")])
@@ -406,8 +452,8 @@ def test_a_server_that_reads_other_ids_is_found_out(read: list[int]):
 
     with LLMServer(reply) as server:
         engine = engine_for(server, token_ids=True)
-        engine.encode = lambda request: b"hello"
+        engine.codec = Bytes()
         with pytest.raises(EngineError, match=f"was sent 5 token ids and read {len(read)}") as caught:
-            ask(engine, HELLO)
+            ask(engine, replace(HELLO, prompt_ids=tuple(b"hello")))
     assert not caught.value.retryable
     assert len(caught.value.calls) == len(server.bodies) == 1

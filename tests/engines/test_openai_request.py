@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,23 @@ def test_token_ids_out(request_: Request, logprobs: object):
     assert body["return_token_ids"] is True
     assert body["logprobs"] is logprobs
     assert (body["top_k"], body["min_p"], body["repetition_penalty"]) == (0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("exact", "asked"), [(True, True), (False, None)])
+def test_only_the_server_that_gives_ids_is_asked_to_keep_the_stop_string(exact: bool, asked: bool | None):
+    _, body, _ = made(replace(CHAT, keep_stop=True), token_ids=exact)
+    assert body.get("include_stop_str_in_output") is asked
+    assert "include_stop_str_in_output" not in made(CHAT, token_ids=True)[1]
+
+
+def test_tools_and_the_last_word_on_them():
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    _, body, sent = made(replace(CHAT, tools=tools))
+    assert (body["tools"], sent["tools"]) == (list(tools), 1)
+    _, body, sent = made(replace(CHAT, tools=tools), extra_body={"tools": []})
+    assert body["tools"] == sent["tools"] == []
+    for _, body, sent in (made(replace(TEXT, tools=tools)), made(replace(CHAT, tools=tools), prompt_ids=(1,))):
+        assert "tools" not in body | sent
 
 
 def test_a_stream_and_the_last_word():

@@ -156,9 +156,9 @@ def test_the_end_token_is_trained_on_but_not_part_of_the_text(tiny_model):
     engine = engine_of(tiny_model)
     asked = request(seed=4, prompt=" How", max_tokens=20)
     whole = asyncio.run(engine.sample(asked))
-    engine.end_ids = (whole.completion_ids[3], EOS)
+    engine.codec.end_ids = (whole.completion_ids[3], EOS)
     call = asyncio.run(engine.sample(asked))
-    end = whole.completion_ids.index(engine.end_ids[0])
+    end = whole.completion_ids.index(engine.codec.end_ids[0])
     assert (call.finish_reason, whole.finish_reason) == ("stop", "length")
     assert call.completion_ids == whole.completion_ids[: end + 1]
     assert call.completion == engine.tokenizer.decode(whole.completion_ids[:end])
@@ -419,3 +419,23 @@ def test_a_model_without_a_limit_of_positions_is_given_none(saved_model):
     del model.config.max_position_embeddings
     call = asyncio.run(TransformersLocal(model, tokenizer).sample(request(prompt="w" * 70, max_tokens=2)))
     assert len(call.prompt_ids) == 70
+
+
+# -- a stream that goes on -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_goes_on_from_the_ids_that_were_sampled(saved_model):
+    """A reply ends at a mark, output is put in, and the next reply's log-probabilities are those of all of it."""
+    engine = TransformersLocal(*load_model(saved_model("qwen2"), "float32", "cpu"))
+    first = chat(engine, CHAT[1:], max_tokens=30)
+    stop = first.completion[3:5]
+    sampling = Sampling(max_tokens=20, stop=(stop,))
+    asked = Request(role="policy", messages=CHAT[1:], sampling=sampling, keep_stop=True)
+    stopped = asyncio.run(engine.sample(asked))
+    assert (stopped.completion, stopped.finish_reason) == (first.completion[: first.completion.find(stop) + 2], "stop")
+    ids = (*stopped.prompt_ids, *stopped.completion_ids, *engine.codec.encode_text("<eos>=5"))
+    after = asyncio.run(engine.sample(dataclasses.replace(asked, prompt_ids=ids, seed=1)))
+    assert after.prompt_ids == ids
+    assert EOS not in ids[len(stopped.prompt_ids) :]
+    assert after.messages == CHAT[1:]
+    assert after.logprobs == pytest.approx(forward_logprobs(engine.model, ids, after.completion_ids), abs=1e-5)

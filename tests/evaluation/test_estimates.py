@@ -1,4 +1,4 @@
-"""Intervals, pass@k and majority@k, against exact values and on simulated agents."""
+"""Intervals, pass@k, pass^k and majority@k, against exact values and on simulated agents."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from midstream.evaluation.estimates import (
     effective_tasks,
     majority,
     mean_interval,
+    pass_all,
     pass_at,
     wilson,
 )
@@ -123,6 +124,24 @@ def test_pass_at_is_the_mean_over_all_draws_of_k_trials():
         draws = list(itertools.combinations(range(trials), k))
         exact = fmean(fmean(min(draw) < c for draw in draws) for c in right)
         assert value == pytest.approx(exact)
+
+
+def test_pass_all_is_the_mean_over_all_draws_of_k_trials():
+    right, trials = [0, 1, 3, 6], 6
+    found = pass_all(right, trials)
+    assert list(found) == [1, 2, 4, 6]
+    for k, value in found.items():
+        draws = list(itertools.combinations(range(trials), k))
+        exact = fmean(fmean(max(draw) < c for draw in draws) for c in right)
+        assert value == pytest.approx(exact)
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.lists(st.integers(0, n), min_size=1), st.just(n))))
+def test_all_of_k_are_right_as_often_as_none_of_k_is_wrong(case):
+    right, trials = case
+    wrong = pass_at([trials - c for c in right], trials)
+    assert pass_all(right, trials) == pytest.approx({k: 1 - value for k, value in wrong.items()})
+    assert pass_all(right, trials)[1] == pytest.approx(pass_at(right, trials)[1])
 
 
 def test_pass_at_names_each_size_once():

@@ -11,6 +11,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
 from midstream.evaluation.summary import summarise
 from midstream.rollout import Group
+from support.marked_streams import Output, stream
 
 
 def trial(score: float | None, answer: str | None = "x", **parts: float) -> Trajectory:
@@ -56,6 +57,24 @@ def test_pass_at_counts_full_scores_only():
     assert result.pass_at == {1: 0.25, 2: 0.5}
 
 
+def test_pass_all_asks_for_every_trial_and_one_without_a_result_is_wrong():
+    result = summed([trial(1.0), trial(1.0)], [trial(1.0), trial(None)], [trial(0.9), trial(1.0)])
+    assert result.pass_all == pytest.approx({1: 4 / 6, 2: 1 / 3})
+
+
+def test_parts_of_rewards_are_averaged_and_streams_measured():
+    first, second = stream("<think>a b</think>", Output(), "5"), stream("5")
+    scored = [
+        one.model_copy(update={"reward": Score(value=1.0, parts=parts)})
+        for one, parts in ((first, {"answer": 2.0, "timed_out": 1.0}), (second, {"answer": 1.0}))
+    ]
+    result = summed([*scored, trial(None)])
+    assert result.reward_parts == {"answer": 1.5, "timed_out": 0.5}
+    assert result.streams is not None
+    assert (result.streams.trajectories, result.streams.calls) == (2, 1)
+    assert summed([trial(1.0)]).streams is None
+
+
 def test_the_deviation_is_that_of_whole_trials():
     result = summed([trial(1.0), trial(0.0), trial(1.0)], [trial(1.0), trial(None), trial(0.0)])
     assert result.deviation == pytest.approx(stdev([1.0, 0.0, 0.5]))
@@ -77,6 +96,7 @@ def test_interval_says_how_it_was_made():
 def test_no_task_at_all():
     result = summed()
     assert (result.success, result.interval, result.interval_method, result.pass_at) == (0.0, None, "", {})
+    assert (result.pass_all, result.reward_parts) == ({}, {})
 
 
 def test_what_the_rule_says_beside_a_judge():

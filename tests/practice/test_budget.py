@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -85,6 +87,21 @@ BOUND = prompt_bound(request()) + 100
 
 async def ask_all(engine, count, **named):
     return await asyncio.gather(*(engine.sample(request(**named)) for _ in range(count)), return_exceptions=True)
+
+
+def test_what_a_prompt_holds_beside_its_messages_counts():
+    words, tools = request(), ({"type": "function", "function": {"name": "add"}},)
+    assert prompt_bound(replace(words, tools=tools)) == prompt_bound(words) + len(json.dumps(tools[0]))
+    assert prompt_bound(replace(words, prompt_ids=(7,) * 5000)) == 5000
+    assert prompt_bound(replace(words, prompt_ids=(7,))) == prompt_bound(words)
+
+
+def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
+    inner, meter = Varied(), Meter(BudgetConfig())
+    engine = metered(inner, meter)
+    assert engine.codec is None
+    inner.codec = object()
+    assert engine.codec is inner.codec
 
 
 @pytest.mark.parametrize("limits", [{"tokens": 20_000}, {"cost_usd": 0.05}, {"tokens": 20_000, "cost_usd": 0.05}])

@@ -25,7 +25,10 @@ def result(name: str = "bamboogle", **changes) -> EvaluationResult:
 
 
 JUDGED = {"judged": True, "metric": "judge (gpt-4o)", "success": 0.52, "rule_success": 0.412, "disagreements": 27}
-TRIALS = {"trials": 3, "pass_at": {1: 0.41, 2: 0.5, 3: 0.55}, "majority": 0.44, "deviation": 0.031}
+TRIALS = {
+    "trials": 3, "pass_at": {1: 0.41, 2: 0.5, 3: 0.55}, "pass_all": {1: 0.41, 2: 0.3, 3: 0.25}, "majority": 0.44,
+    "deviation": 0.031,
+}  # fmt: skip
 
 
 def row(text: str, name: str, table: int = 0) -> list[str]:
@@ -64,7 +67,9 @@ def test_judged_and_rule_based_numbers_share_no_column():
 def test_several_trials_have_a_table_of_their_own():
     text = shown(evaluation_view([result(**TRIALS)]))
     assert row(text, "bamboogle")[:4] == ["bamboogle", "125", "x", "3"]
-    assert row(text, "bamboogle", 1) == ["bamboogle", "3", "41.2%", "3.1%", "44.0%", "@2", "50.0%,", "@3", "55.0%"]
+    means = ["bamboogle", "3", "41.2%", "3.1%", "44.0%"]
+    assert row(text, "bamboogle", 1) == [*means, "@2", "50.0%", "^2", "30.0%"]
+    assert row(text, "@3") == ["@3", "55.0%", "^3", "25.0%"]
     many = " ".join(shown(evaluation_view([result(trials=64, pass_at={2**n: 0.5 for n in range(7)})])).split())
     assert [many.count(f"@{2**n} 50.0%") for n in range(7)] == [0, 1, 1, 1, 1, 1, 1], "none is cut, none is twice"
     assert "avg@k" not in shown(evaluation_view([result()]))

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.evaluation.pairs import Pair, Paired, Side
-from midstream.report.paired import compared_screen, sentence
+from midstream.report.paired import compared_screen, effort_table, sentence
 
 LETTERS = {"runs/a": "A", "runs/b": "B", "runs/c": "C"}
 
@@ -76,3 +77,16 @@ def test_tasks_that_differ_with_hostile_and_endless_answers():
     assert "[red]x\\x1b[2J | (none)" in text
     assert len(text) < 3000
     assert "t1" not in shown(paired(differing=(pair,)))
+
+
+def test_what_a_task_took_is_per_run_whatever_the_agent():
+    one = EvaluationResult(
+        policy="p", set_name="s", split="test", sampling="greedy", seed=0, tasks=10, trials=2, success=0.5,
+        success_without_errors=0.5, errors=0, by_family={}, turns_mean=2.5, prompt_tokens=20000, completion_tokens=900,
+        tool_use=ToolUse(turns=50, errors=5, error_rate=0.1, calls={"python": 30, "search": 15}),
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    console.print(effort_table({"A": one, "B": one.model_copy(update={"cost_usd": 1.0})}, "s, greedy"))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["A", "2.50", "2.25", "10.0%", "1,000", "45", "-"] in rows
+    assert ["B", "2.50", "2.25", "10.0%", "1,000", "45", "$0.0500"] in rows

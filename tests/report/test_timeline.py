@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.events import Event
+from midstream.core.stream import load_template
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
 from midstream.report.timeline import Screen, Timeline, elapsed
+from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 ASKED = Call(role="planner", completion="...", usage=Usage(prompt_tokens=1000, completion_tokens=20, cost_usd=0.002))
@@ -234,3 +236,114 @@ def test_a_closed_pipe_is_an_error_that_can_be_caught():
 
 def test_elapsed():
     assert [elapsed(0.004), elapsed(0.26), elapsed(59.9), elapsed(75)] == ["0.00s", "0.3s", "59.9s", "1m 15s"]
+
+
+def drive_stream(shown: Timeline, trajectory: Trajectory) -> None:
+    """Tell what an interleaved run that leaves `trajectory` tells."""
+
+    def tell(turn: int, kind, value=None) -> None:
+        shown.listen(Event(turn=turn, role="policy", kind=kind, value=value))
+
+    def replied(turn: int, calls) -> None:
+        for call in calls:
+            tell(turn, "start")
+            tell(turn, "text", call.completion)
+            tell(turn, "call", call)
+
+    for turn in trajectory.turns:
+        if turn.user:
+            tell(turn.index, "user", turn.user)
+        replied(turn.index, turn.calls)
+        if turn.action is not None:
+            tell(turn.index, "action", turn.action)
+            if turn.command is not None:
+                tell(turn.index, "command", turn.command)
+            tell(turn.index, "observation", turn.observation)
+    last = len(trajectory.turns) + 1
+    replied(last, trajectory.closing_calls)
+    if trajectory.stop_reason == "answered":
+        tell(last, "answer", trajectory.answer)
+
+
+def streamed(trajectory: Trajectory, console: Screen | None = None) -> list[str]:
+    console = console or pipe()
+    with Timeline(console, trajectory.question, template=load_template("artist-math")) as shown:
+        drive_stream(shown, trajectory)
+        shown.finish(trajectory)
+    return [re.sub(r"\d+\.\d\d?s", "TIME", line) for line in lines(written(console))]
+
+
+def test_a_stream_is_printed_reply_by_reply_with_its_marks():
+    assert streamed(math_stream()) == [
+        "What is the sum of the first 40 square numbers?",
+        "▸ written by the policy  ◂ put in by tools and users",
+        "",
+        "reply 1",
+        "▸ think  Add the squares up.  TIME  22 tokens",
+        '▸ call  python(code="print(sum(n * n for n in rnge(1, 41)))")',
+        "◂ error  NameError: name 'rnge' is not defined  TIME",
+        "",
+        "reply 2",
+        "▸ think  A slip in the name.  TIME  26 tokens",
+        "▸ call  total = sum(n * n for n in range(1, 41))",
+        "print(total)",
+        "◂ output  22140  TIME",
+        "",
+        "reply 3",
+        "▸ think  Done.  TIME  10 tokens",
+        "",
+        "answer  22140  TIME  10 tokens",
+        "stopped  answered, 2 turns",
+        "spent  TIME, 3 requests, 600 + 58 tokens, $0.0030",
+        "requests  none failed",
+    ]
+
+
+def test_a_reply_of_several_requests_is_printed_once_and_its_tokens_are_added_up():
+    calls = (reply("<think>it prints </python>"), reply(" and more</think><answer>5</answer>"))
+    found = streamed(math_stream().model_copy(update={"turns": (), "closing_calls": calls, "answer": "5"}))
+    assert found.count("reply 1") == 1
+    assert "▸ think  it prints </python> and more  TIME  14 tokens" in found
+    assert not any("malformed" in line for line in found)
+
+
+def test_a_stream_that_is_cut_off_or_malformed_says_so():
+    found = streamed(cut_stream())
+    assert "▸ call  print(sum(n * n for n in ra" in found
+    assert "malformed  never closed: </python> is missing" in found
+    assert "stopped  limit of tokens, the stream was cut off, 1 turn" in found
+    assert "malformed  the policy wrote this itself, no tool did" in streamed(unclosed_stream())
+
+
+def test_a_user_and_several_calls_of_a_reply_are_shown():
+    found = streamed(dialogue_stream())
+    assert "◂ user  Start the engine." in found
+    assert found.index("▸ call  fill_tank(litres=20)") < found.index("▸ call  status()")
+    assert '▸ bad call  {"name": "ignite"}' in found
+    assert sum(line.startswith("reply") for line in found) == 5
+
+
+@pytest.mark.parametrize("width", [80, 40, 24])
+def test_no_stream_is_wider_than_the_terminal(width):
+    console = pipe(width)
+    streamed(math_stream(), console)
+    assert max(map(len, written(console).splitlines())) <= width
+
+
+def test_a_reply_that_goes_on_when_it_is_interrupted_loses_nothing():
+    console = terminal()
+
+    def fail() -> None:
+        with Timeline(console, "q", template=load_template("artist-math")) as shown:
+            shown.listen(Event(turn=1, role="policy", kind="start"))
+            shown.listen(Event(turn=1, role="policy", kind="call", value=reply("<think>it prints </python>")))
+            shown.listen(Event(turn=1, role="policy", kind="start"))
+            shown.listen(Event(turn=1, role="policy", kind="text", value="half a thou"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console))
+    assert "it prints </python>" in text
+    assert "policy       half a thou" in text
+    assert "stopped by Ctrl-C in reply 1 (policy) after" in text

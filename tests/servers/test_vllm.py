@@ -162,13 +162,13 @@ def test_what_the_server_sent_is_what_is_stored(url, local):
     [choice] = raw["choices"]
     calls = []
     for stream in (False, True):
-        for encode in (None, local.encode):
+        for codec in (None, local.codec):
             engine = engine_for(url, stream=stream)
-            engine.encode = encode
+            engine.codec = codec
             calls += ask(engine, request)
     assert len(choice["token_ids"]) > 1
     for call in calls:
-        assert list(call.prompt_ids) == raw["prompt_token_ids"] == local.encode(request)
+        assert list(call.prompt_ids) == raw["prompt_token_ids"] == local.codec.encode(request)
         assert list(call.completion_ids) == choice["token_ids"]
         assert list(call.logprobs) == [one["logprob"] for one in choice["logprobs"]["content"]]
         assert call.completion == choice["message"]["content"]
@@ -178,7 +178,7 @@ def test_what_the_server_sent_is_what_is_stored(url, local):
 def test_log_probabilities_are_those_of_the_local_model(url, local, tell):
     """Of the whole distribution at the sampling temperature, though the model's generation_config asks for others."""
     engine = engine_for(url)
-    engine.encode = local.encode
+    engine.codec = local.codec
     requests = [
         chat(text * (1 + 20 * (i % 3)), seed=i, temperature=t) for i, text in enumerate(WORDS) for t in (0.7, 1)
     ]
@@ -212,14 +212,14 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
     """Greedy tokens change exactly as the adapter's do, also to other weights of one version, as after a resume."""
     requests = [chat(text, temperature=0.0) for text in WORDS]
     engine, frozen = engine_for(url), engine_for(url)
-    engine.encode = local.encode
+    engine.codec = local.codec
     greedy, largest = [], 0.0
     for version, seed in [(0, 1), (1, 2), (1, 3), (2, 4)]:
         model, export = adapter(model_directory, seed)
         asyncio.run(lora.hand_over(engine, export, tmp_path, version))
         calls = ask(engine, *requests)
-        prompts = [(tuple(local.encode(one)), one) for one in requests]
-        expected = [ids for ids, _ in generate(model, prompts, end_ids=local.end_ids)]
+        prompts = [(tuple(local.codec.encode(one)), one) for one in requests]
+        expected = [ids for ids, _ in generate(model, prompts, end_ids=local.codec.end_ids)]
         assert [call.completion_ids for call in calls] == expected
         assert {call.policy_version for call in calls} == {version}
         largest = max(largest, *(gap_of(model, call) for call in calls))
@@ -259,7 +259,7 @@ def test_a_wrong_model_name_is_final(url):
 @pytest.mark.parametrize("ids_in", [False, True])
 def test_a_prompt_that_is_too_long_is_named(url, local, ids_in):
     engine = engine_for(url)
-    engine.encode = local.encode if ids_in else None
+    engine.codec = local.codec if ids_in else None
     with pytest.raises(PromptTooLongError, match="maximum context length is 2048"):
         ask(engine, chat("hello " * 3000))
 

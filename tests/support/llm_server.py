@@ -68,7 +68,7 @@ class AgentFlowReplies:
 def prompt_of(body: Body) -> str:
     """All the text of a request; a prompt of token ids is UTF-8."""
     if "messages" in body:
-        return "\n".join(message["content"] for message in body["messages"])
+        return "\n".join(message["content"] or "" for message in body["messages"])
     return body["prompt"] if isinstance(body["prompt"], str) else bytes(body["prompt"]).decode()
 
 
@@ -176,7 +176,7 @@ def completion(body: Body, text: str) -> Body:
 def events_of(made: Body) -> list[bytes]:
     """A good answer as the events of a stream, the last of them [DONE]."""
     choice, chat = made["choices"][0], "message" in made["choices"][0]
-    text = choice["message"]["content"] if chat else choice["text"]
+    text = (choice["message"]["content"] or "") if chat else choice["text"]
     pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     chunks: list[Body] = []
     if chat:
@@ -189,6 +189,8 @@ def events_of(made: Body) -> list[bytes]:
             [(kind, values)] = choice["logprobs"].items()
             part["logprobs"] = {kind: _share(values, i, len(pieces))}
         chunks.append({"choices": [part]})
+    for number, call in enumerate((choice["message"].get("tool_calls") if chat else None) or ()):
+        chunks += [{"choices": [{"index": 0, "delta": {"tool_calls": [one]}}]} for one in _call_pieces(number, call)]
     last = {"index": 0, "finish_reason": choice["finish_reason"]} | ({"delta": {}} if chat else {"text": ""})
     chunks.append({"choices": [last]})
     prompt_ids = made.get("prompt_token_ids") or choice.get("prompt_token_ids")
@@ -196,6 +198,14 @@ def events_of(made: Body) -> list[bytes]:
         (chunks[0] if chat else chunks[0]["choices"][0])["prompt_token_ids"] = prompt_ids
     chunks.append({"choices": [], "usage": made.get("usage")})
     return [*map(event, chunks), b"data: [DONE]\n\n"]
+
+
+def _call_pieces(number: int, call: Body) -> list[Body]:
+    """A tool call as a stream has it: its name first, then pieces of its arguments."""
+    said = call["function"]["arguments"]
+    pieces = [said[i : i + PIECE] for i in range(0, len(said), PIECE)]
+    first = call | {"index": number, "function": call["function"] | {"arguments": ""}}
+    return [first, *({"index": number, "function": {"arguments": piece}} for piece in pieces)]
 
 
 def event(chunk: Body) -> bytes:

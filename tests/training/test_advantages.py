@@ -76,3 +76,17 @@ def test_lengths_must_agree():
 
 def test_no_rewards_give_no_advantages():
     assert group_advantages([], []).tolist() == []
+
+
+def test_leaving_one_out_compares_with_the_others_alone():
+    """By hand: 1 - mean(0, 0.5), 0 - mean(1, 0.5), 0.5 - mean(1, 0); the reward itself is in no baseline."""
+    rewards = [1.0, 0.0, 0.5]
+    ours = group_advantages(rewards, ["q"] * 3, baseline="leave_one_out", normalize_by_std=False)
+    assert ours.tolist() == pytest.approx([0.75, -0.75, 0.0], abs=1e-12)
+    scaled = group_advantages(rewards, ["q"] * 3, baseline="leave_one_out", epsilon=0.0)
+    assert scaled.tolist() == pytest.approx([1.5, -1.5, 0.0], abs=1e-12)
+
+
+def test_leaving_one_out_of_a_uniform_group_or_one_of_one_gives_zero():
+    ours = group_advantages([0.1] * 3 + [1.0], ["u"] * 3 + ["one"], baseline="leave_one_out", normalize_by_std=False)
+    assert ours.tolist() == [0.0] * 4

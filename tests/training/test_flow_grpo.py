@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter, defaultdict
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 
 from midstream.core.errors import RewardError, TrainingError
-from midstream.core.trajectory import Score
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
 from midstream.trainable import parts_of
 from midstream.training import flow_grpo
 from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
@@ -315,6 +318,229 @@ def test_every_step_samples_other_tasks_and_names_its_policy(make):
     assert second.metrics.policy_version == 1
     places = {name for split in ("validation", "test") for name in parts.source.names(split)}
     assert not any(places & set(one.question.split()) for one in [*first.trajectories, *second.trajectories])
+
+
+# -- groups with equal rewards ---------------------------------------------------------------------------------------
+
+
+class Indexed:
+    """Tells the rollouts of a share of all tasks apart, by their number; the others' are rewarded alike."""
+
+    def __init__(self, share):
+        self.share = share
+
+    async def score(self, task, trajectory):
+        told = random.Random(task.id).random() < self.share
+        return Score(value=float(trajectory.seed % 2) if told else 1.0)
+
+
+def alike(group):
+    return len({one.reward.value for one in group}) == 1
+
+
+def test_other_tasks_are_rolled_out_in_the_place_of_uniform_groups(make):
+    algorithm, _ = make(Indexed(0.4), "training.resample_uniform=20", "training.uniform_kl_fraction=1.0")
+    [outcome] = run(algorithm)
+    metrics, groups = outcome.metrics, groups_of(outcome.trajectories)
+    uniform = [group for group in groups if alike(group)]
+    assert len(groups) - len(uniform) == 4 < len(groups)
+    assert (metrics.groups, metrics.groups_uniform) == (len(groups), len(uniform))
+    assert metrics.trajectories == 4 * len(groups)
+    assert metrics.samples_left_out == {"uniform group, other tasks drawn in its place": 4 * len(uniform)}
+    assert metrics.rows == sum(len(one.turns) for group in groups if not alike(group) for one in group)
+    assert metrics.reward_mean == pytest.approx(
+        sum(one.reward.value for one in outcome.trajectories) / len(outcome.trajectories)
+    )
+    assert metrics.grad_norm > 0
+
+
+def test_without_the_setting_uniform_groups_stay(make):
+    algorithm, _ = make(Indexed(0.4), "training.uniform_kl_fraction=1.0")
+    [outcome] = run(algorithm)
+    assert outcome.metrics.groups == 4 > outcome.metrics.groups_uniform > 0
+    assert outcome.metrics.samples_left_out == {}
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_step_that_finds_nothing_to_learn_from_ends_and_changes_nothing(make, rounds):
+    algorithm, parts = make(Indexed(0.0), f"training.resample_uniform={rounds}")
+    [outcome] = run(algorithm)
+    metrics = outcome.metrics
+    assert (metrics.groups, metrics.groups_uniform, metrics.rows) == (4 * (rounds + 1),) * 2 + (0,)
+    assert (metrics.grad_norm, metrics.loss) == (0.0, 0.0)
+    assert metrics.samples_left_out == {"uniform group, other tasks drawn in its place": 16 * (rounds + 1)}
+    assert not parts.learner.optimizer.state, "no step was made"
+
+
+def test_a_step_goes_on_with_the_groups_it_found(make):
+    """Fewer than there are mini-batches: each group is one."""
+    algorithm, parts = make(Indexed(0.2), "training.resample_uniform=1", "training.minibatches=4", "seed=2")
+    steps = []
+    inner = parts.learner.optimizer_step
+    parts.learner.optimizer_step = lambda rate: steps.append(rate) or inner(rate)
+    [outcome] = run(algorithm)
+    assert len(steps) == outcome.metrics.groups - outcome.metrics.groups_uniform
+    assert 0 < len(steps) < 4
+
+
+def test_broken_groups_are_not_replaced(make):
+    class Broken:
+        """Scores one rollout of each task."""
+
+        scored: ClassVar[set[str]] = set()
+
+        async def score(self, task, trajectory):
+            if task.id in self.scored:
+                raise RewardError("the judge is down")
+            self.scored.add(task.id)
+            return Score(value=1.0)
+
+    algorithm, _ = make(Broken(), "rollout.max_attempts=1", "training.resample_uniform=3")
+    with pytest.raises(TrainingError, match="12 of 16 trajectories failed"):
+        run(algorithm)
+
+
+def test_a_task_is_not_drawn_twice_in_a_step(make):
+    algorithm, parts = make(Indexed(0.0), "training.resample_uniform=2")
+    drawn = parts.source.sample("train", 4, 1)
+    parts.source.sample = lambda *given: drawn
+    [outcome] = run(algorithm)
+    assert (outcome.metrics.groups, len(groups_of(outcome.trajectories))) == (4, 4)
+
+
+def test_drawing_again_goes_on_where_it_stopped(make, tmp_path):
+    settings = ("training.resample_uniform=3", "training.family_sampling=failure")
+    whole, _ = make(Indexed(0.5), *settings)
+    expected = [outcome.metrics for outcome in run(whole, 3)]
+    first, parts = make(Indexed(0.5), *settings)
+    run(first, 2)
+    parts.learner.save(tmp_path)
+    second, other = make(Indexed(0.5), *settings)
+    other.learner.load(tmp_path)
+    second.restore(first.state())
+
+    async def third():
+        try:
+            return (await second.step(3)).metrics
+        finally:
+            await second.environment.close()
+
+    assert asyncio.run(third()) == expected[2]
+
+
+# -- a variant and its settings ----------------------------------------------------------------------------------------
+
+
+def rows_of_step(make, *overrides, agent=None):
+    """The rows and the loss of one step, and its outcome; `agent` is one whose policy is trained."""
+    algorithm, parts = make(Scripted(parity), "training.minibatches=1", "training.uniform_kl_fraction=1.0", *overrides)
+    if agent is not None:
+        algorithm.role, algorithm.environment = "policy", replace(algorithm.environment, agent=agent)
+    seen = []
+    inner = parts.learner.forward_backward
+    parts.learner.forward_backward = lambda rows, loss: seen.append((rows, loss)) or inner(rows, loss)
+    [outcome] = run(algorithm)
+    [(rows, loss)] = seen
+    return rows, loss, outcome
+
+
+def test_a_variant_reaches_rows_and_loss(make):
+    settings = ("training.variant=dr_grpo", "training.loss={horizon=50, kl_coefficient=0.0}")
+    rows, loss, outcome = rows_of_step(make, *settings)
+    rewards = {one.id: one.reward.value for one in outcome.trajectories}
+    means = {one.id: sum(map(parity, group)) / 4 for group in groups_of(outcome.trajectories) for one in group}
+    assert [row.advantage for row in rows] == pytest.approx(
+        [rewards[row.trajectory_id] - means[row.trajectory_id] for row in rows]
+    )
+    assert {row.weight for row in rows} == {1 / (len(rows) * 50)}
+    assert (loss.aggregation, loss.kl_coefficient) == ("seq-mean-token-sum-norm", 0.0)
+
+
+def test_leaving_one_out_reaches_the_rows(make):
+    rows, _, outcome = rows_of_step(make, "training.variant=rloo")
+    others = {
+        one.id: (sum(map(parity, group)) - parity(one)) / 3
+        for group in groups_of(outcome.trajectories)
+        for one in group
+    }
+    rewards = {one.id: one.reward.value for one in outcome.trajectories}
+    assert [row.advantage for row in rows] == pytest.approx(
+        [rewards[row.trajectory_id] - others[row.trajectory_id] for row in rows]
+    )
+
+
+# -- a policy that writes one stream ---------------------------------------------------------------------------------
+
+
+class TwoStretches:
+    """An agent that samples, puts a number into the stream, and samples on: token in, token out."""
+
+    name = "two stretches"
+
+    async def run(self, task, tools, engines, *, seed, order=0, **rest):
+        engine = engines["planner"]
+        asked = Request(role="policy", prompt="Question", sampling=Sampling(max_tokens=6), order=order)
+        first = await engine.sample(replace(asked, seed=seed))
+        ids = (*first.prompt_ids, *first.completion_ids, *engine.codec.encode_text(" 105\n"))
+        limit = Sampling(max_tokens=1 + seed % 5)
+        second = await engine.sample(replace(asked, prompt_ids=ids, seed=seed + 1, sampling=limit))
+        return Trajectory(
+            id=str(seed),
+            task_id=task.id,
+            family=task.family,
+            turns=(Turn(index=1, calls=(first,), appended=" 105\n"),),
+            closing_calls=(second.model_copy(update={"finish_reason": "stop"}),),
+            stop_reason="answered" if seed % 2 else "token_limit",
+        )
+
+    async def close(self):
+        pass
+
+
+def test_a_stream_is_trained_as_it_was_sampled(make):
+    """The learner finds the recorded log-probabilities behind tool output too, and no row holds a token twice."""
+    rows, _, outcome = rows_of_step(make, agent=TwoStretches())
+    metrics = outcome.metrics
+    calls = [call for one in outcome.trajectories for call in one.calls]
+    output = 2 * 16  # its two tokens in each of 16 streams
+    assert metrics.rows == len(rows) == 16
+    assert sum(row.sampled.count(False) for row in rows) == output
+    assert metrics.completion_tokens == sum(len(call.completion_ids) for call in calls)
+    assert metrics.prompt_tokens == 16 * len(calls[0].prompt_ids) + output
+    assert metrics.logprob_gap == pytest.approx(0.0, abs=1e-5)
+    assert metrics.clip_fraction == 0.0
+    assert metrics.grad_norm > 0.01
+
+
+def length(trajectory):
+    """Of a stream after its prompt: 2 tokens of output, the others sampled."""
+    return 2 + sum(len(call.completion_ids) for call in trajectory.calls)
+
+
+def test_length_costs_advantage_and_not_the_recorded_reward(make):
+    settings = ("training.normalize_by_std=false", "training.overlong={limit=12,buffer=4}")
+    rows, _, outcome = rows_of_step(make, *settings, agent=TwoStretches())
+    assert all(one.reward.value == parity(one) for one in outcome.trajectories)
+    shaped = {one.id: parity(one) - min(1.0, max(0, length(one) - 8) / 4) for one in outcome.trajectories}
+    assert len({parity(one) - shaped[one.id] for one in outcome.trajectories}) > 2
+    means = {
+        one.id: sum(shaped[other.id] for other in group) / 4
+        for group in groups_of(outcome.trajectories)
+        for one in group
+    }
+    assert [row.advantage for row in rows] == pytest.approx(
+        [shaped[row.trajectory_id] - means[row.trajectory_id] for row in rows], abs=1e-9
+    )
+    assert outcome.metrics.reward_mean == pytest.approx(sum(map(parity, outcome.trajectories)) / 16)
+
+
+def test_what_was_cut_off_has_no_row_where_that_is_asked(make):
+    rows, _, outcome = rows_of_step(make, "training.mask_cut_off=true", agent=TwoStretches())
+    cut = {one.id for one in outcome.trajectories if one.stop_reason == "token_limit"}
+    assert 0 < len(cut) < 16
+    assert {row.trajectory_id for row in rows} == {one.id for one in outcome.trajectories} - cut
+    [(reason, count)] = outcome.metrics.samples_left_out.items()
+    assert (reason.startswith("trajectory that met its limit"), count) == (True, len(cut))
 
 
 # -- the supervised control --------------------------------------------------------------------------------------------

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    LlamaConfig,
+)
 
 from midstream.core.errors import CheckpointError, TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.training import learner as learner_module
 from midstream.training.learner import LocalLearner
-from midstream.training.logprobs import completion_logprobs
+from midstream.training.logprobs import TokenSequence, completion_logprobs
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
 from midstream.training.settings import LearnerConfig, LoraConfig
 
@@ -113,8 +122,8 @@ def test_logprobs_equal_each_rows_own_forward_at_its_temperature(llama, chunk_to
 
 def test_temperature_counts(llama):
     model = llama()
-    [hot] = completion_logprobs(model, [((5, 6), (7,), 2.0)]).tolist()
-    [warm] = completion_logprobs(model, [((5, 6), (7,), 1.0)]).tolist()
+    [hot] = completion_logprobs(model, [TokenSequence((5, 6), (7,), 2.0)]).tolist()
+    [warm] = completion_logprobs(model, [TokenSequence((5, 6), (7,), 1.0)]).tolist()
     assert hot != pytest.approx(warm, abs=1e-2)
 
 
@@ -236,6 +245,170 @@ def test_a_step_raises_what_was_good_and_lowers_what_was_bad(llama):
     assert norm > 0
     assert after[0] > before[0]
     assert after[1] < before[1]
+
+
+# -- what was not sampled ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precise():
+    """`precise(chunk_tokens)` is a learner over a small model that computes in 64 bits throughout."""
+
+    def make(chunk_tokens=6000):
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2, bos_token_id=None,
+            eos_token_id=1, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+        )  # fmt: skip
+        model = GPT2LMHeadModel(config).double().eval()
+        learner = LocalLearner(model, LearnerConfig(chunk_tokens=chunk_tokens, max_grad_norm=1e9))
+        with torch.no_grad():
+            for parameter in learner.reference.parameters():
+                parameter.mul_(1.1)  # or there would be no KL
+        return learner
+
+    return make
+
+
+def masked(rows, seed=1):
+    """The rows with a part of each longer completion that the environment put in; 0 is recorded there."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for row in rows:
+        sampled = tuple((torch.rand(len(row.completion_ids), generator=draw) < 0.6).tolist())
+        if any(sampled):
+            old = tuple(value if one else 0.0 for value, one in zip(row.old_logprobs, sampled, strict=True))
+            row = replace(row, sampled=sampled, old_logprobs=old)
+        made.append(row)
+    assert sum(not all(row.sampled) for row in made) > 3
+    return made
+
+
+def accumulated(learner, rows, loss, *, one_by_one=False):
+    """The stats of one `forward_backward`, or of one a row, and the gradient; it is cleared."""
+    stats = [learner.forward_backward(part, loss) for part in ([[row] for row in rows] if one_by_one else [rows])]
+    grads = gradients(learner)
+    learner.optimizer.zero_grad()
+    return stats, grads
+
+
+def assert_equal(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def of_one(stats):
+    fields = ("loss", "kl_sum", "gap_sum", "clipped", "tokens")
+    return {name: pytest.approx(sum(getattr(one, name) for one in stats), rel=1e-9) for name in fields}
+
+
+OUTPUT = slice(3, 6)  # of the completion below, what a tool said
+
+
+def with_output(**changes):
+    """A row of 3 sampled tokens, 3 of tool output, 2 sampled; one token is said by both."""
+    made = Row(
+        prompt_ids=(5, 6, 7), completion_ids=(10, 11, 12, 20, 11, 22, 13, 14), old_logprobs=(-4.0,) * 8,
+        sampled=(True,) * 3 + (False,) * 3 + (True,) * 2, advantage=1.0, weight=0.5, kl_weight=0.5,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def hidden_gradient(learner, row, loss):
+    """|gradient| that each position of the completion gives the hidden state that predicts it."""
+    seen = []
+
+    def keep(decoder, inputs, output):
+        if output.last_hidden_state.requires_grad:
+            output.last_hidden_state.retain_grad()
+            seen.append(output.last_hidden_state)
+
+    hook = learner.model.get_decoder().register_forward_hook(keep)
+    learner.forward_backward([row], loss)
+    hook.remove()
+    [hidden] = seen
+    return hidden.grad[0].abs().sum(-1)[len(row.prompt_ids) - 1 :]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_tool_output_has_exactly_no_gradient_and_the_same_tokens_sampled_have(precise, beta):
+    learner, loss = precise(), PolicyLoss(kl_coefficient=beta, clip_high=1e9)
+    row = with_output()
+    from_each = hidden_gradient(learner, row, loss)
+    assert from_each[OUTPUT].tolist() == [0.0, 0.0, 0.0]
+    assert (from_each[:3] > 0).all()
+    assert (from_each[6:] > 0).all()
+    assert (hidden_gradient(learner, replace(row, sampled=()), loss) > 0).all()
+
+
+def test_what_a_tool_said_last_changes_nothing_at_all(precise):
+    """Nothing is sampled behind it, so which token it is, or whether it is there, must not show in a single bit."""
+    learner, loss = precise(), PolicyLoss(kl_coefficient=0.1)
+    start = with_output(completion_ids=(10, 11, 12), sampled=(True,) * 3, old_logprobs=(-4.0,) * 3)
+
+    def ending_in(token, sampled):
+        mask = (*start.sampled, sampled)
+        return replace(start, completion_ids=(10, 11, 12, token), sampled=mask, old_logprobs=(-4.0,) * 4)
+
+    grads = [accumulated(learner, [ending_in(token, False)], loss)[1] for token in (20, 21)]
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert_equal(grads[0], accumulated(learner, [start], loss)[1])
+    sampled = [accumulated(learner, [ending_in(token, True)], loss)[1] for token in (20, 21)]
+    assert not all(torch.equal(one, other) for one, other in zip(*sampled, strict=True))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 30, 6000])
+def test_a_batch_of_streams_is_its_rows_one_by_one(precise, chunk_tokens):
+    """Padding, chunks and shared sequences change neither the gradient nor what is logged."""
+    rows, loss = masked(make_rows()), PolicyLoss(kl_coefficient=0.3)
+    alone, expected = accumulated(precise(), rows, loss, one_by_one=True)
+    [together], grads = accumulated(precise(chunk_tokens), rows, loss)
+    assert_equal(grads, expected)
+    assert {name: getattr(together, name) for name in of_one(alone)} == of_one(alone)
+    assert together.tokens == sum(sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows)
+    assert max(grad.abs().max().item() for grad in grads) > 0.01 < together.kl_sum
+
+
+def test_one_sequence_with_two_masks_is_two(precise):
+    learner, loss = precise(), PolicyLoss()
+    row = with_output()
+    other = replace(row, sampled=(False,) * 6 + (True,) * 2, advantage=-2.0)
+    rows = [row, other, replace(row, sampled=()), replace(row, advantage=0.5)]
+    stats, expected = accumulated(learner, rows, loss, one_by_one=True)
+    [together], grads = accumulated(learner, rows, loss)
+    assert_equal(grads, expected)
+    assert together.tokens == sum(one.tokens for one in stats) == 5 + 2 + 8 + 5
+
+
+def test_a_stream_as_one_row_is_its_calls_as_rows(precise):
+    """The same sampled tokens behind the same tokens: what is masked out costs and changes nothing."""
+    learner, loss = precise(), PolicyLoss(kl_coefficient=0.2)
+    row = with_output()
+    prompt = row.prompt_ids + row.completion_ids[:6]
+    calls = [
+        replace(row, completion_ids=row.completion_ids[:3], sampled=(), old_logprobs=(-4.0,) * 3),
+        replace(row, prompt_ids=prompt, completion_ids=row.completion_ids[6:], sampled=(), old_logprobs=(-4.0,) * 2),
+    ]
+    [whole], grads = accumulated(learner, [row], loss)
+    [parts], expected = accumulated(learner, calls, loss)
+    assert_equal(grads, expected)
+    assert (whole.tokens, whole.loss) == (parts.tokens, pytest.approx(parts.loss, rel=1e-9))
+
+
+def test_log_probabilities_stand_at_their_tokens_and_nothing_at_the_others(precise):
+    learner = precise()
+    row = with_output()
+    [ours], [every] = learner.logprobs([row]), learner.logprobs([replace(row, sampled=())])
+    assert ours[:3] + ours[6:] == pytest.approx(every[:3] + every[6:], abs=1e-12)
+    assert ours[OUTPUT] == (0.0, 0.0, 0.0)
+    assert all(value < 0 for value in every)
+
+
+def test_the_head_sees_no_tool_output(precise):
+    learner, seen = precise(), []
+    learner.model.lm_head.register_forward_hook(lambda head, inputs, output: seen.append(len(inputs[0])))
+    learner.forward_backward([with_output()], PolicyLoss(kl_coefficient=0.0))
+    assert seen == [5]
 
 
 # -- what changes ----------------------------------------------------------------------------------------------------
@@ -449,3 +622,21 @@ def test_supervised_step_weighs_prompts_and_completions(llama, chunk_tokens, mon
     assert learner.supervised_step(rows, 1e-3, 0.25) == pytest.approx((total / count).item(), rel=1e-5)
     assert seen == [pytest.approx(norm.item(), rel=1e-4)]
     assert all(count == 1 or count * (length + 1) <= chunk_tokens for count, length in sizes)
+
+
+def test_supervised_steps_leave_out_what_the_environment_said(precise):
+    """The same loss and step as with the cross-entropy of prompt and sampled tokens written out."""
+    learner = precise()
+    row = with_output()
+    model = copy.deepcopy(learner.model)
+    ids = torch.tensor(row.prompt_ids + row.completion_ids)
+    losses = torch.nn.functional.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
+    weight = torch.tensor([0.25, 0.25, *map(float, row.sampled)])
+    expected = (losses * weight).sum() / weight.sum()
+    expected.backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    norms = []
+    stepped = learner.optimizer_step
+    learner.optimizer_step = lambda rate: norms.append(stepped(rate)) or norms[-1]  # type: ignore[method-assign]
+    assert learner.supervised_step([row], 1e-3, 0.25) == pytest.approx(expected.item(), rel=1e-6)
+    assert norms == [pytest.approx(norm.item(), rel=1e-6)]

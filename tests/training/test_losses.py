@@ -271,6 +271,7 @@ def test_the_defaults_are_the_papers():
         "kl_coefficient": 0.001,
         "kl_kind": "k3",
         "aggregation": "trajectory-turn-token",
+        "horizon": None,
     }
 
 

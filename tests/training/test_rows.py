@@ -20,6 +20,7 @@ from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
 from midstream.engines.transformers_local import TransformersLocal
 from midstream.training import PolicyLoss, aggregate, build_rows, group_advantages, split_minibatches
 from midstream.training.losses import Aggregation
+from midstream.training.settings import OverlongConfig
 from support.llm_server import LLMServer
 
 MAX_TOKENS = 9
@@ -411,3 +412,124 @@ def test_a_split_changes_no_advantage_and_each_part_averages_over_itself():
     for part in split_minibatches(groups, 2, seed=4):
         rows = build_rows(part).rows
         assert sum(row.weight * len(row.completion_ids) for row in rows) == pytest.approx(1.0)
+
+
+# -- streams: one row a trajectory -----------------------------------------------------------------------------------
+
+
+def stream(name, reward, *parts, task="t", finish="stop", stop_reason="answered"):
+    """A policy's trajectory; `parts` are (tokens appended, tokens sampled), the last of them the closing call's."""
+    calls, ids = [], (1, 2, 3)
+    for appended, sampled in parts:
+        ids += tuple(range(50, 50 + appended))
+        tokens = tuple(range(10, 10 + sampled))
+        calls.append(
+            Call(
+                role="policy",
+                prompt_ids=ids,
+                completion_ids=tokens,
+                logprobs=(-0.5,) * sampled,
+                sampling=Sampling(max_tokens=MAX_TOKENS),
+                finish_reason="stop",
+            )
+        )
+        ids += tokens
+    calls[-1] = calls[-1].model_copy(update={"finish_reason": finish})
+    return Trajectory(
+        id=name,
+        task_id=task,
+        turns=tuple(Turn(index=i, calls=(one,)) for i, one in enumerate(calls[:-1], start=1)),
+        closing_calls=(calls[-1],),
+        reward=Score(value=reward),
+        stop_reason=stop_reason,
+    )
+
+
+def build(*group, **settings):
+    return build_rows([list(group)], role="policy", **settings)
+
+
+def test_a_stream_is_one_row_and_its_output_is_masked():
+    batch = build(stream("a", 1.0, (0, 3), (4, 2), (5, 1)), stream("b", 0.0, (0, 2)))
+    first, second = batch.rows
+    mask = [True] * 3 + [False] * 4 + [True] * 2 + [False] * 5 + [True]
+    assert (list(first.sampled), second.sampled) == (mask, ())
+    assert [value for value, one in zip(first.old_logprobs, mask, strict=True) if one] == [-0.5] * 6
+    assert (batch.trajectories, batch.left_out) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("trajectory-turn-token", [1 / (2 * 6), 1 / (2 * 2)]),
+        ("token-mean", [1 / 8, 1 / 8]),
+        ("seq-mean-token-mean", [1 / (2 * 6), 1 / (2 * 2)]),
+        ("seq-mean-token-sum", [1 / 2, 1 / 2]),
+        ("seq-mean-token-sum-norm", [1 / (2 * MAX_TOKENS), 1 / (2 * MAX_TOKENS)]),
+    ],
+)
+def test_weights_of_a_stream_count_sampled_tokens_alone(mode, expected):
+    group = stream("a", 1.0, (0, 3), (4, 2), (5, 1)), stream("b", 0.0, (0, 2))
+    assert [row.weight for row in build(*group, aggregation=mode).rows] == pytest.approx(expected)
+
+
+def test_a_horizon_of_the_recipes_replaces_the_calls_own():
+    group = stream("a", 1.0, (0, 3)), stream("b", 0.0, (0, 2))
+    batch = build(*group, aggregation="seq-mean-token-sum-norm", horizon=100)
+    assert [row.weight for row in batch.rows] == pytest.approx([1 / 200] * 2)
+
+
+def test_a_call_without_ids_in_a_stream_is_read_and_not_learnt():
+    whole = stream("a", 1.0, (0, 3), (4, 2), (5, 1))
+    [unknown] = whole.turns[1].calls
+    bare = unknown.model_copy(update={"logprobs": (), "completion_ids": (), "prompt_ids": ()})
+    broken = whole.model_copy(update={"turns": (whole.turns[0], Turn(index=2, calls=(bare,)))})
+    batch = build(broken, stream("b", 0.0, (0, 2)))
+    assert batch.rows[0].sampled == (True,) * 3 + (False,) * 11 + (True,)
+    assert batch.left_out == {"call without token ids": 1}
+
+
+def test_final_credit_of_a_stream_is_its_rows():
+    group = stream("a", 1.0, (0, 3), (4, 2)), stream("b", 0.0, (0, 2))
+    assert [row.advantage for row in build(*group, credit="final").rows] == [
+        row.advantage for row in build(*group).rows
+    ]
+
+
+def test_leaving_one_out_is_passed_on():
+    group = [stream(str(i), float(i == 0), (0, 2)) for i in range(3)]
+    rows = build(*group, baseline="leave_one_out", normalize_by_std=False).rows
+    assert [row.advantage for row in rows] == pytest.approx([1.0, -0.5, -0.5])
+
+
+def test_length_costs_reward_where_advantages_are_taken_and_nowhere_else():
+    """6 sampled tokens and 9 of output: 15 after the prompt, 5 into a buffer of 10."""
+    long, short = stream("a", 1.0, (0, 3), (4, 2), (5, 1)), stream("b", 1.0, (0, 2))
+    batch = build(long, short, overlong=OverlongConfig(limit=20, buffer=10), normalize_by_std=False)
+    assert [row.advantage for row in batch.rows] == pytest.approx([-0.25, 0.25])
+    assert (batch.groups_uniform, long.reward.value) == (0, 1.0)
+    assert build(long, short).groups_uniform == 1
+
+
+def test_the_length_of_a_planners_trajectory_is_that_of_its_longest_reply():
+    group = [trajectory("a", 1.0, [2, 7, 3]), trajectory("b", 1.0, [4, 4, 4])]
+    batch = build_rows([group], overlong=OverlongConfig(limit=8, buffer=4), normalize_by_std=False)
+    assert {row.trajectory_id: row.advantage for row in batch.rows} == pytest.approx({"a": -0.375, "b": 0.375})
+
+
+@pytest.mark.parametrize("how", [{"finish": "length"}, {"stop_reason": "token_limit"}], ids=str)
+def test_what_was_cut_off_can_be_masked_and_counts_in_its_group(how):
+    cut, others = stream("a", 0.0, (0, 3), **how), [stream("b", 1.0, (0, 2)), stream("c", 0.0, (0, 2))]
+    plain, masked = build(cut, *others), build(cut, *others, mask_cut_off=True)
+    assert [row.trajectory_id for row in masked.rows] == ["b", "c"]
+    assert [row.advantage for row in masked.rows] == [row.advantage for row in plain.rows[1:]]
+    assert [row.weight for row in masked.rows] == pytest.approx([1 / 4, 1 / 4])
+    assert masked.left_out == {"trajectory that met its limit of tokens (its reward still counts in its group)": 1}
+    assert (masked.trajectories, len(plain.rows), plain.left_out) == (2, 3, {})
+
+
+def test_a_reply_that_was_cut_off_before_the_last_is_no_cut_off_trajectory():
+    group = stream("a", 0.0, (0, 3), (1, 2)), stream("b", 1.0, (0, 2))
+    early = group[0].turns[0].calls[0].model_copy(update={"finish_reason": "length"})
+    went_on = group[0].model_copy(update={"turns": (Turn(index=1, calls=(early,)),)})
+    assert len(build(went_on, group[1], mask_cut_off=True).rows) == 2

@@ -126,7 +126,7 @@ class ClumsyPlanner:
     ) -> tuple[Action, tuple[Call, ...]]:
         """One action, written as text and parsed like a model's."""
         situation = Situation(question, [record.action.tool for record in memory.records])
-        choice = _Choice(situation, random.Random(context.seed), self.config.sense, heard(context.lessons))
+        choice = Choice(situation, random.Random(context.seed), self.config.sense, heard(context.lessons))
         goal, tool, argument = choice.decide([tool.name for tool in tools])
         text = render_action(goal, tool, argument)
         form = choice.told.get("form")
@@ -140,7 +140,7 @@ class ClumsyPlanner:
         )
 
 
-class _Choice:
+class Choice:
     """One clumsy decision after another; `told` is what the lessons in the prompt say of each."""
 
     def __init__(self, situation: Situation, rng: random.Random, sense: float, told: Mapping[Decision, bool]) -> None:

@@ -4,6 +4,7 @@
     executor    start text ... call command observation
     verifier    start text ... call verdict
     generator   start text ... call answer
+    policy      start text ... call (action command observation) ... | answer | answer user
 
 Whoever listens is told once, in order, and changes nothing: a run with a listener and one without leave the same
 trajectory.
@@ -25,6 +26,7 @@ LiveKind = Literal[
     "observation",  # value Observation
     "verdict",  # value Verdict
     "answer",  # value str | None
+    "user",  # a dialogue's user said something; value str
     "restart",  # the whole run broke down and begins again; value ErrorInfo
 ]
 Tell = Callable[[LiveKind, Any], None]

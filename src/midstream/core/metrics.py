@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from midstream.core.data import Frozen
+from midstream.core.stream_metrics import StreamMetrics
 from midstream.core.trajectory import Action, Trajectory, Turn
 
 
 class ToolUse(Frozen):
-    """How planner turns were spent. Shares add up to 1 over tools and "malformed" (a turn whose action named none).
+    """How turns with an action were spent: a planner's, or each tool call of an interleaved policy.
 
-    `error_rate` is the share of turns whose observation is an error: a malformed action, an invalid command, or a
-    tool that answered with an error. Turns that something around the model broke are not counted. `calls` counts the
-    calls that reached a tool: one for a command with arguments, any number for code, none for what was malformed or
-    invalid.
+    Shares add up to 1 over tools and "malformed" (a turn whose action is no call of a tool). What an interleaved policy
+    says to a user is no such turn. `error_rate` is the share of turns whose observation is an error: a malformed
+    action, an invalid command, or a tool that answered with an error. Turns that something around the model broke are
+    not counted. `calls` counts the calls that reached a tool: one for a command with arguments, any number for code,
+    none for what was malformed or invalid.
 
     `errors_followed` of the errors had a next turn; in `recoveries` of them that turn tried something else, and it
     worked (another action, an observation without an error); `recovery_rate` is their share, None without any.
@@ -41,8 +44,8 @@ def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
     calls: Counter[str] = Counter()
     errors = followed = recoveries = repeats = 0
     for trajectory in trajectories:
-        turns = [turn for turn in trajectory.turns if not turn.error]
-        named.update(turn.action.tool if turn.action and not turn.action.error else "malformed" for turn in turns)
+        turns = [turn for turn in trajectory.turns if turn.action and not turn.error]
+        named.update(_named(turn) for turn in turns)
         for turn in turns:
             calls.update(_called(turn))
         failures: set[str] = set()
@@ -70,6 +73,10 @@ def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
     )
 
 
+def _named(turn: Turn) -> str:
+    return turn.action.tool if turn.action and not turn.action.error else "malformed"
+
+
 def _failed(turn: Turn) -> bool:
     return turn.observation is not None and turn.observation.status == "error"
 
@@ -77,7 +84,8 @@ def _failed(turn: Turn) -> bool:
 def _attempt(turn: Turn) -> str:
     """What a turn tried, for telling whether another tried the same; a sub-goal is only words about it.
 
-    That is its command, or tool and context where they made none, or the planner's text where it was malformed.
+    That is its command, or tool and context where they made none (an interleaved policy's malformed call has its body
+    there), or the planner's text where it was malformed.
     """
     if turn.command is not None and turn.command.error is None:
         return turn.command.model_dump_json()
@@ -93,6 +101,13 @@ def _called(turn: Turn) -> list[str]:
     return [one.tool for one in turn.observation.tool_calls] if turn.command.code is not None else [turn.command.tool]
 
 
+def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each named part over the trajectories with a reward; one that lacks the part counts 0 in it."""
+    scored = [one.reward.parts for one in trajectories if one.reward]
+    names = dict.fromkeys(name for parts in scored for name in parts)
+    return {name: fmean(parts.get(name, 0.0) for parts in scored) for name in names}
+
+
 class StepMetrics(Frozen):
     """One training step, without any wall-clock number: the same seed gives the same records, byte for byte.
 
@@ -103,13 +118,15 @@ class StepMetrics(Frozen):
     estimate per token and `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the
     update, which leave out uniform groups whose KL term was not drawn. `logprob_gap` is the mean, per token, of how far
     the learner's log-probability lies from the recorded one, over the first mini-batch before its update: 0 but for
-    rounding where the learner holds the very weights that sampled.
+    rounding where the learner holds the very weights that sampled. `reward_parts` holds the mean of each named part of
+    the rewards (0 where a reward lacks it); `streams` what is measured of interleaved policies.
     """
 
     step: int
     policy_version: int
     reward_mean: float
     reward_by_family: dict[str, float] = {}
+    reward_parts: dict[str, float] = {}
     trajectories: int = 0
     trajectories_error: int = 0
     trajectories_retried: int = 0
@@ -121,6 +138,7 @@ class StepMetrics(Frozen):
     samples_left_out: dict[str, int] = {}
     turns_mean: float = 0.0
     tool_use: ToolUse = ToolUse()
+    streams: StreamMetrics | None = None
     rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -133,8 +151,8 @@ class StepMetrics(Frozen):
 
     @property
     def response_tokens_mean(self) -> float:
-        """Tokens of a planner's reply, one reply a turn; a little high where trajectories with an error hold some."""
-        return self.completion_tokens / max(1, self.tool_use.turns)
+        """Tokens of a reply, a planner's one a turn; a little high where trajectories with an error hold some."""
+        return self.completion_tokens / max(1, self.streams.replies if self.streams else self.tool_use.turns)
 
 
 class StepTiming(Frozen):
@@ -164,12 +182,14 @@ class EvaluationResult(Frozen):
     score that leaves them out. `interval` is the 95 % confidence interval of `success` over tasks, made by
     `interval_method`. `pass_at` maps k to the chance that the best of k trials is right, `majority` is the score of
     the most frequent answer, `deviation` the standard deviation (n - 1) of the success of one trial of every task.
+    `pass_all` maps k to the chance that all of k trials are right (pass^k).
     `error_reasons` counts what these said, by its first line, the three most frequent.
     `metric` names the reward, `judged` says that a model gave it; then `rule_success` is what the rule-based reward
     said of the same answers, and `disagreements` the number of trials that only one of the two calls right (a score of
     1).
     `policy` says what was evaluated ("warm start", "trained", "random" ...), `sampling` "greedy" or "T=1". `leaks` is
-    the number of trials in which a search repeated the question almost word for word.
+    the number of trials in which a search repeated the question almost word for word. `reward_parts` and `streams` as
+    in `StepMetrics`.
     `request_failures` and `replies_repaired` as in `StepMetrics`. Tokens are those of the agent's and its tools' calls;
     `cost_usd` is that of all calls, a judge's included.
     """
@@ -188,6 +208,7 @@ class EvaluationResult(Frozen):
     interval: tuple[float, float] | None = None
     interval_method: str = ""
     pass_at: dict[int, float] = {}
+    pass_all: dict[int, float] = {}
     majority: float | None = None
     deviation: float | None = None
     rule_success: float | None = None
@@ -197,6 +218,8 @@ class EvaluationResult(Frozen):
     by_family: dict[str, FamilyResult]
     turns_mean: float
     tool_use: ToolUse
+    reward_parts: dict[str, float] = {}
+    streams: StreamMetrics | None = None
     leaks: int = 0
     stop_reasons: dict[str, int] = {}
     request_failures: int = 0

@@ -3,59 +3,42 @@
     <think>2 apples and 3</think><python>print(2 + 3)</python><output>5</output><answer>5</answer>
     sampled ------------------------------------------------- environment ----- sampled ------------
 
-A template is data (`templates/*.toml`, or a file of the user's own). The agent is driven by it, the format rewards read
-the stream by it.
+A template is data (`core/stream_template.py`). The agent is driven by it, the format rewards read the stream by it.
+Any text is a stream: what is unclosed, nested, repeated or out of order gives blocks that say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from itertools import groupby
+from typing import Literal, cast
 
-from midstream.core.data import Frozen
+from midstream.core.stream_marks import escape_marks, grammar, put_in
+from midstream.core.stream_template import Marks, Template, load_template
 from midstream.core.trajectory import Trajectory
 
+__all__ = [
+    "POLICY",
+    "Block",
+    "BlockKind",
+    "Marks",
+    "Piece",
+    "Template",
+    "answer_of",
+    "blocks",
+    "escape_marks",
+    "is_strict",
+    "load_template",
+    "put_in",
+    "said",
+    "stream_of",
+    "tags_present",
+]
+
+POLICY = "policy"  # the role of the calls that are sampled parts of a stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
-
-
-class Marks(Frozen):
-    """What a part of the stream begins and ends with."""
-
-    open: str
-    close: str
-
-
-class Template(Frozen):
-    """How a policy writes, and how the environment answers.
-
-    `call` may hold "{tool}": each tool then has marks of its own, by its name. Marks without it belong to the tool
-    called `tool`, or, where that is "", the call's body names its tool. `body` is how a call is written: "text", the
-    tool's one required argument (a code fence around it is taken off); "json", an object or a list of objects with
-    `name` and `arguments`; "python", a list of Python calls with literal arguments. `appends` says where output goes:
-    "inline", into the reply that sampling then resumes, or "message", as a chat message of `output_role` after the
-    reply has ended with all its calls. `answer` None: the answer is what the last reply says outside of thoughts, or
-    the last \\boxed{} in it where `boxed`.
-    `system` and `user` are the prompt, with places {{tools}}, {{lessons}}, {{query}}; `opening` is what the environment
-    writes at the start of the stream. `chat` False: the prompt is plain text, for a base model.
-    """
-
-    name: str
-    source: str
-    think: Marks | None = None
-    call: Marks
-    tool: str = ""
-    body: Literal["text", "json", "python"] = "text"
-    output: Marks
-    answer: Marks | None = None
-    boxed: bool = False
-    appends: Literal["inline", "message"] = "inline"
-    output_role: Literal["user", "tool"] = "user"
-    chat: bool = True
-    system: str = ""
-    user: str = "{{query}}"
-    opening: str = ""
+_BOX = "\\boxed{"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +54,8 @@ class Piece:
 class Block:
     """A part of the stream between its marks, or text outside of all marks.
 
-    `closed`: its closing mark is there. `nested`: an opening mark stands inside it. `tool` is what a call's marks or
-    body name. `sampled`: the policy wrote its opening mark.
+    `closed`: its closing mark is there. `nested`: an opening mark stands inside it, or, where it is not closed, ends
+    it. `tool` is what a call's marks name, "" where its body does. `sampled`: the policy wrote its opening mark.
     """
 
     kind: BlockKind
@@ -83,19 +66,29 @@ class Block:
     tool: str = ""
 
 
-def load_template(name: str | Path) -> Template:
-    """The template of that name, or of a TOML file. Raises `RecipeError`."""
-    raise NotImplementedError
-
-
 def stream_of(trajectory: Trajectory) -> list[Piece]:
     """The stream of an interleaved trajectory after its prompt, in order: every call's text and what was appended."""
-    raise NotImplementedError
+    found: list[Piece] = []
+    for turn in trajectory.turns:
+        found += [
+            Piece(text=call.completion, sampled=True, turn=turn.index) for call in turn.calls if call.role == POLICY
+        ]
+        found.append(Piece(text=turn.appended, sampled=False, turn=turn.index))
+    last = len(trajectory.turns) + 1
+    found += [
+        Piece(text=call.completion, sampled=True, turn=last) for call in trajectory.closing_calls if call.role == POLICY
+    ]
+    return [piece for piece in found if piece.text]
 
 
 def blocks(pieces: Sequence[Piece], template: Template) -> list[Block]:
-    """The stream's parts in order. Total: any text gives blocks."""
-    raise NotImplementedError
+    """The stream's parts in order, behind the template's `opening`. Total: any text gives blocks, and nothing is lost.
+
+    A block reaches to its closing mark, whatever stands between, unless its opening mark comes again before. One
+    without reaches to the next opening mark, or to where the environment goes on. What the environment put in is output
+    between its marks, or text.
+    """
+    return [block for _, found in _runs(pieces, template) for block in found]
 
 
 def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]:
@@ -103,17 +96,135 @@ def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]
 
     A tag is there if its opening mark and, later, its closing mark are; output counts only from the environment.
     """
-    raise NotImplementedError
+    known = grammar(template)
+    written = template.opening + "".join(piece.text for piece in pieces if piece.sampled)
+    given = "".join(piece.text for piece in pieces if not piece.sampled)
+    return {kind: known.holds(kind, given if kind == "output" else written) for kind in template.tags}
 
 
 def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
     """The strict format: every tag of the template is there, each closed, none nested, in order.
 
-    In order: thoughts before each call and before the answer, every call followed by its output, one answer, at the end.
+    In order: thoughts before each call and before the answer, every call followed by its output, one answer, at the
+    end. In a reply with several calls one thought before the first will do. Text may stand outside of marks, but no
+    stray mark, and nothing after the answer.
     """
-    raise NotImplementedError
+    seen: set[str] = set()
+    calls, answered = 0, False
+    for sampled, found in _runs(pieces, template):
+        seen |= {block.kind for block in found}
+        if sampled:
+            if calls or answered or not _in_order(found, template):
+                return False
+            calls = sum(block.kind == "call" for block in found)
+            answered = any(block.kind == "answer" for block in found)
+        elif sum(block.kind == "output" for block in found) < calls:
+            return False
+        else:
+            calls = 0
+    return not calls and seen >= set(template.tags)
 
 
-def escape_marks(text: str, template: Template) -> str:
-    """`text` with every mark of the template in it broken by an escape, so that tool output cannot forge one."""
-    raise NotImplementedError
+def _in_order(found: Sequence[Block], template: Template) -> bool:
+    """Whether a sampled stretch is sound by itself."""
+    stray = grammar(template).marks
+    thought, before = template.think is None, ""
+    for block in found:
+        if block.kind == "text":
+            if stray.search(block.body) or (before == "answer" and block.body.strip()):
+                return False
+            continue
+        if not block.closed or block.nested or block.kind == "output" or before == "answer":
+            return False
+        acts = block.kind in ("call", "answer")
+        second = before == "call" and (template.appends == "inline" or block.kind == "answer")
+        if acts and (not thought or second):
+            return False
+        thought, before = thought or block.kind == "think", block.kind if acts else before
+    return True
+
+
+def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
+    """What the policy answered, None where it did not: the template says where that stands; the last one counts."""
+    if template.answer is None:
+        text = said(pieces, template) if pieces and pieces[-1].sampled else ""
+    else:
+        answers = [block for block in blocks(pieces, template) if block.kind == "answer" and block.closed]
+        text = answers[-1].body if answers else ""
+    text = text if not template.boxed else _boxed(text)
+    return text.strip() or None
+
+
+def said(pieces: Sequence[Piece], template: Template) -> str:
+    """What the last stretch that was sampled says outside of thoughts and calls."""
+    sampled = [found for by_policy, found in _runs(pieces, template) if by_policy]
+    text = "".join(block.body for block in sampled[-1] if block.kind == "text") if sampled else ""
+    return text.rpartition(template.think.close)[2].strip() if template.think else text.strip()
+
+
+def _boxed(text: str) -> str:
+    """What the last \\boxed{} holds, "" where there is none or it is never closed."""
+    start = text.rfind(_BOX) + len(_BOX)
+    depth = 1
+    for place in range(start, len(text) if start >= len(_BOX) else 0):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place]
+    return ""
+
+
+def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
+    """The blocks of each stretch that was sampled, or put in, without a break."""
+    stretches = [(by, "".join(piece.text for piece in of)) for by, of in groupby(pieces, lambda piece: piece.sampled)]
+    opening = template.opening
+    if opening and (not stretches or not stretches[0][0]):
+        yield True, list(_sampled(opening, template, len(opening)))
+        opening = ""
+    for sampled, text in stretches:
+        if sampled:
+            yield True, list(_sampled(opening + text, template, len(opening)))
+            opening = ""
+        else:
+            yield False, list(_given(text, template))
+
+
+def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
+    """Blocks of what a policy wrote behind so many characters that the environment began with."""
+    known, place = grammar(template), 0
+    opened = known.opened(text, place)
+    while opened is not None:
+        if opened.start() > place:
+            yield Block(kind="text", body=text[place : opened.start()], sampled=place >= put_in_before)
+        close, tool = known.closing(opened)
+        end, again = text.find(close, opened.end()), text.find(opened[0], opened.end())
+        inner = known.opened(text, opened.end())
+        closed = end >= 0 and not 0 <= again < end
+        if not closed:
+            end = len(text) if inner is None else inner.start()
+        place = end + len(close) if closed else end
+        yield Block(
+            kind=cast("BlockKind", opened.lastgroup),
+            body=text[opened.end() : end],
+            closed=closed,
+            nested=inner is not None and (inner.start() < end or not closed),
+            sampled=opened.start() >= put_in_before,
+            tool=tool,
+        )
+        opened = known.opened(text, place)
+    if place < len(text):
+        yield Block(kind="text", body=text[place:], sampled=place >= put_in_before)
+
+
+def _given(text: str, template: Template) -> Iterator[Block]:
+    """Blocks of what the environment put in: its own text holds no marks but those of output."""
+    marks, place = template.output, 0
+    while (start := text.find(marks.open, place)) >= 0:
+        end = text.find(marks.close, start + len(marks.open))
+        if end < 0:
+            break
+        if start > place:
+            yield Block(kind="text", body=text[place:start], sampled=False)
+        yield Block(kind="output", body=text[start + len(marks.open) : end], sampled=False)
+        place = end + len(marks.close)
+    if place < len(text):
+        yield Block(kind="text", body=text[place:], sampled=False)

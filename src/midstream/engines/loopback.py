@@ -28,7 +28,9 @@ from pydantic import Field, model_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
+from midstream.core.http import TransientError
 from midstream.core.trajectory import Message
+from midstream.engines.native_calls import with_calls
 
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> what the model says
 
@@ -170,9 +172,12 @@ class Loopback:
             return 404, _error(f"there is nothing but POST {_PATH}")
         try:
             body = json.loads(raw)
-            messages = [Message(role=one["role"], content=one["content"]) for one in body["messages"]]
+            messages = [
+                Message(role=one["role"], content=with_calls(one["content"], one.get("tool_calls")))
+                for one in body["messages"]
+            ]
             text = self._reply(messages, int(body.get("seed", 0)))
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as failure:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError, TransientError) as failure:
             return 400, _error(f"no chat request: {failure!r}")
         except UsageError as failure:
             return 400, _error(failure.what)

@@ -13,7 +13,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ from pydantic import Field, JsonValue, field_validator
 from midstream.core.data import Frozen
 from midstream.core.errors import DeadlineError, EngineError, RecipeError
 from midstream.core.http import TransientError
-from midstream.core.protocols import Request
+from midstream.core.protocols import Codec, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines import http_pool, lora
@@ -99,13 +99,13 @@ class Config(Frozen):
 class OpenAICompatibleEngine:
     """`core.protocols.Engine` over HTTP; one object serves any number of event loops, one after another or at once.
 
-    With `encode` set, prompts go out as the token ids that it gives, and a reply to other ids is an error.
+    With `codec` set, prompts go out as the token ids that it gives, and a reply to other ids is an error.
     """
 
     def __init__(self, config: Config, name: str) -> None:
         self.config, self.name = config, name
         self.token_exact = config.token_ids
-        self.encode: Callable[[Request], Sequence[int]] | None = None
+        self.codec: Codec | None = None
         self._model = config.model
         self._policy_version: int | None = None
         self._base_url = config.base_url.rstrip("/")
@@ -129,6 +129,8 @@ class OpenAICompatibleEngine:
                 reply = await self._until_valid(asked, request, failures)
             if ids is not None and self.config.token_ids:
                 self._check_echo(ids, reply.prompt_ids)
+            if request.keep_stop and self.codec is not None and reply.completion_ids:
+                reply = replace(reply, text=self.codec.decode(reply.completion_ids))  # the server cuts the last token
             return self._call(request, asked, version, failures, reply)
         except EngineError as failure:
             error = failure
@@ -172,7 +174,7 @@ class OpenAICompatibleEngine:
 
     def _outgoing(self, request: Request) -> tuple[Outgoing, tuple[int, ...] | None]:
         config = self.config
-        ids = None if self.encode is None else tuple(self.encode(request))
+        ids = None if self.codec is None else tuple(self.codec.encode(request))
         asked = outgoing(
             request,
             model=self._model,

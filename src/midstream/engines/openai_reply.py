@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from midstream.core.errors import UnsupportedError
 from midstream.core.http import TransientError
+from midstream.engines.native_calls import with_calls
 
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
 _MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
@@ -119,7 +120,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
 def _text(choice: dict[str, Any]) -> str:
     message = choice.get("message")
     message = message if isinstance(message, dict) else {}
-    text = message.get("content", choice.get("text"))
+    text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
     if text is None:
         text = message.get("refusal")
     if text is None and choice.get("finish_reason") == "length" and message:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.protocols import Request
+from midstream.engines.native_calls import as_fields
 
 # vLLM takes what a request leaves open from the model's generation_config.json, and Qwen's, say, cuts off at top_k 20.
 _WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -37,7 +38,8 @@ def outgoing(
     """Chat messages go to chat/completions, a text prompt or `prompt_ids` to completions.
 
     `limit` names the chat field that bounds the completion; `token_ids` asks for the sampled ids and log-probabilities
-    of the whole distribution; `extra_body` has the last word on every field.
+    of the whole distribution, and, since only vLLM gives them, for the stop string where the request keeps it;
+    `extra_body` has the last word on every field.
     """
     chat = prompt_ids is None and not request.prompt
     sampling = request.sampling
@@ -47,6 +49,8 @@ def outgoing(
         fields["stop"] = list(sampling.stop)
     if token_ids:
         fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
+        if request.keep_stop:
+            fields["include_stop_str_in_output"] = True
     if stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sent = fields | extra_body
@@ -56,8 +60,12 @@ def outgoing(
         schema = {"name": name, "schema": dict(request.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
         sent["json_schema"] = name
+    if chat and request.tools and "tools" not in body:
+        body["tools"] = [dict(tool) for tool in request.tools]
+        sent["tools"] = len(request.tools)
     if chat:
-        body.setdefault("messages", [{"role": one.role, "content": one.content} for one in request.messages])
+        plain = [{"role": one.role, "content": one.content} for one in request.messages]
+        body.setdefault("messages", as_fields(request.messages) if request.tools else plain)
     else:
         body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
     return Outgoing(path="chat/completions" if chat else "completions", body=json.dumps(body).encode(), sent=sent)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream.core.http import TransientError
+from midstream.engines.native_calls import StreamedCalls
 
 DONE = "[DONE]"
 _LONGEST_LINE = 4 << 20  # bytes; with a log-probability a token, an event has hundreds
@@ -66,6 +67,7 @@ class StreamedReply:
         self.done = False
         self._body: dict[str, Any] = {}
         self._text: dict[str, list[str]] = {}
+        self._calls = StreamedCalls()
         self._finish_reason: str | None = None
         self._token_ids: list[Any] = []
         self._logprobs: dict[str, list[Any]] = {}
@@ -88,7 +90,9 @@ class StreamedReply:
             self._token_ids += choice["token_ids"]
         self._add_logprobs(choice.get("logprobs"))
         delta = choice.get("delta")
-        return self._add_text((delta if isinstance(delta, dict) else {}) | {"text": choice.get("text")})
+        fields = delta if isinstance(delta, dict) else {}
+        self._calls.add(fields.get("tool_calls"))
+        return self._add_text(fields | {"text": choice.get("text")})
 
     def whole(self) -> dict[str, Any]:
         """The body that the same reply has without streaming.
@@ -105,7 +109,8 @@ class StreamedReply:
             choice["text"] = joined["text"]
         else:
             thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
-            choice["message"] = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
+            message = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
+            choice["message"] = message | {"tool_calls": self._calls.calls}
         return self._body | {"choices": [choice]}
 
     def _add_text(self, fields: dict[str, Any]) -> str:

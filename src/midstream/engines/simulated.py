@@ -1,4 +1,4 @@
-"""A model that is a function of its prompt: the engine of the simulator (`tasks/worlds/workshop_models.py`).
+"""A model that is a function of its prompt: those of the simulated worlds (`tasks/worlds/`: workshop, desks).
 
 Asked in process, or, with `http = true`, through a real server on this machine (`loopback.py`) and the same
 `OpenAICompatibleEngine` that asks every other server, with faults on demand: what a run does when its endpoint fails
@@ -25,11 +25,13 @@ _SEEDS = 2**31  # as many as requests over HTTP can name
 class Config(Frozen):
     """Whom the model `plays`, how it is asked, and what goes wrong on the way.
 
+    `skill` is the chance that a call of an agent at the desks is right; other worlds say themselves how well it goes.
     With `http` it is asked over HTTP; then `faults` are shares of its requests, drawn with `seed`, and `timeout_s`
     bounds one attempt of `max_attempts`. A token is four characters; prices are US dollars per million of them.
     """
 
     plays: Literal["agent", "optimiser"]
+    skill: float = Field(default=1.0, ge=0, le=1)
     http: bool = False
     faults: Faults = Faults()
     seed: int = 0

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
+from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
-from midstream.engines.pretrained import one_line
+from midstream.engines.codec import TokenizerCodec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +45,8 @@ class TransformersLocal:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.name, self.max_batch = model, name, max_batch
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere
-        self.end_ids = _end_ids(model, tokenizer)
+        self.codec = TokenizerCodec(tokenizer, name, chat_template_kwargs, end_ids=_end_ids(model, tokenizer))
         self.policy_version = 0
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
@@ -64,7 +62,7 @@ class TransformersLocal:
 
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
-        prompt_ids = tuple(self.encode(request))
+        prompt_ids = tuple(self.codec.encode(request))
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(prompt_ids) + request.sampling.max_tokens > limit:
             raise PromptTooLongError(
@@ -89,29 +87,6 @@ class TransformersLocal:
     async def close(self) -> None:
         """Nothing to release."""
 
-    def encode(self, request: Request) -> list[int]:
-        """The prompt's token ids, a chat's through the chat template; `RecipeError` if that cannot be done."""
-        if not request.messages:
-            return self.tokenizer.encode(request.prompt, add_special_tokens=False)
-        if self.tokenizer.chat_template is None:
-            raise RecipeError(
-                f"{self.name} was sent chat messages but has no chat template",
-                cause="it is a base model or a small planner that reads plain text",
-                mend='set the planner\'s type to "compact", or name an instruction-tuned model',
-            )
-        messages = [message.model_dump() for message in request.messages]
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False, **self.chat_template_kwargs
-            )
-        except (TemplateError, TypeError) as failure:
-            raise RecipeError(
-                f"the chat template of {self.name} refuses {'+'.join(one.role for one in request.messages)} messages "
-                f"with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
-                cause="it knows no such role (Gemma's first versions take no system message) or setting",
-                mend="name another model, or correct chat_template_kwargs",
-            ) from failure
-
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""
         if not self._waiting or not self._live <= self._waiting.keys():
@@ -128,29 +103,29 @@ class TransformersLocal:
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
             asked = [(one.prompt_ids, one.request) for one in batch]
-            sampled = generate(self.model, asked, end_ids=self.end_ids, decode=self.tokenizer.decode)
+            sampled = generate(self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode)
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
         for one, (ids, logprobs) in zip(batch, sampled, strict=True):
             if one.future.done():  # its trajectory was cancelled by a deadline
                 continue
-            ended = ids[-1] in self.end_ids
-            whole = self.tokenizer.decode(ids[:-1] if ended else ids)
+            whole = self.codec.decode(ids)
             text = _before_stop(whole, one.request.sampling.stop)
+            stopped = ids[-1] in self.codec.end_ids or text != whole
             one.future.set_result(
                 Call(
                     role=one.request.role,
                     engine=self.name,
                     prompt=one.request.prompt,
                     messages=one.request.messages,
-                    completion=text,
+                    completion=whole if one.request.keep_stop else text,
                     prompt_ids=one.prompt_ids,
                     completion_ids=ids,
                     logprobs=logprobs,
                     sampling=one.request.sampling,
                     policy_version=self.policy_version,
-                    finish_reason="stop" if ended or text != whole else "length",
+                    finish_reason="stop" if stopped else "length",
                     usage=Usage(prompt_tokens=len(one.prompt_ids), completion_tokens=len(ids)),
                 )
             )
@@ -219,7 +194,7 @@ def generate(
         logits[expand],
     )
     ends = torch.tensor(end_ids, device=device)
-    stopping = any(request.sampling.stop for _, request in prompts)
+    stops = None if decode is None else _Stops([request.sampling.stop for _, request in prompts], decode)
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for step in range(draws.longest):
         token, logprob = draws.draw(logits, rows, step)
@@ -227,9 +202,9 @@ def generate(
             out[row][0].append(one)
             out[row][1].append(value)
         keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
-        if stopping and decode is not None:
-            stops = [_says_stop(out[row][0], prompts[row][1].sampling.stop, decode) for row in rows.tolist()]
-            keep &= ~torch.tensor(stops, device=device)
+        if stops is not None:
+            said = [stops.said(row, out[row][0]) for row in rows.tolist()]
+            keep &= ~torch.tensor(said, device=device)
         if not keep.any():
             break
         if not keep.all():
@@ -248,9 +223,32 @@ def generate(
     return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
 
 
-def _says_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list[int]], str]) -> bool:
-    """Whether the newest token ends one of `stops`; a character is at most four tokens."""
-    return any(stop in decode(ids[-4 * len(stop) - 1 :]) for stop in stops)
+class _Stops:
+    """Finds stop strings as tokens come, across tokens and inside of one.
+
+    What a token says alone tells nearly always that it ends none: decoding the text before it would take as long as a
+    small model's forward pass.
+    """
+
+    def __init__(self, stops: Sequence[Sequence[str]], decode: Callable[[list[int]], str]) -> None:
+        self._stops, self._decode = stops, decode
+        self._ends = {stop[-1] for each in stops for stop in each if stop}
+        self._may_end: dict[int, bool] = {}
+
+    def said(self, row: int, ids: list[int]) -> bool:
+        """Whether the newest of a row's tokens ends one of its stop strings; a character is at most four tokens."""
+        stops = self._stops[row]
+        if not stops or not self._could(ids[-1]):
+            return False
+        text = self._decode(ids[-4 * max(map(len, stops)) - 1 :])
+        return any(stop in text for stop in stops)
+
+    def _could(self, token: int) -> bool:
+        """Whether a token may end a stop string; alone it may lose its spaces, or be a part of a character."""
+        if token not in self._may_end:
+            text = self._decode([token])
+            self._may_end[token] = not text or any(end in text or end.isspace() for end in (*self._ends, "\ufffd"))
+        return self._may_end[token]
 
 
 def _before_stop(text: str, stops: Sequence[str]) -> str:

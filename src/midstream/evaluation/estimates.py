@@ -87,8 +87,19 @@ def pass_at(right: Sequence[int], trials: int) -> dict[int, float]:
     The unbiased estimate 1 - C(n - c, k) / C(n, k) of n trials with c right ones (Chen et al. 2021, arXiv 2107.03374);
     `right` holds each task's c.
     """
-    sizes = [2**power for power in range(trials.bit_length()) if 2**power < trials] + [trials]
-    return {k: fmean(1 - math.comb(trials - c, k) / math.comb(trials, k) for c in right) for k in sizes}
+    return {k: fmean(1 - math.comb(trials - c, k) / math.comb(trials, k) for c in right) for k in _sizes(trials)}
+
+
+def pass_all(right: Sequence[int], trials: int) -> dict[int, float]:
+    """k -> the chance that all of k trials are right (pass^k), averaged over tasks, for the same k.
+
+    The unbiased estimate C(c, k) / C(n, k) of n trials with c right ones (tau-bench, arXiv 2406.12045).
+    """
+    return {k: fmean(math.comb(c, k) / math.comb(trials, k) for c in right) for k in _sizes(trials)}
+
+
+def _sizes(trials: int) -> list[int]:
+    return [2**power for power in range(trials.bit_length()) if 2**power < trials] + [trials]
 
 
 def majority(trials: Sequence[Trajectory]) -> float:

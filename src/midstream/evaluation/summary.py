@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, tool_use
+from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, tool_use
+from midstream.core.stream_metrics import stream_metrics
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.estimates import majority, mean_interval, pass_at, value
+from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
 from midstream.rollout import Group
 
@@ -52,6 +53,7 @@ def summarise(
         interval=interval,
         interval_method=method,
         pass_at=pass_at(right, trials) if groups else {},
+        pass_all=pass_all(right, trials) if groups else {},
         majority=fmean(majority(group.trajectories) for group in groups) if trials > 1 else None,
         deviation=stdev(_by_trial(groups, trials)) if trials > 1 else None,
         rule_success=fmean(fmean(map(_rule, group.trajectories)) for group in groups) if with_rule else None,
@@ -61,6 +63,8 @@ def summarise(
         by_family={name: _family([group for group in groups if group.task.family == name]) for name in families},
         turns_mean=fmean([len(one.turns) for one in trajectories] or [0.0]),
         tool_use=tool_use(trajectories),
+        reward_parts=reward_parts(finished),
+        streams=stream_metrics(trajectories),
         leaks=sum(map(repeats_question, trajectories)),
         stop_reasons=dict(sorted(Counter(one.stop_reason for one in trajectories).items())),
         request_failures=sum(one.request_failures for one in trajectories),

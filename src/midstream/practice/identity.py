@@ -15,8 +15,8 @@ from typing import Any
 from midstream.agents.template import prompt_text
 
 Table = Mapping[str, Any]
-_MODULES = ("planner", "executor", "verifier", "generator")
-_LOOP = ("memory_update", "record_time")  # what else of the loop is in the prompts
+_MODULES = ("planner", "executor", "verifier", "generator", "policy")  # of whichever kind the agent is
+_LOOP = ("memory_update", "record_time", "template")  # what else of the loop is in the prompts
 _MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 
 
@@ -28,11 +28,11 @@ def identity(resolved: Table, weights: str = "") -> str:
         weights: the digest of a checkpoint that the planner samples from, "" for the weights that the recipe names.
     """
     agent, engines = resolved["agent"], resolved["engines"]
-    modules = {name: _module(name, agent[name], engines) for name in _MODULES}
+    modules = {name: _module(name, agent[name], engines) for name in _MODULES if name in agent}
     asked = [one["engine"] for one in modules.values() if "engine" in one]
     whole = {
         "modules": modules,
-        "loop": {key: agent[key] for key in _LOOP},
+        "loop": {key: agent[key] for key in _LOOP if key in agent},
         "tools": {name: _with_model(table, engines) for name, table in resolved["tools"].items()},
         "weights": weights,
         # The weights of a model without a name come from its seed and its warm start.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.core.errors import BudgetError, EngineError
-from midstream.core.protocols import Agent, Engine, LockstepEngine, Request, Tool
+from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.practice.budget import Meter
@@ -30,6 +30,11 @@ class MeteredEngine:
         self.engine, self.meter = engine, meter
         self.name, self.token_exact = engine.name, engine.token_exact
         self._price_prompt, self._price_completion = price_prompt, price_completion
+
+    @property
+    def codec(self) -> Codec | None:
+        """The engine's own: it may be given one later."""
+        return getattr(self.engine, "codec", None)
 
     async def sample(self, request: Request) -> Call:
         """Answer a request. Raises `BudgetError` where its upper bound has no room."""
@@ -110,8 +115,11 @@ def metered(engine: Engine, meter: Meter, *, price_prompt: float = 0.0, price_co
 
 
 def prompt_bound(request: Request) -> int:
-    """At most so many tokens a request's prompt has: a token is at least one byte, a template adds a few."""
+    """At most so many tokens a request's prompt has: a token is at least one byte, a template adds a few.
+
+    Where it has token ids, they may go out or the text that says the same.
+    """
     texts = [request.prompt, *(message.content for message in request.messages)]
-    schema = json.dumps(request.json_schema) if request.json_schema else ""
-    length = sum(len(text.encode("utf-8", "replace")) for text in (*texts, schema))
-    return length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST
+    texts += [json.dumps(dict(one)) for one in (request.json_schema, *request.tools) if one]
+    length = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.report.machine import Check
-from midstream.report.numbers import cut, number, visible
+from midstream.report.numbers import cut, listed, number, visible
 
 Standing = Literal["good", "shaky", "cannot", "not examined"]
 GOOD, SHAKY = 0.8, 0.5
@@ -122,14 +122,16 @@ def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str
         other = ("type=openai_compatible", "model=NAME", "base_url=URL")
         settings = [*(f"engines.large.{one}" for one in other), *(f"agent.{role}.engine=large" for role in weak)]
         advice.append(
-            f"give {_listed(weak)} a larger model, and keep this one for {_listed(strong)}:"
+            f"give {listed(weak)} a larger model, and keep this one for {listed(strong)}:"
             + "".join(f"\n  --set {one}" for one in settings)
         )
     if sum(role.retries for role in roles):
         advice.append("some requests had to be sent again: see the server's log, or lower engines.NAME.max_concurrency")
-    planners = {role.engine for role in roles if role.role == "planner"}
-    if any(probe.what == TOKEN_IDS and probe.works is False and probe.engine in planners for probe in probes):
-        advice.append("solve and eval work with this server; to train its planner, serve the model with vLLM")
+    trained = {role.engine: role.role for role in roles if role.role in ("planner", "policy")}
+    for probe in probes:
+        if probe.what == TOKEN_IDS and probe.works is False and probe.engine in trained:
+            whom = trained[probe.engine]
+            advice.append(f"solve and eval work with this server; to train its {whom}, serve the model with vLLM")
     return tuple(advice)
 
 
@@ -142,16 +144,14 @@ def _advice_on_role(role: RoleResult, enforcing: set[str]) -> Iterator[str]:
             f"{role.role}: {role.cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
             "max_tokens, or have the model think less (engines.NAME.extra_body)"
         )
+    if "call readable" in role.rates and role.rates["call readable"].share < GOOD:
+        yield f"{role.role}: try another template (agent.template), native for a model that was trained to call tools"
     form = [role.rates[name].share for name in ("valid", "verdict readable") if name in role.rates]
     if form and form[0] < 1 and role.structured_output is False:
         if role.engine in enforcing:
             yield f"{role.role}: have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
         else:
             yield f"{role.role}: a server that enforces a JSON schema would mend the form of its replies"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def screen(diagnosis: Diagnosis) -> RenderableType:
     parts += _section("What to do", [Text(visible(line)) for line in diagnosis.advice])
     failed = [check.code for check in diagnosis.machine if check.status == "failed"]
     if failed:  # it may have scrolled away
-        parts.append(Text(f"\nOn this machine {_listed(failed)} failed, see above."))
+        parts.append(Text(f"\nOn this machine {listed(failed)} failed, see above."))
     return Group(*parts)
 
 
@@ -178,7 +178,8 @@ def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType
 
 def _rates_table(roles: Sequence[RoleResult]) -> Table:
     models = list(dict.fromkeys(role.model for role in roles if role.model))
-    title = Text(visible(f"Can {_listed(models)} play AgentFlow's roles?"))
+    wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
+    title = Text(visible(f"Can {listed(models)} {wanted}?"))
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
     for head in ("role", "check"):
         table.add_column(head, overflow="fold")

@@ -14,6 +14,7 @@ from midstream.report.compare import is_greedy, where
 from midstream.report.numbers import counted, dollars, number, percent, shorten, troubles, visible
 
 _NAME_WIDTH = 20
+_MOST_TOOLS = 16
 
 
 def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
@@ -24,6 +25,10 @@ def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
     if any(len(one.by_family) > 1 for one in results):
         parts.append(_family_table(results))
     parts += [_effort_table(results), _tool_table(results)]
+    if any(one.streams for one in results):
+        parts.append(_stream_table(results))
+    if any(_in_parts(one) for one in results):
+        parts.append(_parts_table(results))
     notes = _notes(results)
     if notes:
         parts.append(Text("\n".join(notes)))
@@ -83,12 +88,16 @@ def _trials_table(results: Sequence[EvaluationResult]) -> Table:
     table = _set_table("Over the k trials of each task")
     for head in ("k", "avg@k", "sd", "majority@k"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("pass@k, for smaller k too", overflow="fold")
+    for head in ("pass@k:\nthe best", "pass^k:\nall of k"):
+        table.add_column(head, no_wrap=True)
     for one in results:
         if one.trials > 1:
-            best = ", ".join(f"@{k} {percent(share)}" for k, share in one.pass_at.items() if k > 1)
+            best, every = (
+                "\n".join(f"{mark}{k} {percent(share)}" for k, share in shares.items() if k > 1)
+                for mark, shares in (("@", one.pass_at), ("^", one.pass_all))
+            )
             means = (percent(one.success), percent(one.deviation), percent(one.majority))
-            table.add_row(_named(one, results), str(one.trials), *means, best)
+            table.add_row(_named(one, results), str(one.trials), *means, best, every or "-")
     return table
 
 
@@ -133,9 +142,51 @@ def _tool_table(results: Sequence[EvaluationResult]) -> Table:
     for one in results:
         use = one.tool_use
         names = sorted({*use.calls, *use.share}, key=lambda name: (-use.calls.get(name, 0), -use.share.get(name, 0.0)))
-        said = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names]
+        said = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
+        if rest := names[_MOST_TOOLS:]:
+            calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
+            said.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
         table.add_row(_named(one, results), Text(visible(", ".join(said)) or "-"))
     return table
+
+
+def _stream_table(results: Sequence[EvaluationResult]) -> Table:
+    """How interleaved policies came to their calls and answers."""
+    units = {one.streams.unit for one in results if one.streams}
+    table = _set_table(f"Calls of the policy (reasoning in {' or '.join(sorted(units))})")
+    for head in ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in results:
+        if one.streams:
+            answering = one.streams.answered / max(1, one.streams.trajectories)
+            table.add_row(
+                _named(one, results),
+                f"{one.streams.calls_mean:.2f}",
+                percent(one.streams.correct_rate),
+                number(one.streams.reasoning_per_call),
+                number(one.streams.steps_to_answer),
+                percent(answering),
+            )
+    return table
+
+
+def _parts_table(results: Sequence[EvaluationResult]) -> Table:
+    """The mean of each part of the reward, in its own units."""
+    table = _set_table("Parts of the score")
+    table.add_column("part", overflow="fold")
+    table.add_column("mean", justify="right", no_wrap=True)
+    for one in results:
+        if not _in_parts(one):
+            continue
+        table.add_section()
+        for place, (name, value) in enumerate(one.reward_parts.items()):
+            table.add_row(_named(one, results) if place == 0 else "", Text(visible(name)), number(value))
+    return table
+
+
+def _in_parts(result: EvaluationResult) -> bool:
+    """Whether the score has parts of its own; what a rule says beside a judge has its column already."""
+    return len(result.reward_parts) > 1 and not result.judged
 
 
 def _set_table(title: str) -> Table:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
+from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.report import sections
 from midstream.report.compare import Comparison, comparisons, is_greedy, pick, success, where
 from midstream.report.numbers import change, duration, mean, percent
 from midstream.report.page import Card, Part, arrow, how, limits, next_steps, page, save_page
 from midstream.report.sections import text
+from midstream.report.stream_charts import part_charts, stream_charts
 from midstream.report.turns import sample_runs
 
 
@@ -22,7 +24,8 @@ class ReportData:
 
     `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
     one are listed as other policies. `samples` are (label, trajectory) pairs: runs of one task stand side by side.
-    `run_info` is shown as it comes (versions, seed, commit ...); `next_steps` are command lines.
+    `template` tells the parts of an interleaved policy's streams apart. `run_info` is shown as it comes (versions,
+    seed, commit ...); `next_steps` are command lines.
     """
 
     title: str
@@ -32,6 +35,7 @@ class ReportData:
     timings: list[StepTiming]
     evaluations: list[EvaluationResult]
     samples: list[tuple[str, Trajectory]]
+    template: Template | None = None
     limits: str
     next_steps: list[str]
 
@@ -46,10 +50,10 @@ def render_report(data: ReportData) -> str:
     parts: list[Part] = [
         ("results", "Results", sections.results(data.evaluations)),
         ("curves", "Training curves", _curves(data)),
-        ("tools", "Use of tools", [sections.tool_charts(data.metrics)]),
+        ("tools", "Use of tools", [sections.tool_charts(data.metrics), stream_charts(data.metrics)]),
         ("update", "The policy update", [sections.update_charts(data.metrics, data.timings)]),
         ("counts", "What was counted and left out", [sections.counts(data.metrics, data.evaluations)]),
-        ("runs", "Runs, turn by turn", [sample_runs(data.samples)]),
+        ("runs", "Runs, turn by turn", [sample_runs(data.samples, data.template)]),
         ("how", "How it was run", how(data.run_info, data.recipe_toml)),
         ("limits", "Limits", [limits(data.limits)]),
         ("next", "What to try next", [next_steps(data.next_steps)]),
@@ -123,4 +127,8 @@ def _cards(data: ReportData) -> list[Card]:
 
 
 def _curves(data: ReportData) -> list[str]:
-    return [sections.progress_curves(data.metrics, data.evaluations), sections.family_curves(data.evaluations)]
+    return [
+        sections.progress_curves(data.metrics, data.evaluations),
+        sections.family_curves(data.evaluations),
+        part_charts(data.metrics),
+    ]

@@ -79,6 +79,11 @@ def counted(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def troubles(request_failures: int, replies_repaired: int) -> str:
     """What went wrong around requests and was mended: "3 request failures, 1 reply repaired"; "" for nothing."""
     parts = [counted(request_failures, "request failure")] if request_failures else []

@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from midstream.core.metrics import EvaluationResult
 from midstream.evaluation.pairs import Pair, Paired, Side
 from midstream.report.evaluation_tables import plain_table
-from midstream.report.numbers import change, counted, number, percent, shorten, visible
+from midstream.report.numbers import change, counted, dollars, number, percent, shorten, visible
 from midstream.report.turn_rows import fields, plain
 
 _TEXT_LIMIT = 300
@@ -32,6 +33,26 @@ def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, task
         if tasks:
             parts += [Padding(_differing(letters, one), (0, 0, 1, 0)) for one in several if one.differing]
     return Group(*parts[:-1] if parts and isinstance(parts[-1], Text) else parts)
+
+
+def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Table:
+    """What each side took for a task on one set and sampling, by letter: agents of any kind have these numbers."""
+    table = plain_table(Text(visible(title)))
+    table.add_column("", no_wrap=True)
+    for head in ("turns", "tool\ncalls", "tool\nerrors", "tokens\nin", "tokens\nout", "cost"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for letter, one in results.items():
+        runs = max(1, one.tasks * one.trials)
+        table.add_row(
+            letter,
+            f"{one.turns_mean:.2f}",
+            f"{sum(one.tool_use.calls.values()) / runs:.2f}",
+            percent(one.tool_use.error_rate),
+            number(one.prompt_tokens / runs),
+            number(one.completion_tokens / runs),
+            dollars(one.cost_usd / runs) if one.cost_usd else "-",
+        )
+    return table
 
 
 def sentence(letters: Mapping[str, str], one: Paired) -> str:

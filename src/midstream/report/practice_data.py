@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.core.metrics import EvaluationResult
+from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
 from midstream.practice.history import Version
@@ -27,7 +28,7 @@ class PracticeData:
     `run` is its directory as commands name it, `status` how it stands, `updates_planned` how many updates it makes at
     most. `compared` holds the paired comparison of the test sets without and with lessons, `notes` say why one is
     missing. `spent` is all that was used, `costs` its parts where they were kept. `samples` are (label, trajectory)
-    pairs of one task.
+    pairs of one task; `template` tells the parts of an interleaved policy's streams apart.
     """
 
     title: str
@@ -47,6 +48,7 @@ class PracticeData:
     costs: Costs
     sources: Sources
     samples: Sequence[tuple[str, Trajectory]]
+    template: Template | None = None
     limits: str
     next_steps: Sequence[str]
 

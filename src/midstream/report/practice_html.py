@@ -28,7 +28,7 @@ def render_practice(data: PracticeData) -> str:
         ("updates", "What each update did", practice_updates.updates(data)),
         ("cost", "Cost", practice_sections.costs(data)),
         ("counts", "What was counted and left out", [practice_sections.counts(data)]),
-        ("runs", "One question, turn by turn", [sample_runs(data.samples)] if data.samples else []),
+        ("runs", "One question, turn by turn", [sample_runs(data.samples, data.template)] if data.samples else []),
         ("how", "How it was run", how(data.run_info, data.recipe_toml)),
         ("limits", "Limits", [limits(data.limits)]),
         ("next", "What to try next", [next_steps(data.next_steps)]),

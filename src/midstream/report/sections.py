@@ -332,7 +332,7 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Groups", total["groups"], "all runs of one task at one step"),
         ("Groups, uniform", total["groups_uniform"], "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total["groups_broken"], "fewer than two finished runs: left out"),
-        ("Training rows", total["rows"], "planner calls that were trained on"),
+        ("Training rows", total["rows"], "what the policy sampled, as it was trained on"),
     ]
     rows += [("Samples left out", count, reason) for reason, count in total_left_out(metrics).items()]
     in_evaluations = "in all evaluations"

@@ -10,11 +10,34 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
+from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.report.compare import families, label, pick, success, where
 from midstream.report.evaluation_tables import evaluation_table, plain_table
-from midstream.report.numbers import change, counted, mean, number, percent, troubles, visible
-from midstream.report.turn_rows import Row, broken, fields, plain, trouble_rows, turn_rows
+from midstream.report.numbers import change, mean, number, percent, troubles, visible
+from midstream.report.stream_parts import (
+    LEGEND,
+    STREAM_LABELS,
+    closing_parts,
+    format_words,
+    is_stream,
+    outcome_words,
+    part_rows,
+    part_words,
+    stream_rows,
+    stream_words,
+)
+from midstream.report.turn_rows import (
+    Row,
+    broken,
+    fields,
+    plain,
+    stopped,
+    trouble_rows,
+    turn_rows,
+)
+
+_PARTS_IN_A_LINE = 3
 
 
 def before_after_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
@@ -105,23 +128,42 @@ def _mean_shares(results: list[EvaluationResult]) -> dict[str, float]:
     return {name: sum(result.tool_use.share.get(name, 0.0) for result in results) / len(results) for name in names}
 
 
-def trajectory_view(trajectory: Trajectory, gold: str | None = None) -> Group:
-    """One task turn by turn: sub-goal, tool, command, observation, verdict; then answer, gold answer and reward."""
-    gold = trajectory.gold if gold is None else gold
-    parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold"), Text()]
+def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: Template | None = None) -> Group:
+    """One task turn by turn: sub-goal, tool, command, observation, verdict; then answer, gold answer and reward.
+
+    Of an interleaved policy's stream its parts, told apart by `template`.
+    """
+    stream = is_stream(trajectory)
+    parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold")]
+    parts += [Text(LEGEND, "dim"), Text()] if stream else [Text()]
     for turn in trajectory.turns:
-        parts += [Text(f"turn {turn.index}", "bold cyan"), Padding(_grid(turn_rows(turn)), (0, 0, 1, 2))]
-    closing = [row for call in trajectory.closing_calls for row in trouble_rows(call)]
-    if closing:
-        parts.append(Padding(_grid(closing), (0, 0, 1, 2)))
+        rows = stream_rows(turn, template) if stream else turn_rows(turn)
+        parts += [Text(f"turn {turn.index}", "bold cyan"), Padding(_grid(rows, stream=stream), (0, 0, 1, 2))]
+    parts += _closing(trajectory, template)
     if trajectory.error is not None:
         parts.append(plain(f"lost to {trajectory.error.type}: {trajectory.error.message}", "bold red"))
+    return Group(*parts, _end(trajectory, trajectory.gold if gold is None else gold, template))
+
+
+def _closing(trajectory: Trajectory, template: Template | None) -> list[RenderableType]:
+    last = [row for part in closing_parts(trajectory, template) for row in part_rows(part)]
+    closing = last + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+    head: list[RenderableType] = [Text("last reply", "bold cyan")] if last else []
+    return [*head, Padding(_grid(closing, stream=bool(last)), (0, 0, 1, 2))] if closing else []
+
+
+def _end(trajectory: Trajectory, gold: str | None, template: Template | None) -> Table:
+    """What a run came to."""
     end = fields()
     end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
     if gold is not None:
         end.add_row("gold", plain(gold))
+    for place, line in enumerate(outcome_words(trajectory.outcome)):
+        end.add_row("" if place else "outcome", plain(line))
     end.add_row("reward", _reward(trajectory))
-    end.add_row("stopped", f"{trajectory.stop_reason.replace('_', ' ')}, {counted(len(trajectory.turns), 'turn')}")
+    if is_stream(trajectory) and template is not None:
+        end.add_row("format", plain(format_words(trajectory, template)))
+    end.add_row("stopped", stopped(trajectory))
     if trajectory.sandbox:
         end.add_row("sandbox", trajectory.sandbox)
     for attempt, error in enumerate(trajectory.earlier_errors, 1):
@@ -129,24 +171,32 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None) -> Group:
     trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
     if trouble:
         end.add_row("requests", Text(trouble, "yellow"))
-    return Group(*parts, end)
+    return end
 
 
-def _grid(rows: Sequence[Row]) -> Table:
-    table = fields()
+def _grid(rows: Sequence[Row], *, stream: bool) -> Table:
+    table = fields(STREAM_LABELS if stream else 0)
     for name, content in rows:
         table.add_row(name, content)
     return table
 
 
-def _reward(trajectory: Trajectory) -> Text:
+def _reward(trajectory: Trajectory) -> RenderableType:
+    """The value, its parts behind it or, where they are many, below."""
     if trajectory.reward is None:
         return Text("(none)", "dim")
-    parts = ", ".join(f"{name} {number(value)}" for name, value in trajectory.reward.parts.items())
-    value = trajectory.reward.value
+    value, parts = trajectory.reward.value, trajectory.reward.parts
     style = "bold green" if value >= 1 else "bold red" if value <= 0 else "bold"
     text = Text(number(value), style)
-    return text.append(f"  ({visible(parts)})", "not bold dim") if parts else text
+    if len(parts) <= _PARTS_IN_A_LINE:
+        words = ", ".join(f"{name} {number(part)}" for name, part in parts.items())
+        return text.append(f"  ({visible(words)})", "not bold dim") if words else text
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, part in parts.items():
+        table.add_row(Text(visible(name.replace("_", " "))), number(part))
+    return Group(text, table)
 
 
 def run_summary(
@@ -173,7 +223,11 @@ def _add_metrics(rows: Table, metrics: Sequence[StepMetrics]) -> None:
     last = metrics[-1]
     recent = mean([step.reward_mean for step in metrics[-10:]])
     rows.add_row("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10")
+    if len(last.reward_parts) > 1:
+        rows.add_row("its parts", plain(part_words(last.reward_parts)))
     rows.add_row("tools", f"{percent(last.tool_use.error_rate)} of turns in error, {last.turns_mean:.2f} turns a run")
+    if last.streams:
+        rows.add_row("calls", stream_words(last.streams))
     update = f"loss {number(last.loss)}, KL {number(last.kl)}, clipped {percent(last.clip_fraction)}"
     rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}, sampler gap {number(last.logprob_gap)}")
     lost, total = sum(step.trajectories_error for step in metrics), sum(step.trajectories for step in metrics)

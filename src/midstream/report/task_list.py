@@ -11,7 +11,8 @@ from rich.text import Text
 
 from midstream.core.trajectory import Trajectory
 from midstream.report.numbers import counted, number, shorten, visible
-from midstream.report.turn_rows import broken, fields, plain
+from midstream.report.stream_parts import outcome_words
+from midstream.report.turn_rows import broken, fields, plain, stopped
 
 _TEXT_LIMIT = 300
 
@@ -32,8 +33,13 @@ def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
         rows.add_row("question", plain(shorten(one.question, _TEXT_LIMIT)))
         if one.error:
             rows.add_row("error", plain(broken(one.error), "yellow"))
-        rows.add_row("answer", plain(shorten("(none)" if one.answer is None else one.answer, _TEXT_LIMIT)))
-        rows.add_row("gold", plain(shorten("-" if one.gold is None else one.gold, _TEXT_LIMIT)))
+        if one.outcome:
+            rows.add_row("outcome", plain("; ".join(outcome_words(one.outcome))))
+        else:
+            rows.add_row("answer", plain(shorten("(none)" if one.answer is None else one.answer, _TEXT_LIMIT)))
+            rows.add_row("gold", plain(shorten("-" if one.gold is None else one.gold, _TEXT_LIMIT)))
+        if one.answer is None and not one.error:
+            rows.add_row("stopped", stopped(one))
         parts.append(Padding(rows, (0, 0, 0, 3)))
     return Group(*parts)
 

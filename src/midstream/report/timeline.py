@@ -8,6 +8,8 @@
       observation  Roseview population 95                                   0.1s
       verdict      CONTINUE, result valid
 
+Of an interleaved policy the parts of each reply are printed when it is written, then its call and what came of it.
+
 What is printed stays. Below it, on a terminal, stand the last lines of the reply that is being written, dim, and a line
 with what runs and for how long; in a file or pipe there are only the steps. Text of models and tools is never markup,
 and what would steer the terminal is written out.
@@ -29,8 +31,10 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.events import Event
-from midstream.core.trajectory import Call, Command, ErrorInfo, Observation, Trajectory
+from midstream.core.stream import POLICY, Template
+from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
+from midstream.report.stream_parts import LEGEND, Part, call_part, output_part, part_rows, reply_parts
 from midstream.report.turn_rows import (
     Row,
     action_rows,
@@ -38,6 +42,7 @@ from midstream.report.turn_rows import (
     command_rows,
     observation_rows,
     plain,
+    stopped,
     trouble_rows,
     verdict_rows,
 )
@@ -81,11 +86,24 @@ class _Spent:
 class Timeline:
     """Shows one run: a `core.events.Listener` in `listen`, a context manager that gives the terminal back."""
 
-    def __init__(self, console: Console, question: str, sandbox: str = "", replay: Path | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        question: str,
+        sandbox: str = "",
+        replay: Path | None = None,
+        template: Template | None = None,
+    ) -> None:
+        """Show one run of `question`; an interleaved policy's stream is told apart by its `template`."""
         self._console, self._question, self._sandbox, self._replay = console, question, sandbox, replay
+        self._template = template
         self._width = min(console.width or _WIDEST, _WIDEST)
         self._began = self._step_began = time.monotonic()
-        self._turn = 0
+        self._turn = 0  # or, of a stream, the reply
+        self._unit = "turn"
+        self._reply: list[Call] = []  # of a stream: requests of the reply under way
+        self._replied = 0  # and the turn that it began
+        self._action = Action()  # and its call under way, as it was written
         self._doing = ""  # the module or tool under way
         self._text = ""  # what it has written
         self._calls: list[Call] = []  # of the step under way
@@ -102,6 +120,8 @@ class Timeline:
             self._console.print(Text(f"sandbox {self._sandbox}", "dim"))
         if self._replay:
             self._console.print(Text(visible(f"tools   replayed from {self._replay}"), "dim"))
+        if self._template:
+            self._console.print(Text(LEGEND, "dim"))
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -110,20 +130,25 @@ class Timeline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Take the live line away and show the cursor again. What an interrupted module had written stays."""
-        doing, self._doing = self._doing, ""
+        doing, text = self._doing, self._text
+        self._written()
+        self._doing = ""
         self._live.stop()
         if kind is None:
             return
-        if self._text:
-            self._print_rows([(doing, plain(self._text, "dim"))])
+        if text:
+            self._print_rows([(doing, plain(text, "dim"))])
         if not self._turn:
             return
         how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
-        what = f"{how} in turn {self._turn} ({doing})" if doing else how
+        what = f"{how} in {self._unit} {self._turn} ({doing})" if doing else how
         self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {self._spent.text()}"))
 
     def listen(self, event: Event) -> None:
         """Show one event."""
+        if event.role == POLICY and event.kind in ("action", "command", "observation", "user"):
+            self._stream(event)
+            return
         value = event.value
         match event.kind:
             case "start":
@@ -143,12 +168,14 @@ class Timeline:
             case "verdict":
                 self._step(verdict_rows(value))
             case "answer":
-                self._answer_note, self._text, self._doing = self._note(), "", ""
+                self._written()
+                self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
                 self._restart(value)
 
     def finish(self, trajectory: Trajectory) -> None:
         """Print the answer, why the run stopped and what it took. An error's text is the caller's to print."""
+        self._written()
         self._doing = self._text = ""
         self._live.stop()
         spent = self._thrown_away
@@ -156,12 +183,13 @@ class Timeline:
             spent.add(call)
         self._console.print()
         answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
-        reason = "error, no answer" if trajectory.status == "error" else trajectory.stop_reason.replace("_", " ")
-        reason += f", {counted(len(trajectory.turns), 'turn')}"
+        reason = stopped(trajectory)
+        if trajectory.status == "error":
+            reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
         cost = "" if spent.cost_usd else ", no price set"
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(spent.calls, 'request')}, {spent.text()}{cost}"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
-        self._print_rows([("answer", answer)], self._answer_note, whole=True)
+        self._print_rows([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
         lost = "bold red" if trajectory.status == "error" else ""
         self._print_rows([("stopped", Text(reason, lost)), ("spent", Text(took))])
         self._print_rows([("requests", Text(trouble or "none failed", "yellow" if trouble else ""))])
@@ -171,9 +199,15 @@ class Timeline:
     def _start(self, event: Event) -> None:
         if event.turn == 1 and self._turn == 0 and not self._spent.calls:
             self._began = time.monotonic()  # what was loaded before is not the run's time
-        if event.role == "planner":
-            self._console.print(Text(f"\nturn {event.turn}", "bold cyan"))
-            self._turn = event.turn
+        if event.role == POLICY and event.turn == self._replied:  # the reply goes on
+            self._doing, self._text = event.role, ""
+            return
+        if event.role in ("planner", POLICY):
+            self._written()
+            # A reply may make several turns, or none.
+            self._unit, self._turn = ("turn", event.turn) if event.role == "planner" else ("reply", self._turn + 1)
+            self._console.print(Text(f"\n{self._unit} {self._turn}", "bold cyan"))
+            self._replied = event.turn
         self._begin(event.role)
 
     def _begin(self, doing: str) -> None:
@@ -188,6 +222,8 @@ class Timeline:
     def _called(self, call: Call) -> None:
         self._text, self._retries = "", 0
         self._calls.append(call)
+        if call.role == POLICY:
+            self._reply.append(call)
         self._spent.add(call)
         if call.repaired:
             self._print_rows(trouble_rows(call)[-1:])  # the attempts that failed stand there already
@@ -203,9 +239,43 @@ class Timeline:
         self._print_rows([result], elapsed(observation.duration_s))
         self._begin("")
 
+    def _stream(self, event: Event) -> None:
+        """A step of an interleaved policy: a call in its reply, what came of the call, what a user says to it."""
+        value = event.value
+        self._written()
+        match event.kind:
+            case "action":
+                self._action = value
+                if value.error is not None:
+                    self._parts([call_part(value, None)])
+            case "command":
+                self._parts([call_part(self._action, value)])
+                self._begin(visible(value.tool))
+            case "observation":
+                self._parts([output_part(value)], elapsed(value.duration_s))
+                self._begin("")
+            case "user":
+                self._parts([Part(label="user", text=value, sampled=False)])
+
+    def _written(self) -> None:
+        """Print what an interleaved policy wrote, once its reply is whole: it may take several requests.
+
+        The answer is printed at the end.
+        """
+        calls, self._reply = self._reply, []
+        parts = reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
+        self._answer_note = self._note() or self._answer_note
+        self._parts([one for one in parts if one.label != "answer" or one.wrong], self._note())
+        if calls:
+            self._begin("")
+
+    def _parts(self, parts: list[Part], note: str = "") -> None:
+        self._print_rows([row for part in parts for row in part_rows(part)], note)
+
     def _restart(self, error: ErrorInfo) -> None:
         self._print_rows([("restart", plain(f"the run begins again after {broken(error)}", "bold yellow"))])
         self._thrown_away = replace(self._spent)
+        self._turn = self._replied = 0
         self._begin("")
 
     def _step(self, rows: list[Row]) -> None:
@@ -243,7 +313,7 @@ class Timeline:
         line = Table.grid(padding=(0, 1))
         status = f"starting {elapsed(now - self._began)}"
         if self._turn:
-            what = f"turn {self._turn}  {self._doing or 'waiting'} {elapsed(now - self._step_began)}"
+            what = f"{self._unit} {self._turn}  {self._doing or 'waiting'} {elapsed(now - self._step_began)}"
             status = f"{what}   in all {elapsed(now - self._began)}, {self._spent.text()}"
         line.add_column()
         line.add_column(no_wrap=True, overflow="ellipsis")

@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Turn, Verdict
-from midstream.report.numbers import shorten, visible
+from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn, Verdict
+from midstream.report.numbers import counted, shorten, visible
 
 _TEXT_LIMIT = 1500
+
+# Stop reasons that say too little by their name.
+_REASONS = {
+    "ended": "the policy ended its reply without an answer",
+    "token_limit": "limit of tokens, the stream was cut off",
+}
 
 Row = tuple[str, Text]
 
@@ -21,10 +27,10 @@ def plain(text: str, style: str = "") -> Text:
     return Text(visible(shorten(text, _TEXT_LIMIT)), style)
 
 
-def fields() -> Table:
-    """A grid for rows: labels, and text that is folded rather than cut."""
+def fields(least: int = 0) -> Table:
+    """A grid for rows: labels, of which the column has `least` characters, and text that is folded rather than cut."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True, min_width=least)
     table.add_column(overflow="fold")
     return table
 
@@ -116,6 +122,12 @@ def problems(call: Call) -> list[tuple[str, str]]:
     who = call.role or call.engine or "request"
     found = [(f"retry {number}", f"{who}: {reason}") for number, reason in enumerate(call.failures, 1)]
     return found + ([("repaired", f"the reply of the {who} was no JSON until it was mended")] if call.repaired else [])
+
+
+def stopped(trajectory: Trajectory) -> str:
+    """Why a run ended, and after how many turns."""
+    reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason.replace("_", " "))
+    return f"{reason}, {counted(len(trajectory.turns), 'turn')}"
 
 
 def broken(error: ErrorInfo) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import torch
 
 from midstream.core.errors import TrainingError
+
+Baseline = Literal["group_mean", "leave_one_out"]
 
 
 def group_advantages(
     rewards: Sequence[float] | torch.Tensor,
     group_ids: Sequence[Hashable] | torch.Tensor,
     *,
+    baseline: Baseline = "group_mean",
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """A_i = (R_i - mean(R)) / (std(R) + epsilon) within each group; std has ddof=1.
+    """A_i = (R_i - baseline) / (std(R) + epsilon) within each group; std has ddof=1.
 
     Members of a group may stand anywhere in the sequence. A uniform group gets exactly 0, and so does a group of one,
     which has nothing to compare with (verl returns the raw reward there).
@@ -24,7 +28,10 @@ def group_advantages(
     Args:
         rewards: _N rewards; a 1-D floating tensor keeps its dtype and device.
         group_ids: _N group names, one per reward.
-        normalize_by_std: divide by the standard deviation (GRPO); without it (Dr. GRPO) only the mean is taken off.
+        baseline: mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
+            on R_i: G / (G - 1) times the first's difference.
+        normalize_by_std: divide by the standard deviation (GRPO); without it (Dr. GRPO, RLOO) only the baseline is
+            taken off.
         epsilon: added to the standard deviation.
 
     Returns:
@@ -50,6 +57,8 @@ def group_advantages(
         if bool((group == group[0]).all()):
             continue  # also a group of one; the mean of equal floats may be off by an ulp, so 0 is set, not computed
         centred = group - group.mean()
+        if baseline == "leave_one_out":
+            centred *= len(group) / (len(group) - 1)
         advantages[places] = centred / (group.std() + epsilon) if normalize_by_std else centred
     return advantages
 

@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean
 
 from midstream.core.errors import TrainingError
-from midstream.core.metrics import StepMetrics, StepTiming, tool_use
+from midstream.core.metrics import StepMetrics, StepTiming, reward_parts, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.stream_metrics import stream_metrics
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, Group, rollout
 from midstream.training.outcome import StepOutcome
 from midstream.training.rows import RowBatch, build_rows, split_minibatches
+from midstream.training.sequences import joined, sampled_tokens, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
@@ -28,8 +30,8 @@ MAX_LOGPROB_GAP = 0.1  # mean |learner's log-probability - recorded one| per tok
 class FlowGRPO:
     """The algorithm with its only state: each family's running success and the policy's version.
 
-    `publish` hands new weights to the engine that samples (a no-op but for the version where engine and learner share
-    one model).
+    `role` is the module that is trained. `publish` hands new weights to the engine that samples (a no-op but for the
+    version where engine and learner share one model).
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class FlowGRPO:
         families: Sequence[str],
         publish: Callable[[int], Awaitable[None]],
         seed: int,
+        role: str = "planner",
     ) -> None:
         self.config, self.learner, self.environment = config, learner, environment
-        self.source, self.publish, self.seed = source, publish, seed
+        self.source, self.publish, self.seed, self.role = source, publish, seed, role
         self.success = dict.fromkeys(families, 0.0)
         self._gap_checked = False
 
@@ -55,9 +58,10 @@ class FlowGRPO:
         await self.publish(step - 1)
         groups = await self._rollout(step)
         rolled_out = time.perf_counter()
-        batches, stats, norms = self._update(groups, step)
+        kept = self._kept(groups)
+        batches, stats, norms = self._update(kept, step)
         trajectories = [one for group in groups for one in group.trajectories]
-        metrics = _metrics(step, groups, batches, stats, norms, self._learning_rate(step))
+        metrics = _metrics(step, self.role, groups, kept, batches, stats, norms, self._learning_rate(step))
         seconds = time.perf_counter() - started
         timing = StepTiming(
             step=step,
@@ -78,11 +82,36 @@ class FlowGRPO:
         self.success = dict(state)
 
     async def _rollout(self, step: int) -> list[Group]:
+        """The step's groups, those included that others were rolled out in place of.
+
+        With `resample_uniform`, as many tasks are drawn again as groups are missing, up to so many times; then the step
+        goes on with what it has (arXiv 2503.14476, eq. 11, draws without end).
+        """
+        config = self.config
+        groups = await self._round([], config.tasks_per_step, step)
+        for extra in range(1, config.resample_uniform + 1):
+            missing = config.tasks_per_step - len(self._kept(groups))
+            if not missing:
+                break
+            groups += await self._round(groups, missing, step, extra)
+        return groups
+
+    def _kept(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups that are trained on."""
+        return [group for group in groups if not (self.config.resample_uniform and _is_uniform(group))]
+
+    async def _round(self, earlier: Sequence[Group], count: int, *names: int) -> list[Group]:
+        """`count` tasks rolled out, but for those of the step's `earlier` groups.
+
+        `names` are the step and, beyond the first of it, the round.
+        """
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
-        tasks = self.source.sample("train", self.config.tasks_per_step, derive_seed(self.seed, "tasks", step), weights)
-        seed = derive_seed(self.seed, "rollout", step)
+        drawn = self.source.sample("train", count, derive_seed(self.seed, "tasks", *names), weights)
+        tried = {group.task.id for group in earlier}
+        tasks = [task for task in drawn if task.id not in tried]
+        seed = derive_seed(self.seed, "rollout", *names)
         groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
         for group in groups:
             for one in group.trajectories:
@@ -93,6 +122,8 @@ class FlowGRPO:
 
     def _update(self, groups: list[Group], step: int) -> tuple[list[RowBatch], list[LossStats], list[float]]:
         """One optimizer step a mini-batch of whole groups; a mini-batch without rows makes none."""
+        if not groups:
+            return [], [], []  # all rewards were equal in every group, and in those drawn in their place
         config, seed = self.config, derive_seed(self.seed, "update", step)
         trained = [group.trajectories for group in groups]
         if config.shuffle_rewards:
@@ -100,14 +131,19 @@ class FlowGRPO:
         batches = [
             build_rows(
                 part,
+                role=self.role,
                 aggregation=config.loss.aggregation,
+                horizon=config.loss.horizon,
                 advantage_over=config.advantage_over,
                 credit=config.credit,
+                baseline=config.baseline,
                 normalize_by_std=config.normalize_by_std,
+                overlong=config.overlong,
+                mask_cut_off=config.mask_cut_off,
                 uniform_kl_fraction=config.uniform_kl_fraction,
                 seed=seed,
             )
-            for part in split_minibatches(trained, config.minibatches, seed)
+            for part in split_minibatches(trained, min(config.minibatches, len(trained)), seed)
         ]
         if all(batch.groups_broken == batch.groups for batch in batches):
             raise _no_usable_group(groups)
@@ -142,6 +178,12 @@ class FlowGRPO:
         return config.learning_rate * rise * fall
 
 
+def _is_uniform(group: Group) -> bool:
+    """Whether all finished trajectories of a group that has two were rewarded alike. A broken group is not uniform."""
+    rewards = [one.reward.value for one in group.trajectories if one.status == "ok" and one.reward is not None]
+    return len(rewards) > 1 and len(set(rewards)) == 1
+
+
 def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
     """The step's rewards in a random order over its finished trajectories: a control that must not learn."""
     finished = [one for group in groups for one in group if one.reward is not None]
@@ -167,7 +209,9 @@ def _logprob_gap(stats: LossStats) -> float:
 
 def _metrics(
     step: int,
+    role: str,
     groups: Sequence[Group],
+    kept: Sequence[Group],
     batches: Sequence[RowBatch],
     stats: Sequence[LossStats],
     norms: Sequence[float],
@@ -182,7 +226,12 @@ def _metrics(
     left_out: Counter[str] = Counter()
     for batch in batches:
         left_out.update(batch.left_out)
-    calls = [call for one in trajectories for call in one.calls if call.role == "planner"]
+    replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
+    if replaced:
+        left_out["uniform group, other tasks drawn in its place"] = replaced
+    asked = [joined([call for call in one.calls if call.role == role and call.prompt_ids]) for one in trajectories]
+    runs = [run for own in asked for run in own]
+    sampled = sum(map(sampled_tokens, runs))
     tokens = max(1, sum(one.tokens for one in stats))
     return StepMetrics(
         step=step,
@@ -194,15 +243,17 @@ def _metrics(
         trajectories_retried=sum(one.attempts > 1 for one in trajectories),
         request_failures=sum(one.request_failures for one in trajectories),
         replies_repaired=sum(one.replies_repaired for one in trajectories),
-        groups=sum(batch.groups for batch in batches),
-        groups_uniform=sum(batch.groups_uniform for batch in batches),
+        groups=sum(batch.groups for batch in batches) + len(groups) - len(kept),
+        groups_uniform=sum(batch.groups_uniform for batch in batches) + len(groups) - len(kept),
         groups_broken=sum(batch.groups_broken for batch in batches),
         samples_left_out=dict(sorted(left_out.items())),
         turns_mean=fmean(len(one.turns) for one in scored) if scored else 0.0,
+        reward_parts=reward_parts(scored),
         tool_use=tool_use(scored),
+        streams=stream_metrics(scored),
         rows=sum(len(batch.rows) for batch in batches),
-        prompt_tokens=sum(len(call.prompt_ids) for call in calls),
-        completion_tokens=sum(len(call.completion_ids) for call in calls),
+        prompt_tokens=sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
+        completion_tokens=sampled,
         loss=fmean(one.loss for one in stats) if stats else 0.0,
         kl=sum(one.kl_sum for one in stats) / tokens,
         clip_fraction=sum(one.clipped for one in stats) / tokens,

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from midstream.core.errors import CheckpointError, RecipeError, StorageError, Tr
 from midstream.core.protocols import LossStats, Row
 from midstream.training.logprobs import (
     TokenSequence,
+    at_least_single,
     completion_logprobs,
     head,
     hidden_states,
@@ -105,20 +107,28 @@ class LocalLearner:
         return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
-        """Log-probabilities of each row's completion tokens under the policy or the reference policy."""
+        """Log-probabilities of each row's completion tokens under the policy or the reference policy.
+
+        As in a row's `old_logprobs`, what was not sampled has 0.
+        """
         sequences, members = _unique(rows)
         out: dict[int, tuple[float, ...]] = {}
         for chunk in _chunks(sequences, _by_length(sequences), self.config.chunk_tokens):
             picked = [sequences[i] for i in chunk]
             with torch.no_grad():
                 flat = self._reference(picked) if reference else completion_logprobs(self.model, picked)
-            parts = flat.split([len(completion) for _, completion, _ in picked])
-            out |= {j: tuple(part.tolist()) for i, part in zip(chunk, parts, strict=True) for j in members[i]}
+            parts = flat.split([one.predicted for one in picked])
+            for i, part in zip(chunk, parts, strict=True):
+                values = _spread(part.tolist(), sequences[i].sampled)
+                out |= dict.fromkeys(members[i], values)
         return [out[j] for j in range(len(rows))]
 
     def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
-        """One step of cross-entropy on completions (weight 1) and prompts (`prompt_weight`); returns the loss."""
-        sequences = [(row.prompt_ids, row.completion_ids, 1.0) for row in rows]
+        """One step of cross-entropy; returns the loss.
+
+        Sampled tokens have weight 1, prompt tokens `prompt_weight`, what the environment put in between 0.
+        """
+        sequences = [TokenSequence(row.prompt_ids, row.completion_ids, sampled=row.sampled) for row in rows]
         chunks = [
             _weighted([sequences[i] for i in chunk], prompt_weight, self.model.device)
             for chunk in _chunks(sequences, range(len(rows)), self.config.chunk_tokens)
@@ -129,7 +139,7 @@ class LocalLearner:
             picked = weights[:, 1:] > 0
             with _recomputing(self.model):
                 logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
-            losses = functional.cross_entropy(logits.float(), ids[:, 1:][picked], reduction="none")
+            losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
             loss = (losses * weights[:, 1:][picked]).sum() / total
             _require_finite(loss.item(), "supervised loss")
             loss.backward()
@@ -210,7 +220,7 @@ class LocalLearner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tokens:
-    """Flat per-token tensors [_N] of many rows; `index` picks each token's log-probability from its sequence."""
+    """Flat tensors [_N] of many rows' sampled tokens; `index` picks each token's log-probability from its sequence."""
 
     index: torch.Tensor
     old_logprobs: torch.Tensor
@@ -224,18 +234,20 @@ class _Tokens:
         index: list[int] = []
         start = 0
         for rows in rows_of:
-            length = len(rows[0].completion_ids)
+            length = TokenSequence.of(rows[0]).predicted
             index += [start + j for _ in rows for j in range(length)]
             start += length
         flat = [row for rows in rows_of for row in rows]
-        lengths = torch.tensor([len(row.completion_ids) for row in flat])
+        lengths = torch.tensor([TokenSequence.of(row).predicted for row in flat])
 
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=like.dtype).repeat_interleave(lengths).to(like.device)
 
         return cls(
             index=torch.tensor(index, device=like.device),
-            old_logprobs=like.new_tensor([value for row in flat for value in row.old_logprobs]),
+            old_logprobs=like.new_tensor(
+                [value for row in flat for value in compress(row.old_logprobs, row.sampled or repeat(True))]
+            ),
             advantages=spread([row.advantage for row in flat]),
             weights=spread([row.weight for row in flat]),
             kl_weights=spread([row.kl_weight for row in flat]),
@@ -246,12 +258,18 @@ def _unique(rows: Sequence[Row]) -> tuple[list[TokenSequence], list[list[int]]]:
     """Distinct sequences in order of first appearance, and the rows that hold each."""
     members: dict[TokenSequence, list[int]] = {}
     for j, row in enumerate(rows):
-        members.setdefault((row.prompt_ids, row.completion_ids, row.temperature), []).append(j)
+        members.setdefault(TokenSequence.of(row), []).append(j)
     return list(members), list(members.values())
 
 
+def _spread(values: Sequence[float], sampled: Sequence[bool]) -> tuple[float, ...]:
+    """One value a completion token, from those of the sampled ones."""
+    left = iter(values)
+    return tuple(next(left) if drawn else 0.0 for drawn in sampled) if sampled else tuple(values)
+
+
 def _by_length(sequences: Sequence[TokenSequence]) -> list[int]:
-    return sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]) + len(sequences[i][1]))
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].length)
 
 
 def _chunks(sequences: Sequence[TokenSequence], order: Sequence[int], limit: int) -> Iterator[list[int]]:
@@ -259,11 +277,10 @@ def _chunks(sequences: Sequence[TokenSequence], order: Sequence[int], limit: int
     chunk: list[int] = []
     longest = 0
     for i in order:
-        prompt, completion, _ = sequences[i]
-        longest = max(longest, len(prompt) + len(completion))
+        longest = max(longest, sequences[i].length)
         if chunk and (len(chunk) + 1) * longest > limit:
             yield chunk
-            chunk, longest = [], len(prompt) + len(completion)
+            chunk, longest = [], sequences[i].length
         chunk.append(i)
     if chunk:
         yield chunk
@@ -273,11 +290,10 @@ def _weighted(
     sequences: Sequence[TokenSequence], prompt_weight: float, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids [rows, longest] and each token's weight in the supervised loss; a first token is predicted by none."""
-    ids, _ = padded(sequences, device)
-    weights = torch.zeros_like(ids, dtype=torch.float32)
-    for i, (prompt, completion, _) in enumerate(sequences):
-        end = len(prompt) + len(completion)
-        weights[i, 1 : len(prompt)], weights[i, len(prompt) : end] = prompt_weight, 1.0
+    ids, sampled = padded(sequences, device)
+    weights = sampled.to(torch.float32)
+    for i, one in enumerate(sequences):
+        weights[i, 1 : len(one.prompt_ids)] = prompt_weight
     return ids, weights
 
 

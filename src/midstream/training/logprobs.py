@@ -1,25 +1,51 @@
-"""Log-probabilities of completions by one forward pass. The language-model head runs on completion positions only."""
+"""Log-probabilities of sampled tokens by one forward pass. The language-model head runs on their positions only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from midstream.core.errors import UnsupportedError
+from midstream.core.protocols import Row
 
-TokenSequence = tuple[tuple[int, ...], tuple[int, ...], float]  # prompt ids, completion ids, temperature
+
+class TokenSequence(NamedTuple):
+    """What makes two rows one forward pass: their tokens, which of them were sampled, and at which temperature.
+
+    `sampled` is `Row.sampled`: () where the whole completion was.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    temperature: float = 1.0
+    sampled: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, row: Row) -> TokenSequence:
+        """A row's."""
+        return cls(row.prompt_ids, row.completion_ids, row.temperature, row.sampled)
+
+    @property
+    def length(self) -> int:
+        """All its tokens."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def predicted(self) -> int:
+        """Its sampled tokens."""
+        return sum(self.sampled) if self.sampled else len(self.completion_ids)
 
 
 def completion_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """Log-probabilities of all completion tokens, flat [_N], at each sequence's sampling temperature."""
-    ids, completion = padded(sequences, model.device)
-    mask = completion[:, 1:]
-    logits = head(model, hidden_states(model, ids[:, :-1])[mask]).float()
-    temperatures = [temperature or 1.0 for _, completion_ids, temperature in sequences for _ in completion_ids]
+    """Log-probabilities of all sampled tokens, flat [_N], at each sequence's sampling temperature."""
+    ids, sampled = padded(sequences, model.device)
+    mask = sampled[:, 1:]
+    logits = at_least_single(head(model, hidden_states(model, ids[:, :-1])[mask]))
+    temperatures = [one.temperature or 1.0 for one in sequences for _ in range(one.predicted)]
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits / logits.new_tensor(temperatures)[:, None]
     return -functional.cross_entropy(logits, ids[:, 1:][mask], reduction="none")
@@ -35,6 +61,11 @@ def head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return _output_layer(model)(hidden)
 
 
+def at_least_single(logits: torch.Tensor) -> torch.Tensor:
+    """Logits of a half-precision model in single precision, where their softmax belongs; others as they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def _output_layer(model: PreTrainedModel) -> torch.nn.Module:
     return _causal_lm(model).get_output_embeddings()  # type: ignore[return-value]
 
@@ -45,14 +76,13 @@ def _causal_lm(model: Any) -> Any:
 
 
 def padded(sequences: Sequence[TokenSequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64, is-completion bool), both [rows, longest], padded on the right with id 0."""
-    longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
+    """(ids int64, was-sampled bool), both [rows, longest], padded on the right with id 0."""
+    longest = max(one.length for one in sequences)
     ids = torch.zeros(len(sequences), longest, dtype=torch.long)
     mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
-    for i, (prompt, completion, _) in enumerate(sequences):
-        end = len(prompt) + len(completion)
-        ids[i, :end] = torch.tensor(prompt + completion)
-        mask[i, len(prompt) : end] = True
+    for i, one in enumerate(sequences):
+        ids[i, : one.length] = torch.tensor(one.prompt_ids + one.completion_ids)
+        mask[i, len(one.prompt_ids) : one.length] = torch.tensor(one.sampled) if one.sampled else True
     return ids.to(device), mask.to(device)
 
 

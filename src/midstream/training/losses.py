@@ -219,7 +219,8 @@ class PolicyLoss(Frozen):
 
     `clip_low` and `clip_high` bound the ratio to [1 - clip_low, 1 + clip_high]; `dual_clip` is verl's second bound
     (3.0 there); `kl_coefficient` is beta. k1 has a gradient of mean 0: as a penalty use k1+, k2 or k3.
-    `aggregation` is for whoever builds the rows, whose weights carry it.
+    `aggregation` is for whoever builds the rows, whose weights carry it; `horizon` is the constant number of tokens
+    that "seq-mean-token-sum-norm" divides by, None for the largest `max_tokens` that a call was sampled with.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, allow_inf_nan=False)
@@ -228,6 +229,7 @@ class PolicyLoss(Frozen):
     kl_coefficient: float = Field(default=0.001, ge=0, allow_inf_nan=False)
     kl_kind: KlKind = "k3"
     aggregation: Aggregation = DEFAULT_AGGREGATION
+    horizon: int | None = Field(default=None, ge=1)
 
     def per_token(
         self,

@@ -1,7 +1,8 @@
 """From groups of trajectories to training rows: who is left out, who gets which advantage, and every weight.
 
 The environment of this RL problem is the agent loop with its tools; its actions are the calls of one role (the
-planner). Each such call is one row: prompt, sampled tokens, the log-probabilities recorded when they were drawn.
+planner, or a policy that writes one stream). Calls that continue one another are one row, any other call is one: its
+prompt, what follows, the log-probabilities recorded when tokens were drawn.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, Trajectory
-from midstream.training.advantages import group_advantages
+from midstream.training.advantages import Baseline, group_advantages
 from midstream.training.losses import DEFAULT_AGGREGATION, Aggregation, row_weights
+from midstream.training.sequences import joined, row_of, tokens_after_prompt
+from midstream.training.settings import OverlongConfig
 
 AdvantageOver = Literal["trajectories", "turns"]
 Credit = Literal["broadcast", "final"]
 GroupT = TypeVar("GroupT")
-_Calls = list[tuple[Call, bool]]
+_Runs = list[tuple[list[Call], bool]]  # the calls of each row of a trajectory; whether its last call is among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +50,14 @@ def build_rows(
     *,
     role: str = "planner",
     aggregation: Aggregation = DEFAULT_AGGREGATION,
+    horizon: int | None = None,
     advantage_over: AdvantageOver = "trajectories",
     credit: Credit = "broadcast",
+    baseline: Baseline = "group_mean",
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
+    overlong: OverlongConfig | None = None,
+    mask_cut_off: bool = False,
     uniform_kl_fraction: float = 1.0,
     seed: int = 0,
 ) -> RowBatch:
@@ -67,13 +74,16 @@ def build_rows(
     Args:
         groups: _P groups of the trajectories of one task under one policy.
         role: the module that is trained.
-        aggregation: see `losses.row_weights`; the horizon of seq-mean-token-sum-norm is the largest `max_tokens` the
-            calls were sampled with.
+        aggregation: see `losses.row_weights`; tokens are the sampled ones.
+        horizon: of seq-mean-token-sum-norm; None takes the largest `max_tokens` the calls were sampled with.
         advantage_over: statistics over a group's trajectories (the paper) or over its rows, which lets long
             trajectories weigh more (the released code).
-        credit: give the advantage to every row of a trajectory (the paper) or to its last call alone.
+        credit: give the advantage to every row of a trajectory (the paper) or to that of its last call alone.
+        baseline: see `group_advantages`.
         normalize_by_std: see `group_advantages`.
         epsilon: see `group_advantages`.
+        overlong: added to each reward, by the length of the trajectory's longest row.
+        mask_cut_off: leave out the rows of trajectories that met their limit of tokens; no average counts them.
         uniform_kl_fraction: share of uniform groups whose KL term is computed, in [0, 1].
         seed: of the draw; the same group gets the same draw in any split into mini-batches.
 
@@ -87,22 +97,28 @@ def build_rows(
         raise ValueError(f"uniform_kl_fraction must lie in [0, 1], got {uniform_kl_fraction}")
     left_out: Counter[str] = Counter()
     usable = [finished for group in groups if len(finished := _finished(group, left_out)) > 1]
-    calls = [[_trained_calls(one, role, left_out) for one in group] for group in usable]
-    _check_some_ids(usable, calls, role)
+    runs = [[_trained_runs(one, role, left_out) for one in group] for group in usable]
+    _check_some_ids(usable, runs, role)
 
     drafts: list[list[Row]] = []  # one list a trajectory
     uniform = 0
-    for group, group_calls in zip(usable, calls, strict=True):
+    for group, group_runs in zip(usable, runs, strict=True):
+        rewards = [_reward(one, own, overlong) for one, own in zip(group, group_runs, strict=True)]
         draw = 1.0
-        if len({_reward(one) for one in group}) == 1:
+        if len(set(rewards)) == 1:
             uniform += 1
             draw = _draw(group, uniform_kl_fraction, seed)
             left_out["uniform group whose KL term was not drawn"] += 0 if draw else len(group)
-        advantages = _advantages(group, group_calls, advantage_over, normalize_by_std, epsilon)
-        for one, own, advantage in zip(group, group_calls, advantages, strict=True):
-            drafts.append(_rows_of(one, own, advantage, draw, credit))
+        copies = [1] * len(group) if advantage_over == "trajectories" else [len(own) for own in group_runs]
+        settings = {"baseline": baseline, "normalize_by_std": normalize_by_std, "epsilon": epsilon}
+        advantages = _advantages(rewards, copies, group[0].task_id, settings)
+        for one, own, advantage in zip(group, group_runs, advantages, strict=True):
+            masked = mask_cut_off and _cut_off(one, own)
+            left_out["trajectory that met its limit of tokens (its reward still counts in its group)"] += masked
+            drafts.append([] if masked else _rows_of(one, own, advantage, draw, credit))
 
-    horizon = max((call.sampling.max_tokens for group in calls for own in group for call, _ in own), default=None)
+    calls = [call for group_runs in runs for own in group_runs for run, _ in own for call in run]
+    horizon = horizon or max((call.sampling.max_tokens for call in calls), default=None)
     return RowBatch(
         rows=_weighted(drafts, aggregation, horizon),
         groups=len(groups),
@@ -143,11 +159,11 @@ def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Traje
     return finished
 
 
-def _trained_calls(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Calls:
-    """The calls of `role` that have token ids, each with whether it is the role's last."""
+def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Runs:
+    """The calls of `role` that have token ids, as the rows they make."""
     spoken = [call for call in trajectory.calls if call.role == role]
     trained = []
-    for place, call in enumerate(spoken, start=1):
+    for call in spoken:
         if not (call.prompt_ids and call.completion_ids and call.logprobs):
             left_out["call without token ids"] += 1
             continue
@@ -158,15 +174,15 @@ def _trained_calls(trajectory: Trajectory, role: str, left_out: Counter[str]) ->
                 cause=f"the engine {call.engine!r} did not record them together at sampling",
                 mend="train on an engine whose token_exact is true, such as transformers_local",
             )
-        trained.append((call, place == len(spoken)))
+        trained.append(call)
     if not trained:
         left_out["trajectory without a row (its reward still counts in its group)"] += 1
-    return trained
+    return [(run, run[-1] is spoken[-1]) for run in joined(trained)]
 
 
-def _check_some_ids(usable: Sequence[Sequence[Trajectory]], calls: Sequence[Sequence[_Calls]], role: str) -> None:
+def _check_some_ids(usable: Sequence[Sequence[Trajectory]], runs: Sequence[Sequence[_Runs]], role: str) -> None:
     """Refuse to train on an engine that gives text alone, or on a role that never spoke."""
-    if not usable or any(own for group in calls for own in group):
+    if not usable or any(own for group in runs for own in group):
         return
     seen = Counter(call.role for group in usable for one in group for call in one.calls)
     if role in seen:
@@ -182,8 +198,18 @@ def _check_some_ids(usable: Sequence[Sequence[Trajectory]], calls: Sequence[Sequ
     )
 
 
-def _reward(trajectory: Trajectory) -> float:
-    return trajectory.reward.value if trajectory.reward else float("nan")
+def _reward(trajectory: Trajectory, runs: _Runs, overlong: OverlongConfig | None) -> float:
+    """The reward that is learnt from: the recorded one, less what the trajectory's length costs."""
+    value = trajectory.reward.value if trajectory.reward else float("nan")
+    if overlong is None:
+        return value
+    return value + overlong.added(max((tokens_after_prompt(run) for run, _ in runs), default=0))
+
+
+def _cut_off(trajectory: Trajectory, runs: _Runs) -> bool:
+    """Whether the stream, or the last reply of it, met its limit of tokens."""
+    last = [run[-1].finish_reason for run, is_last in runs if is_last]
+    return trajectory.stop_reason == "token_limit" or last == ["length"]
 
 
 def _draw(group: Sequence[Trajectory], fraction: float, seed: int) -> float:
@@ -192,35 +218,23 @@ def _draw(group: Sequence[Trajectory], fraction: float, seed: int) -> float:
     return 1 / fraction if draw < fraction else 0.0
 
 
-def _advantages(
-    group: Sequence[Trajectory],
-    calls: Sequence[_Calls],
-    over: AdvantageOver,
-    normalize_by_std: bool,
-    epsilon: float,
-) -> list[float]:
-    """One advantage per trajectory of the group."""
-    copies = [1] * len(group) if over == "trajectories" else [len(own) for own in calls]
-    rewards = [_reward(one) for one, times in zip(group, copies, strict=True) for _ in range(times)]
-    names = [group[0].task_id] * len(rewards)
-    values = iter(group_advantages(rewards, names, normalize_by_std=normalize_by_std, epsilon=epsilon).tolist())
+def _advantages(rewards: Sequence[float], copies: Sequence[int], group: str, settings: dict[str, Any]) -> list[float]:
+    """One advantage per trajectory of the group; each reward counts as often as `copies` says."""
+    counted = [reward for reward, times in zip(rewards, copies, strict=True) for _ in range(times)]
+    values = iter(group_advantages(counted, [group] * len(counted), **settings).tolist())
     return [([next(values) for _ in range(times)] or [0.0])[0] for times in copies]
 
 
-def _rows_of(trajectory: Trajectory, calls: _Calls, advantage: float, draw: float, credit: Credit) -> list[Row]:
+def _rows_of(trajectory: Trajectory, runs: _Runs, advantage: float, draw: float, credit: Credit) -> list[Row]:
     """The rows of one trajectory with weight 1; `kl_weight` holds the draw until the normaliser is known."""
     return [
-        Row(
-            prompt_ids=call.prompt_ids,
-            completion_ids=call.completion_ids,
-            old_logprobs=call.logprobs,
+        row_of(
+            run,
             advantage=advantage if credit == "broadcast" or last else 0.0,
-            weight=1.0,
             kl_weight=draw,
-            temperature=call.sampling.temperature or 1.0,  # greedy calls record log-probabilities at temperature 1
             trajectory_id=trajectory.id,
         )
-        for call, last in calls
+        for run, last in runs
     ]
 
 
@@ -228,7 +242,8 @@ def _weighted(drafts: Sequence[Sequence[Row]], aggregation: Aggregation, horizon
     """Multiply in the normaliser, taken over all rows, then let go of those that were not drawn."""
     rows = [row for own in drafts for row in own]
     places = [place for place, own in enumerate(drafts) for _ in own]  # ids of trajectories might repeat, places cannot
-    weights = row_weights([len(row.completion_ids) for row in rows], aggregation, places, horizon=horizon)
+    lengths = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
+    weights = row_weights(lengths, aggregation, places, horizon=horizon)
     return tuple(
         replace(row, weight=weight, kl_weight=weight * row.kl_weight)
         for row, weight in zip(rows, weights, strict=True)

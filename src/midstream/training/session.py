@@ -49,7 +49,8 @@ class Parts:
     """What build.py wires for a run.
 
     `place_names` are those that validation questions name, for the copy gate; `student` is the in-process engine whose
-    weights are trained, `teacher` the table of the planner that supervised learning imitates, None for the clumsy one.
+    weights are trained and `role` the module that asks it, `teacher` the table of the module that supervised learning
+    imitates, None for the clumsy one.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Parts:
     warm_start: WarmStartConfig | None
     training: TrainingConfig
     evaluation: evaluation.Config
+    role: str = "planner"
 
     @property
     def tokenizer(self) -> Any:
@@ -115,6 +117,7 @@ class Session:
             families=parts.families,
             publish=parts.publish,
             seed=parts.seed,
+            role=parts.role,
         )
 
     async def _begin(self) -> int:
@@ -139,6 +142,8 @@ class Session:
         seed = derive_seed("warm start", parts.seed if config.seed is None else config.seed)
         clumsy = parts.make_environment(planner=parts.clumsy_planner)
         await warm_start(parts.learner, clumsy, parts.source, parts.student, config, seed, self.progress.phase)
+        if config.file is not None:
+            return  # whatever it teaches, it is not the clumsy policy's language of names
         chosen = parts.evaluation.validation
         tasks = parts.set_tasks(chosen)
         rate = await copy_rate(self.environment, tasks, set(parts.place_names), seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from midstream.agents.programs import ClumsyConfig
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
+from midstream.training.variants import with_defaults
 
 COPY_SAMPLES = 4  # rollouts a question of the copy gate, for a rate that is steady to a few points
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -93,8 +95,11 @@ class WarmStartConfig(SupervisedConfig):
     `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `min_copy_rate` is
     the share of first look-ups by the warm planner that must name a place of the validation question asked. `lessons`
     is the share of transcripts with lessons in their prompts, which the policy heeds: so a planner learns to heed them.
+    `file`, a JSONL of transcripts (`transcripts.py`), takes the clumsy policy's place; all its lines are learnt from,
+    and the gate is left out.
     """
 
+    file: Path | None = None
     seed: int | None = None
     policy: ClumsyConfig = ClumsyConfig()
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
@@ -111,6 +116,29 @@ class ImitationConfig(SupervisedConfig):
     planner: dict[str, Any] | None = None
 
 
+class OverlongConfig(Frozen):
+    """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), in tokens after a row's prompt.
+
+    Nothing up to `limit` - `buffer`, then linearly more, `penalty` from `limit` on. It is added to the reward before
+    advantages are taken; the recorded score stays what it was.
+    """
+
+    limit: int = Field(ge=1)
+    buffer: int = Field(ge=1)
+    penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _buffer_within(self) -> OverlongConfig:
+        if self.buffer > self.limit:
+            raise ValueError(f"buffer {self.buffer} exceeds limit {self.limit}")
+        return self
+
+    def added(self, tokens: int) -> float:
+        """What is added to the reward of a trajectory of that length: 0 or less."""
+        share = (tokens - (self.limit - self.buffer)) / self.buffer
+        return -self.penalty * min(1.0, max(0.0, share))
+
+
 class TrainingConfig(Frozen):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
@@ -120,9 +148,15 @@ class TrainingConfig(Frozen):
     hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only. `weights` names
     the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
     adapter before every step.
+
+    `variant` names a relative of GRPO, whose settings are then the defaults (`variants.py`). `resample_uniform`: groups
+    with equal rewards are left out and other tasks rolled out in their place, at most so many times a step (DAPO's
+    dynamic sampling). `mask_cut_off`: a trajectory whose last reply, or stream, met its limit of tokens has no row; its
+    reward still counts in its group.
     """
 
     algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"
+    variant: str | None = None
     weights: str | None = None
     steps: int = Field(default=200, ge=0)
     tasks_per_step: int = Field(default=16, ge=1)
@@ -134,13 +168,23 @@ class TrainingConfig(Frozen):
     loss: PolicyLoss = PolicyLoss()
     advantage_over: Literal["trajectories", "turns"] = "trajectories"
     credit: Literal["broadcast", "final"] = "broadcast"
+    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
     normalize_by_std: bool = True
+    overlong: OverlongConfig | None = None
+    mask_cut_off: bool = False
+    resample_uniform: int = Field(default=0, ge=0)
     uniform_kl_fraction: float = Field(default=1.0, gt=0, le=1)
     family_sampling: Literal["failure", "uniform"] = "uniform"
     shuffle_rewards: bool = False
     supervised: ImitationConfig = ImitationConfig()
     checkpoint_every: int = Field(default=25, ge=1)
     validate_every: int = Field(default=25, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_variant(cls, table: Any) -> Any:
+        named = isinstance(table, Mapping) and isinstance(table.get("variant"), str)
+        return with_defaults(table) if named else table
 
     @model_validator(mode="after")
     def _enough_groups(self) -> TrainingConfig:

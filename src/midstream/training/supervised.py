@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from midstream.agents.interleaved import Interleaved
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming
 from midstream.core.protocols import Request, Row, TaskSource
 from midstream.core.seeds import derive_seed
+from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.engines.transformers_local import TransformersLocal
@@ -19,6 +21,7 @@ from midstream.tasks.worlds.gazetteer_lessons import drawn
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import COPY_SAMPLES, SupervisedConfig, TrainingConfig, WarmStartConfig
+from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
 
 _COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts
@@ -75,11 +78,13 @@ async def collect(
     report: Callable[[str], None],
     lessons: float = 0.0,
 ) -> list[Row]:
-    """Run the environment's policy on training tasks and make one row of each action of unbroken runs.
+    """Run the environment's policy on training tasks and make rows of unbroken runs: of each action, or each stream.
 
     `student` is the engine of the weights that are to learn: prompts are encoded as it would encode them. `lessons` is
     the share of runs with known lessons in their prompts.
     """
+    agent = environment.agent
+    template = agent.template if isinstance(agent, Interleaved) else None
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, at_once(config)):
@@ -97,7 +102,7 @@ async def collect(
             broken += trajectory.status == "error"
             success = trajectory.reward is not None and trajectory.reward.value == 1
             if trajectory.status == "ok" and (success or not config.successes_only):
-                rows += _rows(trajectory, student)
+                rows += _rows(trajectory, student) if template is None else _row(trajectory, template, student)
     if broken > config.transcripts * MAX_BROKEN:
         raise TrainingError(
             f"{broken} of {config.transcripts} transcripts ended in an error of a tool or its sandbox",
@@ -120,7 +125,7 @@ def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
 
     return [
         Row(
-            prompt_ids=tuple(student.encode(Request(role=call.role, messages=call.messages, prompt=call.prompt))),
+            prompt_ids=tuple(student.codec.encode(Request(role=call.role, messages=call.messages, prompt=call.prompt))),
             completion_ids=completion,
             old_logprobs=(),
             advantage=0.0,
@@ -131,6 +136,12 @@ def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
         for call in trajectory.calls
         if call.role == "planner" and (completion := learnt(call))
     ]
+
+
+def _row(trajectory: Trajectory, template: Template, student: TransformersLocal) -> list[Row]:
+    """The row of an interleaved stream; none where nothing was written."""
+    transcript = transcript_of(trajectory, template)
+    return [row_of_transcript(transcript, student.codec, trajectory.id)] if transcript else []
 
 
 def learning_rate(config: SupervisedConfig, step: int) -> float:
@@ -148,8 +159,14 @@ async def warm_start(
     seed: int,
     report: Callable[[str], None],
 ) -> None:
-    """Teach the action language and copying from clumsy transcripts; the plan itself is left to reinforcement."""
-    rows = await collect(environment, source, student, config, seed, report, config.lessons)
+    """Learn from the file's transcripts, or from the environment's policy.
+
+    A clumsy one teaches the action language and copying; the plan itself is left to reinforcement.
+    """
+    if config.file is not None:
+        rows = rows_of_file(config.file, student)
+    else:
+        rows = await collect(environment, source, student, config, seed, report, config.lessons)
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
     for step in range(1, config.steps + 1):
         learner.redraw(derive_seed(seed, "warm start", step))

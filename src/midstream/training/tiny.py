@@ -7,7 +7,7 @@ Copying a name that was never trained on is what a small model finds hard. Three
   therefore, to the model, one more random draw around a vector it knows well: it is never itself trained on;
 - input and output embeddings are tied, and every attention output starts as the transpose of its value projection, so
   that attending to a token raises that token's logit from the first step;
-- a number up to 199 is one token; a larger one is spelt in digits.
+- a number up to 199 is one token; a larger one is spelt in digits. A mark of a stream (<think>) is one token.
 
 The ranges of redrawn token ids travel in the model's configuration (`midstream_redrawn`), so that a saved planner is
 an ordinary Hugging Face directory.
@@ -26,7 +26,7 @@ from midstream.training.settings import TinyConfig
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
-PIECES = Regex(r"\n| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]")
+PIECES = Regex(r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]")
 LARGEST_NUMBER = 199
 
 

@@ -1,0 +1,97 @@
+"""Replays of ground truth: `python benchmarks/function_calling.py [--tau-bench CLONE] [--only-tau] [--json]`.
+
+Every call of BFCL's 800 multi-turn tasks and of tau-bench's tests is made on a dialogue's tools, as by an agent,
+and judged by the adapter. All must pass; with each task's last call left out, none of BFCL's may. "did nothing" is the
+share of tau-bench that an agent succeeds at which calls no function. Needs no network: BFCL's data is that of the
+package bfcl-eval, tau-bench that of a clone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from midstream.core.task import Task
+from midstream.core.trajectory import Call
+from midstream.tasks import bfcl, tau_bench
+from midstream.tasks.tau_user import STOP
+
+
+class Satisfied:
+    """A user who asks, hears one reply, and is content."""
+
+    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
+        return ("Please help me." if heard is None else STOP), ()
+
+
+async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool:
+    dialogue = source.open(task, seed=0)
+    turns = [list(turn) for turn in source.expected(task)]
+    if drop_last:
+        next(turn for turn in reversed(turns) if turn).pop()
+    await dialogue.begin()
+    for turn in turns:
+        for one in turn:
+            await dialogue.functions[one.name].call(one.arguments)
+        await dialogue.reply("done")
+    return dialogue.outcome()["success"] is True
+
+
+async def replay_tau(source: tau_bench.TauBench, task: Task) -> bool:
+    dialogue, scripted = source.open(task, seed=0), source.scripted(task)
+    await dialogue.begin()
+    for one in scripted.actions:
+        await dialogue.functions[one.name].call(one.arguments)
+    await dialogue.reply(" ".join(scripted.outputs))
+    return dialogue.outcome()["success"] is True
+
+
+def measured(what: str, passed: Sequence[bool], begun: float, **more: Any) -> dict[str, Any]:
+    row = {"what": what, "passed": sum(passed), "of": len(passed), "seconds": round(time.perf_counter() - begun, 1)}
+    said = "".join(f", {name.replace('_', ' ')} {value:.1%}" for name, value in more.items())
+    print(f"{what:34}{row['passed']} of {row['of']} in {row['seconds']} s{said}")
+    return {**row, **more}
+
+
+async def bfcl_rows() -> list[dict[str, Any]]:
+    source = bfcl.Bfcl(bfcl.Config(train=0))
+    tasks = source.fixed("test", seed=0)
+    rows = []
+    for drop_last, what in ((False, "BFCL"), (True, "BFCL without the last call")):
+        begun = time.perf_counter()
+        rows.append(measured(what, [await replay_bfcl(source, task, drop_last=drop_last) for task in tasks], begun))
+    return rows
+
+
+async def tau_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for domain in ("airline", "retail"):
+        begun = time.perf_counter()
+        config = tau_bench.Config.model_validate({"path": path, "families": [domain]})
+        source = tau_bench.TauBench(config, lambda instruction, seed: Satisfied())
+        tasks = source.fixed("test", seed=0)
+        passed = [await replay_tau(source, task) for task in tasks]
+        rows.append(measured(f"tau-bench {domain}", passed, begun, did_nothing=source.do_nothing(tasks)))
+    return rows
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tau-bench", type=Path, metavar="CLONE", help="a clone of tau-bench")
+    parser.add_argument("--only-tau", action="store_true", help="leave BFCL out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    arguments = parser.parse_args()
+    rows = [] if arguments.only_tau else await bfcl_rows()
+    if arguments.tau_bench:
+        rows += await tau_rows(arguments.tau_bench)
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,194 @@
+"""What the loops of agents share: the turn under way, what a run gathers, its deadline, and what is kept of a break."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from midstream.core.errors import DeadlineError, InfrastructureError
+from midstream.core.events import Event, Listener, Tell, tell_nobody
+from midstream.core.lessons import Lessons
+from midstream.core.protocols import Engine, ModuleContext, Tool
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.tool_calls import call_tool
+from midstream.core.trajectory import (
+    Action,
+    Call,
+    Command,
+    ErrorInfo,
+    EventKind,
+    Observation,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+_GRACE_S = 0.25  # an engine keeps the deadline itself, and then says what it asked and how often that failed
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """The turn under way: what it holds when something breaks is what the trajectory keeps of it."""
+
+    index: int
+    user: str = ""
+    events: list[EventKind] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    action: Action | None = None
+    command: Command | None = None
+    observation: Observation | None = None
+    verdict: Verdict | None = None
+    appended: str = ""
+
+    def called(self, calls: Sequence[Call]) -> None:
+        """Requests that a module made."""
+        self.calls += calls
+        self.events.extend("call" for _ in calls)
+
+    def turn(self, error: ErrorInfo | None = None) -> Turn:
+        """The turn as it is recorded."""
+        return Turn(
+            index=self.index,
+            events=tuple(self.events),
+            user=self.user,
+            action=self.action,
+            command=self.command,
+            observation=self.observation,
+            verdict=self.verdict,
+            calls=tuple(self.calls),
+            appended=self.appended,
+            error=error,
+        )
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What one run gathers; made fresh for each, never kept on the agent."""
+
+    turns: list[Turn] = field(default_factory=list)
+    draft: Draft | None = None
+    closing_calls: tuple[Call, ...] = ()
+    answer: str | None = None
+    stop_reason: StopReason = "turn_limit"
+
+    def open(self) -> Draft:
+        """Begin the next turn."""
+        self.draft = Draft(index=len(self.turns) + 1)
+        return self.draft
+
+    def keep(self) -> Turn:
+        """End the turn under way."""
+        assert self.draft is not None, "a turn is kept once, after it was opened"
+        turn, self.draft = self.draft.turn(), None
+        self.turns.append(turn)
+        return turn
+
+    def keep_broken(self, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
+        """Record what there is of the turn that broke, or of closing requests; `calls` are the failed module's."""
+        if self.draft is None:
+            self.closing_calls = calls
+            return
+        self.draft.called(calls)
+        self.turns.append(self.draft.turn(error))
+
+
+async def recorded(
+    record: Record, work: Coroutine[None, None, None], *, task: Task, agent: str, seed: int, deadline_s: float | None
+) -> Trajectory:
+    """Do the work, which fills the record, and make a trajectory of it.
+
+    A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"`, the turns so far and
+    what there is of the broken one: what broke around the model is no verdict on it.
+    """
+    started, clock = time.time(), time.monotonic()
+    error: ErrorInfo | None = None
+    limit = asyncio.timeout_at(_loop_time(deadline_s))
+    try:
+        async with limit:
+            await work
+    except (TimeoutError, DeadlineError) as failure:
+        if isinstance(failure, TimeoutError) and not limit.expired():
+            raise  # by another clock than this run's
+        record.stop_reason = "deadline"
+        late = DeadlineError(
+            f"the run's time was up after {len(record.turns)} whole turns",
+            cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still at work",
+            mend="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
+        )
+        error = ErrorInfo(type=DeadlineError.__name__, message=str(late))
+        record.keep_broken(error, getattr(failure, "calls", ()))
+    except InfrastructureError as failure:
+        record.stop_reason = "error"
+        error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
+        record.keep_broken(error, failure.calls)
+    calls = [call for turn in record.turns for call in turn.calls] + list(record.closing_calls)
+    return Trajectory(
+        id=task.id,
+        task_id=task.id,
+        question=task.question,
+        agent=agent,
+        seed=seed,
+        turns=tuple(record.turns),
+        closing_calls=record.closing_calls,
+        answer=record.answer,
+        stop_reason=record.stop_reason,
+        status="error" if error else "ok",
+        error=error,
+        cost_usd=sum(call.usage.cost_usd for call in calls),
+        request_failures=sum(max(len(call.failures), call.error is not None) for call in calls),
+        started_at=started,
+        duration_s=time.monotonic() - clock,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contexts:
+    """Makes each module's context: its engine and a seed from (run, turn, module)."""
+
+    engines: Mapping[str, Engine]
+    seed: int
+    order: int
+    lessons: Lessons
+    deadline_s: float | None
+    listener: Listener | None
+
+    def of(self, module: str, turn: int) -> ModuleContext:
+        """The context of a module that begins now."""
+        tell = self.teller(module, turn)
+        tell("start", None)
+        return ModuleContext(
+            engine=self.engines.get(module),
+            seed=derive_seed(self.seed, turn, module),
+            order=self.order,
+            lessons=self.lessons.get(module, ""),
+            deadline_s=self.deadline_s,
+            tell=tell,
+        )
+
+    def teller(self, module: str, turn: int) -> Tell:
+        """What tells the listener about a module in a turn."""
+        listener = self.listener
+        if listener is None:
+            return tell_nobody
+        return lambda kind, value: listener(Event(turn=turn, role=module, kind=kind, value=value))
+
+
+async def observe(tool: Tool, arguments: Mapping[str, JsonValue]) -> tuple[Observation, tuple[Call, ...]]:
+    """What a tool says to valid arguments, and its own requests."""
+    clock = time.monotonic()
+    result = await call_tool(tool, arguments)
+    status = "ok" if result.ok else "error"
+    return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
+
+
+def _loop_time(deadline_s: float | None) -> float | None:
+    """A little after a deadline of `time.monotonic()`, on the running loop's clock."""
+    if deadline_s is None:
+        return None
+    return asyncio.get_running_loop().time() + deadline_s + _GRACE_S - time.monotonic()

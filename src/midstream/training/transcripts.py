@@ -1,0 +1,191 @@
+"""Transcripts as supervised rows: what a policy is to learn to write, and what it only reads in between.
+
+A transcript is a line of a user's JSONL file, or an interleaved trajectory of a policy that is imitated:
+
+    {"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}
+    {"messages": [{"role": "user", "content": "2 + 3?"}],
+     "stream": [{"text": "<python>print(2 + 3)</python>", "sampled": true}, {"text": "<output>5</output>"},
+                {"text": "<answer>5</answer>", "sampled": true}]}
+
+Learnt are the assistant's messages, or the sampled parts of the stream, and the end token behind each message, or
+behind the whole stream. They are tokenised from text: nobody sampled them from the policy that learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Self
+
+from pydantic import JsonValue, ValidationError, model_validator
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.protocols import Request, Row
+from midstream.core.stream import POLICY, stream_of
+from midstream.core.stream_template import Template
+from midstream.core.trajectory import Message, Trajectory
+from midstream.engines.codec import TokenizerCodec
+from midstream.engines.transformers_local import TransformersLocal
+
+_Part = tuple[tuple[int, ...], bool]  # token ids; whether they are to be learnt
+
+
+class StreamPart(Frozen):
+    """A stretch of a stream after its prompt; what is not `sampled`, tool output say, is read alone."""
+
+    text: str
+    sampled: bool = False
+
+
+class Transcript(Frozen):
+    """A chat, or a prompt and the stream that followed.
+
+    The prompt is `messages`, or plain text in `prompt` for a model without a chat template. Without `stream`, the chat
+    goes on to an assistant's message at its end. `tools` are offered in the chat template's own form. `ended` False:
+    the last that was sampled was cut off, so no end is learnt from it.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str = ""
+    stream: tuple[StreamPart, ...] = ()
+    tools: tuple[dict[str, JsonValue], ...] = ()
+    ended: bool = True
+
+    @model_validator(mode="after")
+    def _can_be_learnt(self) -> Self:
+        roles = [message.role for message in self.messages]
+        if bool(self.messages) == bool(self.prompt):
+            raise ValueError("give `messages` or, for a model without a chat template, `prompt`")
+        if self.stream:
+            if not any(part.sampled and part.text for part in self.stream):
+                raise ValueError("no part of `stream` is sampled: there is nothing to learn")
+        elif roles[-1:] != ["assistant"]:
+            raise ValueError("the last message is not the assistant's: there is nothing to learn")
+        elif roles[0] == "assistant":
+            raise ValueError("the first message is the assistant's: it answers nothing")
+        elif not any(message.content for message in self.messages if message.role == "assistant"):
+            raise ValueError("the assistant says nothing: there is nothing to learn")
+        elif ("assistant", "assistant") in pairwise(roles):
+            raise ValueError("two messages of the assistant follow each other")
+        return self
+
+
+def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
+    """Each transcript of a JSONL file with the number of its line; `RecipeError` names the line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise RecipeError(
+            f"warm_start.file = {str(path)!r} could not be read",
+            cause=str(failure),
+            mend="name a JSONL file in UTF-8",
+        ) from failure
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, Transcript.model_validate_json(line)
+        except ValidationError as failure:
+            problem = failure.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise RecipeError(
+                f"{path}, line {number}: " + ": ".join(filter(None, [place, problem["msg"]])),
+                cause="a line is one JSON object, a transcript",
+                mend='e.g. {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
+            ) from failure
+
+
+def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
+    """A row of every line, tokenised as the engine of the weights that learn would have it.
+
+    Raises:
+        RecipeError: the file holds none, a line is no transcript, or longer than the model has positions.
+    """
+    limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
+    rows = []
+    for number, transcript in read_transcripts(path):
+        row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
+        length = len(row.prompt_ids) + len(row.completion_ids)
+        if limit is not None and length > limit:
+            raise RecipeError(
+                f"{path}, line {number} has {length} tokens",
+                cause=f"the model has {limit} positions",
+                mend="take the line out, or name a model with a longer context",
+            )
+        rows.append(row)
+    if not rows:
+        raise RecipeError(
+            f"{path} holds no transcript", cause="it is empty", mend="write one JSON object a line into it"
+        )
+    return rows
+
+
+def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | None:
+    """What an interleaved policy wrote in a run, and what it read; None if it wrote nothing.
+
+    Raises:
+        UnsupportedError: the run does not say what its prompt held.
+    """
+    calls = [call for call in trajectory.calls if call.role == POLICY]
+    if not any(call.completion for call in calls):
+        return None
+    first, last = calls[0], calls[-1]
+    offered = first.sent.get("tools")
+    if template.native and not isinstance(offered, list):
+        raise UnsupportedError(
+            "the transcripts do not say which tools were offered",
+            cause=f"template {template.name!r} offers them in the model's own form, which a server's calls alone record",
+            mend="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
+        )
+    tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
+    ended = last.finish_reason != "length"
+    if template.appends == "message":
+        said = Message(role="assistant", content=last.completion)
+        return Transcript(messages=(*last.messages, said), tools=tools, ended=ended)
+    pieces = [StreamPart(text=piece.text, sampled=piece.sampled) for piece in stream_of(trajectory)]
+    if not template.chat:
+        return Transcript(prompt=first.prompt, stream=tuple(pieces), ended=ended)
+    opening = [StreamPart(text=template.opening)] if template.opening else []
+    asked = first.messages[:-1] if first.messages[-1].role == "assistant" else first.messages
+    return Transcript(messages=asked, stream=(*opening, *pieces), ended=ended)
+
+
+def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) -> Row:
+    """A supervised row of weight 1: no log-probabilities, `sampled` on what is to be learnt."""
+    prompt, parts = _of_stream(transcript, codec) if transcript.stream else _of_chat(transcript, codec)
+    sampled = tuple(learnt for ids, learnt in parts for _ in ids)
+    return Row(
+        prompt_ids=prompt,
+        completion_ids=tuple(one for ids, _ in parts for one in ids),
+        sampled=() if all(sampled) else sampled,
+        old_logprobs=(),
+        advantage=0.0,
+        weight=1.0,
+        kl_weight=0.0,
+        trajectory_id=name,
+    )
+
+
+def _of_stream(transcript: Transcript, codec: TokenizerCodec) -> tuple[tuple[int, ...], list[_Part]]:
+    asked = Request(role=POLICY, messages=transcript.messages, prompt=transcript.prompt, tools=transcript.tools)
+    parts = [(codec.encode_text(part.text), part.sampled) for part in transcript.stream]
+    if transcript.ended and transcript.stream[-1].sampled:
+        parts.append((codec.end_ids[:1], True))
+    return tuple(codec.encode(asked)), parts
+
+
+def _of_chat(transcript: Transcript, codec: TokenizerCodec) -> tuple[tuple[int, ...], list[_Part]]:
+    stretches: Sequence[tuple[bool, list[Message]]] = [
+        (by, list(of)) for by, of in groupby(transcript.messages, lambda message: message.role == "assistant")
+    ]
+    asked = Request(role=POLICY, messages=tuple(stretches[0][1]), tools=transcript.tools)
+    parts: list[_Part] = []
+    for place, (by_assistant, messages) in enumerate(stretches[1:], start=2):
+        if by_assistant:
+            end = codec.end_ids[:1] if place < len(stretches) or transcript.ended else ()
+            parts.append(((*codec.encode_text(messages[0].content), *end), True))
+        else:
+            parts.append((codec.encode_reply(messages, ended=True), False))
+    return tuple(codec.encode(asked)), parts

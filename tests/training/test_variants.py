@@ -1,0 +1,130 @@
+"""What a variant sets, that its loss is TRL's, and that what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from midstream.config import load_recipe, parse_recipe
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.training.losses import PolicyLoss, row_weights
+from midstream.training.settings import OverlongConfig, TrainingConfig
+from midstream.training.variants import VARIANTS
+
+CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
+
+
+def trl_cases():
+    return [
+        pytest.param(case["input"], case["expected"], id=case["id"]) for case in CASES if case["kind"] == "trl_loss"
+    ]
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, f64(theirs), rtol=0, atol=1e-9)
+
+
+def test_there_are_39_cases_of_trl():
+    assert len(trl_cases()) == 39
+
+
+@pytest.mark.parametrize(("given", "expected"), trl_cases())
+def test_a_recipes_loss_is_trls_or_is_refused(given, expected):
+    """As the learner computes it: the variant's settings, flat sampled tokens, explicit weights."""
+    variant = given["loss_type"] if given["importance_level"] == "token" else "gspo"
+    own = {name: given[name] for name in ("clip_low", "clip_high")}
+    table = {
+        "variant": variant,
+        "loss": {**own, "kl_coefficient": given["beta"], "horizon": given["max_completion_length"]},
+    }
+    if variant in ("gspo", "cispo", "sapo"):
+        with pytest.raises(UnsupportedError, match=rf"training\.variant = '{variant}'[\s\S]*{variant}[\s\S]*mend"):
+            TrainingConfig.model_validate(table)
+        return
+    loss = TrainingConfig.model_validate(table).loss
+    logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
+    chosen = (mask if given["tool_mask"] is None else mask * f64(given["tool_mask"])) > 0
+    lengths = chosen.sum(-1)
+    weights = f64(row_weights(lengths.tolist(), loss.aggregation, horizon=loss.horizon)).repeat_interleave(lengths)
+    old, reference = (f64(given[name])[chosen] for name in ("old_logprob", "ref_logprob"))
+    advantages = f64(given["sequence_advantages"]).repeat_interleave(lengths)
+    total = loss.per_token(logprobs[chosen], old, reference, advantages, weights, weights).loss.sum()
+    total.backward()
+    close(total, expected["loss"])
+    close(logprobs.grad, expected["grad"])
+    assert not logprobs.grad[~chosen].any()
+
+
+def test_what_each_variant_sets():
+    def settings(name):
+        config = TrainingConfig.model_validate({"variant": name})
+        loss = config.loss
+        clip = (loss.clip_low, loss.clip_high)
+        return loss.aggregation, clip, config.baseline, config.normalize_by_std, loss.kl_coefficient
+
+    assert {name: settings(name) for name in (None, *VARIANTS)} == {
+        None: ("trajectory-turn-token", (0.2, 0.2), "group_mean", True, 0.001),
+        "grpo": ("seq-mean-token-mean", (0.2, 0.2), "group_mean", True, 0.04),
+        "bnpo": ("token-mean", (0.2, 0.2), "group_mean", True, 0.001),
+        "dr_grpo": ("seq-mean-token-sum-norm", (0.2, 0.2), "group_mean", False, 0.0),
+        "dapo": ("token-mean", (0.2, 0.28), "group_mean", True, 0.0),
+        "rloo": ("seq-mean-token-sum", (0.2, 0.2), "leave_one_out", False, 0.001),
+    }
+
+
+def test_what_a_recipe_says_itself_stands():
+    own = TrainingConfig.model_validate(
+        {"variant": "dapo", "normalize_by_std": False, "loss": {"clip_high": 0.3, "kl_coefficient": 0.01}}
+    )
+    assert (own.loss.clip_high, own.loss.kl_coefficient, own.normalize_by_std) == (0.3, 0.01, False)
+    assert own.loss.aggregation == "token-mean"
+    made = TrainingConfig(variant="rloo", loss=PolicyLoss(clip_low=0.1))
+    assert (made.loss.clip_low, made.loss.aggregation) == (0.1, "seq-mean-token-sum")
+
+
+def test_a_resolved_recipe_is_read_back_the_same():
+    recipe = load_recipe("flow-grpo-tiny", ["training.variant=dr_grpo"])
+    assert recipe.training.loss.aggregation == "seq-mean-token-sum-norm"
+    assert parse_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize("name", ["gspo", "cispo", "sapo", "grop"])
+def test_a_recipe_with_another_variant_is_refused_with_those_there_are(name):
+    with pytest.raises(UnsupportedError, match=rf"'{name}' is not supported[\s\S]*grpo, bnpo, dr_grpo, dapo, rloo"):
+        load_recipe("flow-grpo-tiny", [f"training.variant={name}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.variant=3", r"training\.variant = 3"),
+        ("training={variant='dapo', loss=3}", r"training\.loss = 3"),
+        ("training={variant='dapo', loss={clip=3}}", r"training\.loss\.clip = 3"),
+        ("training.overlong={limit=10}", r"training\.overlong\.buffer"),
+        ("training.overlong={limit=10,buffer=11}", "buffer 11 exceeds limit 10"),
+        ("training.overlong={limit=10,buffer=1,penalty=0}", "greater than 0"),
+        ("training.resample_uniform=-1", r"training\.resample_uniform = -1"),
+        ("training.baseline=median", "'group_mean' or 'leave_one_out'"),
+        ("training.loss.horizon=0", r"training\.loss\.horizon = 0"),
+    ],
+)
+def test_impossible_settings_are_named(override, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("flow-grpo-tiny", [override])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added"),
+    [(0, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0), (10**6, -1.0)],
+)
+def test_the_punishment_of_length_is_equation_13(tokens, added):
+    """DAPO's own numbers: 20,480 tokens at most, the last 4,096 of them punished."""
+    assert OverlongConfig(limit=20480, buffer=4096).added(tokens) == pytest.approx(added)
+    assert OverlongConfig(limit=20480, buffer=4096, penalty=0.5).added(tokens) == pytest.approx(added / 2)
