@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from midstream import cli, components, config, evaluation, recipe_check, rollout
-from midstream.agents import agentflow
+from midstream.agents import agentflow, interleaved
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 from midstream.evaluation import study_settings
@@ -207,12 +207,14 @@ def test_the_library_example_imports_what_there_is():
 TABLES: dict[str, type[Frozen]] = {
     "Top level": config.Recipe,
     "`[agent]`": agentflow.Config,
+    "`[agent]`: interleaved": interleaved.Config,
     "`sampling`": Sampling,
     "`agent.executor.program`": code_runner.Config,
     "`[sandbox]`": sandbox_settings.Config,
     "`[rollout]`": rollout.Config,
     "`[training]`": settings.TrainingConfig,
     "`training.loss`": losses.PolicyLoss,
+    "`training.overlong`": settings.OverlongConfig,
     "`[warm_start]`": settings.WarmStartConfig,
     "`training.supervised`": settings.ImitationConfig,
     "`[learner]`": settings.LearnerConfig,

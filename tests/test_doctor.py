@@ -392,7 +392,7 @@ def streaming(body: Body) -> str:
 
 
 def policy_examined(
-    reply: Callable[[Body], str], capsys: pytest.CaptureFixture[str], *more: str
+    reply: Callable[[Body], str | Body], capsys: pytest.CaptureFixture[str], *more: str
 ) -> tuple[int, dict[str, Any]]:
     with LLMServer(reply) as server:
         return examined(server, capsys, "--recipe", "artist-prompted", *more)

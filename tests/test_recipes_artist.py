@@ -80,7 +80,7 @@ WRONG = {
     "a reward of a stream without one": (TINY, ["reward.type=artist_math"], "only an interleaved agent writes one"),
     "a rule that is none": ("artist-tiny", ["reward.answer=judge"], "is no rule-based reward"),
     "a template that is none": ("artist-tiny", ["agent.template=artst"], "there is no agent template 'artst'"),
-    "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "calls the tool 'python', which the recipe does not"),
+    "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "calls the tool 'python', which the"),
     "a mark that leads nowhere": ("search-r1-7b", ["agent.tools={search='google'}"], "calls the tool 'google'"),
     "dialogues for AgentFlow": (TINY, ["tasks={type='desks'}"], "its tasks are dialogues"),
     "a program that is trained": ("artist-tiny", ["agent.policy={type='clumsy'}"], "it is a program"),

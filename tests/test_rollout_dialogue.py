@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream.core.dialogue import Dialogues, UserTurn
+from midstream.core.dialogue import OVER, Dialogues, UserTurn
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
@@ -29,9 +29,9 @@ class Talk:
     async def begin(self) -> UserTurn:
         return UserTurn(text=self.task.question, tools=())
 
-    async def reply(self, text: str) -> UserTurn | None:
+    async def reply(self, text: str) -> UserTurn:
         self.said.append(text)
-        return None
+        return OVER
 
     def outcome(self) -> dict[str, Any]:
         assert not self.closed

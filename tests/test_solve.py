@@ -18,7 +18,7 @@ import pytest
 from midstream.cli import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe_options import set_server
-from support.llm_server import AgentFlowReplies, LLMServer
+from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 
 QUESTION = "What is 45 plus 17 ?"
 SUM = AgentFlowReplies(tool="python", arguments={"code": "45 + 17"}, turns=2, answer="62")
@@ -300,3 +300,29 @@ def test_ctrl_c_keeps_what_was_done_and_leaves_nothing_behind(terminal):
 def test_ctrl_c_leaves_no_half_json():
     code, out, _, _ = interrupted("--json", terminal=False)
     assert (code, out) == (130, "")
+
+
+def test_an_agent_whose_tasks_are_dialogues_answers_no_single_question(capsys):
+    assert main(["solve", "What is 45 plus 17 ?", "--recipe", "function-calling-simulated"]) == 2
+    said = capsys.readouterr().err
+    assert "the agent of recipe 'function-calling-simulated' answers no single question" in said
+    assert "midstream eval function-calling-simulated" in said
+
+
+def test_a_stream_is_solved_live_with_its_marks(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def policy(body):
+        done = "<output>\n62\n</output>" in prompt_of(body)
+        return "<think>So.</think><answer>62</answer>" if done else "<think>Add.</think><python>print(45 + 17)</python>"
+
+    with LLMServer(policy) as server:
+        arguments = ["--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url]
+        assert main(["solve", "What is 45 plus 17 ?", *arguments]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    places = [next(at for at, line in enumerate(lines) if line.startswith(part)) for part in (
+        "▸ written by the policy ◂ put in by tools and users", "reply 1", "▸ think Add.",
+        '▸ call python(code="print(45 + 17)")', "◂ output 62", "reply 2", "▸ think So.", "answer 62",
+        "stopped answered, 1 turn",
+    )]  # fmt: skip
+    assert places == sorted(places)

@@ -190,6 +190,7 @@ def _show(
     console.print(compared_screen(letters, found, tasks=tasks))
     for set_name, sampling in dict.fromkeys((one.set_name, one.sampling) for one in found):
         sides = {letters[one.name]: result for one in directories if (result := one.results.get((set_name, sampling)))}
+        console.print()
         console.print(effort_table(sides, f"{set_name}, {sampling}: what a task took"))
     if len(directories) > 2:
         console.print(

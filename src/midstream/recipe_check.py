@@ -140,7 +140,7 @@ def _check_agent(recipe: Recipe) -> None:
         if resolve(TASKS, table, where)[0].dialogues:
             raise RecipeError(
                 f"{where}.type = {table['type']!r} with an agent of type 'agentflow'",
-                cause="its tasks are dialogues, with a user and functions of their own, and AgentFlow answers questions",
+                cause="its tasks are dialogues, with a user and functions of their own; AgentFlow answers questions",
                 mend='set agent.type = "interleaved"',
             )
 

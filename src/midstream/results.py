@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from midstream.config import Recipe, Table, parse_recipe
+from midstream.config import InterleavedConfig, Recipe, Table, parse_recipe
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
@@ -32,6 +32,12 @@ and a result of the right form, and cannot tell a right one from a wrong one. Qu
 test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
 the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
 model gains."""
+
+TINY_STREAM_LIMITS = """The policy has half a million parameters and a closed vocabulary: it thinks, calls its tools and
+answers in this made-up world and nowhere else, and its thoughts are the few words that its warm start taught it.
+Questions come from templates, and the test's differ from the training's in their places, facts and numbers, not in
+their wording. What this shows is that the loop, the masks and the update work, on real tools and held-out facts; it
+says nothing about how much a large model gains."""
 
 
 def recipe_of(run: RunDirectory) -> Recipe:
@@ -138,7 +144,7 @@ def show_demo(run: RunDirectory) -> None:
     seconds = sum(one.cpu_s for one in run.read_timings())
     console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
     console.print("\n[bold]Limits[/bold]")
-    console.print(" ".join(TINY_LIMITS.split()), markup=False)
+    console.print(_limits(recipe_of(run)), markup=False)
     console.print("\n[bold]Next[/bold]")
     for line in next_steps(run):
         console.print(f"  {line}", markup=False, soft_wrap=True)
@@ -150,7 +156,6 @@ def write_report(run: RunDirectory) -> None:
         write_practice_report(run)
         return
     info = run.info()
-    trains_tiny = any(engine.get("type") == "tiny" for engine in recipe_of(run).engines.values())
     html.write_report(
         run.report_path,
         html.ReportData(
@@ -168,10 +173,18 @@ def write_report(run: RunDirectory) -> None:
             evaluations=run.read_evaluations(),
             samples=samples(run),
             template=template_of(info.resolved),
-            limits=" ".join(TINY_LIMITS.split()) if trains_tiny else "",
+            limits=_limits(recipe_of(run)),
             next_steps=next_steps(run),
         ),
     )  # fmt: skip
+
+
+def _limits(recipe: Recipe) -> str:
+    """What a run of a tiny model cannot show; "" of others."""
+    if not any(engine.get("type") == "tiny" for engine in recipe.engines.values()):
+        return ""
+    limits = TINY_STREAM_LIMITS if isinstance(recipe.agent, InterleavedConfig) else TINY_LIMITS
+    return " ".join(limits.split())
 
 
 def tools_used(resolved: Mapping[str, Any]) -> str:

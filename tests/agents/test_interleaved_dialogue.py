@@ -80,9 +80,12 @@ def test_the_users_own_requests_are_kept_and_no_part_of_the_stream():
     asked = (Call(role="user", completion="Do it.", usage=Usage(cost_usd=0.5)),)
     talk = Talk(["Do it.", "More."], [[A]], calls=asked)
     trajectory = play(ScriptedEngine(["Done.", "Done."]), template=CALLING, talk=talk)
-    assert [[call.role for call in turn.calls] for turn in trajectory.turns] == [["user", "policy"]] * 2
+    assert [[call.role for call in turn.calls] for turn in trajectory.turns] == [
+        ["user", "policy"],
+        ["user", "policy", "user"],
+    ]
     assert trajectory.turns[0].events == ("user", "call", "call", "answer")
-    assert trajectory.cost_usd == 1.0
+    assert trajectory.cost_usd == 1.5
     assert [piece.text for piece in stream_of(trajectory)] == ["Done.", "More.", "Done."]
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.agents.interleaved import ModelPolicy, PolicyConfig
 from midstream.core.stream import load_template, stream_of
-from midstream.core.trajectory import Message, Trajectory
+from midstream.core.trajectory import Message, Sampling, Trajectory
 from support.interleaved import END, Pairs, Shout, Talk, Typist, play
 
 CODEC = Pairs()
@@ -86,6 +87,15 @@ def test_a_dialogue_is_one_sequence():
     given = [CODEC.encode_reply([Message(role="user", content=one)], ended=True) for one in appended(trajectory)]
     assert len(given) == 2
     check_one_sequence(trajectory, given)
+
+
+def test_a_stop_string_of_ones_own_leaves_the_end_of_the_reply_to_the_environment():
+    engine = Typist('<tool>{"name": "a", "arguments": {"code": "x"}}</tool>Done.|')
+    policy = ModelPolicy(PolicyConfig(sampling=Sampling(stop=("</tool>",))))
+    trajectory = play(engine, template="artist-function-calling", tools=[Shout("a")], policy=policy)
+    results = [Message(role="user", content=one) for one in appended(trajectory)]
+    check_one_sequence(trajectory, [CODEC.encode_reply(results, ended=False)])
+    assert trajectory.answer == "Done."
 
 
 def test_results_of_native_calls_are_messages_of_a_tool():

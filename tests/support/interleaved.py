@@ -64,13 +64,13 @@ class Talk:
     async def begin(self) -> UserTurn:
         return UserTurn(text=self.texts[0], tools=self.offers[0], calls=self.calls)
 
-    async def reply(self, text: str) -> UserTurn | None:
+    async def reply(self, text: str) -> UserTurn:
         self.heard.append(text)
         if self.failure is not None:
             raise self.failure
         place = len(self.heard)
         if place == len(self.texts):
-            return None
+            return UserTurn(text="", over=True, calls=self.calls)
         return UserTurn(text=self.texts[place], tools=self.offers[min(place, len(self.offers) - 1)], calls=self.calls)
 
     def outcome(self) -> dict[str, JsonValue]:

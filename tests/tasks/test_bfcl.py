@@ -63,13 +63,13 @@ async def replay(dialogue: BfclDialogue, plan, seen=None) -> Any:
     """Make a plan's calls, and tell `seen` of every call and the tools that were offered."""
     turn = await dialogue.begin()
     for calls in plan:
-        assert turn is not None
+        assert not turn.over
         for one in calls:
             if seen is not None:
                 seen(one, {tool.name: tool for tool in turn.tools})
         await called(dialogue, calls)
         turn = await dialogue.reply("done")
-    assert turn is None
+    assert turn.over
     return dialogue.outcome()
 
 
@@ -234,7 +234,7 @@ def test_a_function_that_is_held_back_comes_with_the_turn_that_says_so(source):
     async def turns():
         dialogue = opened(source, "miss_func_0")
         said = [await dialogue.begin()]
-        while (turn := await dialogue.reply("")) is not None:
+        while not (turn := await dialogue.reply("")).over:
             said.append(turn)
         return said
 

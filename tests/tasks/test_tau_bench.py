@@ -17,7 +17,7 @@ from midstream.core.dialogue import Dialogues
 from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Tool
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Usage
+from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tasks.functions import Invocation
 from midstream.tasks.tau_bench import Config, TauBench, TauDialogue
@@ -113,9 +113,9 @@ def test_handing_over_to_a_person_ends_the_conversation_and_nothing_counts_after
     async def talk() -> tuple[list[str], Any]:
         await dialogue.begin()
         answers = await called(dialogue, TRANSFER, BOOK)
-        return answers, await dialogue.reply("Goodbye.")
+        return answers, (await dialogue.reply("Goodbye.")).over
 
-    assert asyncio.run(talk()) == (["Transfer successful", "Error: the conversation is over"], None)
+    assert asyncio.run(talk()) == (["Transfer successful", "Error: the conversation is over"], True)
     assert (dialogue.outcome()["success"], dialogue.outcome()["ended"]) == (True, "transferred")
 
 
@@ -140,7 +140,7 @@ def test_a_user_who_never_stops_is_not_heard_for_ever(path):
     async def talk() -> list[bool]:
         dialogue = source.open(nth(source, 1), seed=0)
         await dialogue.begin()
-        return [await dialogue.reply("What else?") is None for _ in range(4)]
+        return [(await dialogue.reply("What else?")).over for _ in range(4)]
 
     assert asyncio.run(talk()) == [False, False, True, True]
 
@@ -204,24 +204,14 @@ def test_a_model_plays_the_user_by_the_instruction_and_its_requests_are_on_recor
         return [await dialogue.begin(), await dialogue.reply("Sure."), await dialogue.reply("1,200.")]
 
     first, second, last = asyncio.run(talk())
-    assert (first.text, second.text, last) == ("Seat 1A, please.", "What does it cost?", None)
-    assert [call.role for call in (*first.calls, *second.calls)] == ["user", "user"]
+    assert (first.text, second.text) == ("Seat 1A, please.", "What does it cost?")
+    assert [one.over for one in (first, second, last)] == [False, False, True]
+    assert [call.role for one in (first, second, last) for call in one.calls] == ["user"] * 3
     messages = engine.requests[-1].messages
     assert "You are Ann and want seat 1A." in messages[0].content
     assert [one.role for one in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert [one.content for one in messages[2:]] == ["Seat 1A, please.", "Sure.", "What does it cost?", "1,200."]
     assert len({request.seed for request in engine.requests}) == 3
-    assert dialogue.outcome()["user_calls"] == 3
-
-
-def test_what_the_user_costs_is_told(path):
-    class Dear:
-        async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
-            return "hello" if heard is None else STOP, (Call(role="user", usage=Usage(cost_usd=0.25)),)
-
-    source = source_of(path)
-    source.users = lambda instruction, seed: Dear()
-    assert conversation(source.open(nth(source, 1), seed=0), [], "No.")["user_cost_usd"] == 0.5
 
 
 def test_a_users_broken_model_is_an_error_and_no_reward_of_zero(path):

@@ -152,6 +152,28 @@ def test_the_gate_stops_a_run_whose_planner_cannot_copy(ten_steps, tmp_path, cap
     assert (run.status().state, run.read_metrics()) == ("failed", [])
 
 
+def test_a_warm_start_from_a_file_is_not_held_to_the_gate(ten_steps, tmp_path):
+    path = tmp_path / "transcripts.jsonl"
+    line = {"prompt": "Question 1 plus 1 ?", "stream": [{"text": " goal find height", "sampled": True}]}
+    path.write_text(json.dumps(line), encoding="utf-8")
+    options = ("--set", f"warm_start.file='{path}'", "--set", "warm_start.min_copy_rate=1.0")
+    short = ("--set", "warm_start.steps=2", "--set", "training.steps=0")
+    assert train(ten_steps, tmp_path / "run", *options, *short) == 0
+    assert {one.step for one in RunDirectory.open(tmp_path / "run").read_evaluations()} == {0}
+
+
+def test_a_run_that_draws_tasks_again_resumes_the_same(ten_steps, tmp_path, monkeypatch):
+    settings = ("training.variant=dapo", "training.resample_uniform=2", "training.family_sampling=failure")
+    options = [part for one in (*settings, "training.steps=4") for part in ("--set", one)]
+    assert train(ten_steps, tmp_path / "whole", *options) == 0
+    interrupt(monkeypatch, FlowGRPO, "step", 4)
+    assert train(ten_steps, tmp_path / "interrupted", *options) == 130
+    assert main(["resume", str(tmp_path / "interrupted"), "--quiet"]) == 0
+    assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
+    metrics = RunDirectory.open(tmp_path / "whole").read_metrics()
+    assert any(one.groups > 4 for one in metrics)
+
+
 def test_zero_steps_evaluate_only(ten_steps, tmp_path):
     options = ("--set", "training.steps=0", "--set", "warm_start.steps=1")
     assert train(ten_steps, tmp_path / "run", *options) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 
 import pytest
@@ -10,20 +11,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.agents.interleaved import Config, Interleaved
 from midstream.agents.programs import ClumsyPlanner
 from midstream.build import Build
 from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Trajectory, Turn
+from midstream.core.trajectory import Action, Call, Score, Trajectory, Turn
 from midstream.recipe_check import check
 from midstream.rollout import Environment, rollout
 from midstream.trainable import parts_of
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, copy_rate, learning_rate, require_copy_rate, warm_start
+from support.interleaved import Shout
 from support.served_model import save_model
+
+
+class NoReward:
+    async def score(self, task, trajectory):
+        return Score(value=1.0)
 
 
 def row(number, length=1):
@@ -181,6 +190,57 @@ def test_successes_alone_can_be_asked_for(make_build):
     assert set(successes) < set(everything)
 
 
+# -- an interleaved policy, and a file ---------------------------------------------------------------------------------
+
+
+class Adder:
+    """A policy that calls Python once and answers with what it printed."""
+
+    async def reply(self, stream, context):
+        done = len(stream.pieces) > 0
+        text = "<think> answer</think><answer> 105</answer>" if done else "<think> plus</think><python> 1 + 1</python>"
+        return Call(role="policy", prompt=stream.request().prompt, completion=text, finish_reason="stop")
+
+
+def test_a_stream_is_one_row_whose_tool_output_is_not_learnt(make_build):
+    parts = parts_of(make_build())
+    agent = Interleaved(policy=Adder(), template=load_template("tiny"), config=Config())
+    environment = Environment(agent=agent, tools=[Shout()], engines={}, reward=NoReward())
+    config = SupervisedConfig(transcripts=3)
+    rows = asyncio.run(collect(environment, parts.source, parts.student, config, 1, lambda text: None))
+    assert len(rows) == 3
+    codec = parts.student.codec
+    output = codec.encode_text("<output> 1 + 1!</output>")
+    first = codec.encode_text("<think> plus</think><python> 1 + 1</python>")
+    last = codec.encode_text("<think> answer</think><answer> 105</answer>")
+    for one in rows:
+        assert one.completion_ids == (*first, *output, *last, parts.tokenizer.eos_token_id)
+        assert one.sampled == (True,) * len(first) + (False,) * len(output) + (True,) * (len(last) + 1)
+        assert parts.tokenizer.decode(one.prompt_ids).startswith("Question ")
+
+
+class NeverAsked:
+    """An agent that nobody may run."""
+
+    name = "never asked"
+
+    async def run(self, task, tools, engines, **rest):
+        raise AssertionError("the file is there to be learnt from")
+
+
+def test_a_file_takes_the_clumsy_policys_place(make_build, tmp_path):
+    parts = parts_of(make_build())
+    path = tmp_path / "transcripts.jsonl"
+    line = {"prompt": "Question 1 plus 1 ?", "stream": [{"text": " goal find height", "sampled": True}]}
+    path.write_text(json.dumps(line), encoding="utf-8")
+    environment = Environment(agent=NeverAsked(), tools=[], engines={}, reward=NoReward())
+    config = WarmStartConfig(file=path, steps=30, batch_size=1, learning_rate=1e-2)
+    phases = []
+    asyncio.run(warm_start(parts.learner, environment, parts.source, parts.student, config, 1, phases.append))
+    losses = [float(text.rsplit(" ", 1)[1]) for text in phases if "loss" in text]
+    assert losses[-1] < 0.5 * losses[0]
+
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
@@ -196,11 +256,6 @@ class Planned:
         tool, context = self.actions[task.question]
         action = Action(sub_goal="find", tool=tool, context=context)
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
-
-
-class NoReward:
-    async def score(self, task, trajectory):
-        return None
 
 
 def test_the_copy_rate_counts_first_look_ups_that_name_a_place_of_the_question():

@@ -241,7 +241,8 @@ class _Run:
         draft.events.append("answer")
         self.contexts.teller(POLICY, draft.index)("answer", text)
         self.user = await dialogue.reply(text)
-        if self.user is None:
+        if self.user.over:
+            draft.called(self.user.calls)
             self._end("answered")
             return
         before, self.tools = self.tools, self._tools(self.user)

@@ -33,7 +33,8 @@ class Stream:
     `messages` are the prompt; where output comes as messages, the whole chat so far. Of a template without a chat its
     one message is the plain text. `pieces` are all that came after the prompt. `ids` is everything as token ids, None
     without a codec; `prompt_tokens` of them are the prompt's. `tools` go by the names that the policy calls them by.
-    `max_tokens` bounds what comes after the prompt, sampled or put in.
+    `max_tokens` bounds what comes after the prompt, sampled or put in. `ended`: the policy itself ended the last reply,
+    so that its end token is there; a stop string of the recipe's own leaves that out.
     """
 
     template: Template
@@ -44,6 +45,7 @@ class Stream:
     pieces: tuple[Piece, ...] = ()
     ids: tuple[int, ...] | None = None
     prompt_tokens: int = 0
+    ended: bool = True
 
     @property
     def text(self) -> str:
@@ -86,7 +88,8 @@ class Stream:
         piece = Piece(text=call.completion, sampled=True, turn=turn)
         exact = self.ids is not None and call.completion_ids
         ids = (*call.prompt_ids, *call.completion_ids) if exact else None
-        stream = replace(self, pieces=(*self.pieces, piece), ids=ids)
+        ended = not any(stop in call.completion for stop in call.sampling.stop)
+        stream = replace(self, pieces=(*self.pieces, piece), ids=ids, ended=ended)
         if self.template.appends == "inline":
             return stream
         return replace(stream, messages=(*self.messages, Message(role="assistant", content=call.completion)))
@@ -113,7 +116,7 @@ class Stream:
         """The stream with chat messages at its end, which `text` says after all."""
         ids = self.ids
         if self.codec is not None and ids is not None:
-            ids = (*ids, *self.codec.encode_reply(messages, ended=True))
+            ids = (*ids, *self.codec.encode_reply(messages, ended=self.ended))
         pieces = (*self.pieces, Piece(text=text, sampled=False, turn=turn))
         return replace(self, pieces=pieces, messages=(*self.messages, *messages), ids=ids)
 

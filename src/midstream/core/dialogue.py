@@ -2,7 +2,7 @@
 
     begin() -> "Fill the tank." [fillFuelTank, displayCarStatus]    the agent calls functions, then replies
     reply("The tank is full.") -> "Now start the engine." [...]     ...
-    reply("It runs.") -> None                                        the dialogue is over; outcome() says how it went
+    reply("It runs.") -> over                                        nothing more is said; outcome() says how it went
 
 A dialogue is opened afresh for every attempt at a task and belongs to it alone: no state is shared by two rollouts.
 """
@@ -26,16 +26,21 @@ if TYPE_CHECKING:
 class UserTurn:
     """What a user says, and the functions that the agent has from now on.
 
-    `calls` are the requests behind it, where a model plays the user.
+    `over`: the dialogue has ended, and the agent is asked for nothing more. `calls` are the requests behind it, where a
+    model plays the user.
     """
 
     text: str
-    tools: Sequence[Tool]
+    tools: Sequence[Tool] = ()
+    over: bool = False
     calls: tuple[Call, ...] = ()
 
 
+OVER = UserTurn(text="", over=True)
+
+
 class Dialogue(Protocol):
-    """One rollout's user and state. `system` are rules for the agent ("" for none); its tools' calls change the state."""
+    """One rollout's user and state, which calls of its tools change. `system` are rules for the agent ("" for none)."""
 
     system: str
 
@@ -43,8 +48,8 @@ class Dialogue(Protocol):
         """The first message."""
         ...
 
-    async def reply(self, text: str) -> UserTurn | None:
-        """What the user says to the reply that ended the agent's turn; None ends the dialogue.
+    async def reply(self, text: str) -> UserTurn:
+        """What the user says to the reply that ended the agent's turn.
 
         Raises `EngineError` if the model that plays the user fails.
         """

@@ -306,7 +306,7 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training sequence: a prompt and what follows it: one sampled completion, or several with others' text between.
+    """One training sequence: a prompt and what follows: one sampled completion, or several with others' text between.
 
     `sampled[j]` says that the policy drew `completion_ids[j]`; the empty tuple, that it drew them all. The others (tool
     output, a user's words) have no part in the loss. `old_logprobs[j]` belongs to `completion_ids[j]`, 0 where that was

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.data import Frozen
-from midstream.core.dialogue import UserTurn
+from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -124,10 +124,10 @@ class BfclDialogue:
         """What the user says first."""
         return self._next()
 
-    async def reply(self, text: str) -> UserTurn | None:
+    async def reply(self, text: str) -> UserTurn:
         """What the user says next, whatever the reply is: its words are not judged."""
         self._end_turn(finished=True)
-        return self._next() if self._spoken < len(self._entry.users) else None
+        return self._next() if self._spoken < len(self._entry.users) else OVER
 
     def outcome(self) -> dict[str, JsonValue]:
         """Whether every turn was passed, and what of each matched; a turn that was cut off is judged as it stands."""

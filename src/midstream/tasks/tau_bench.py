@@ -22,17 +22,18 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.dialogue import UserTurn
+from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Sampling
+from midstream.core.trajectory import Sampling
 from midstream.sandbox.arithmetic import NotArithmetic, evaluate
 from midstream.tasks.finite import Finite
 from midstream.tasks.functions import Invocation, StateFunction, matched_calls
@@ -175,7 +176,6 @@ class TauDialogue:
         self._scripted, self._user, self._solved, self._max_steps = scripted, user, solved, max_steps
         self._made: list[Invocation] = []
         self._said: list[str] = []
-        self._user_calls: list[Call] = []
         self._ended: Literal["", "stopped", "transferred"] = ""
         self._steps = 0
         self.functions = {
@@ -193,16 +193,16 @@ class TauDialogue:
         """What the user says first."""
         return await self._heard(None)
 
-    async def reply(self, text: str) -> UserTurn | None:
-        """What the user says to the agent; None once the user stops, the agent has handed over, or no step is left."""
+    async def reply(self, text: str) -> UserTurn:
+        """What the user says to the agent; over once the user stops, the agent has handed over, or no step is left."""
         self._steps += 1
         if self._ended or self._steps > self._max_steps:
-            return None
+            return OVER
         self._said.append(text)
         turn = await self._heard(text)
         if STOP in turn.text:
             self._ended = "stopped"
-        return None if self._ended or self._steps == self._max_steps else turn
+        return replace(turn, over=bool(self._ended) or self._steps == self._max_steps)
 
     def outcome(self) -> dict[str, JsonValue]:
         """Whether the database and what was said are right, and what of each matched."""
@@ -225,8 +225,6 @@ class TauDialogue:
             "turns": [facts],
             "ended": self._ended,
             "do_nothing": not self._scripted.outputs and self._solved == self._domain.start,
-            "user_calls": len(self._user_calls),
-            "user_cost_usd": sum(call.usage.cost_usd for call in self._user_calls),
         }
 
     async def close(self) -> None:
@@ -234,7 +232,6 @@ class TauDialogue:
 
     async def _heard(self, text: str | None) -> UserTurn:
         said, calls = await self._user.say(text)
-        self._user_calls += calls
         return UserTurn(text=said, tools=list(self.functions.values()), calls=calls)
 
     def _call(self, invocation: Invocation) -> ToolResult:

@@ -136,7 +136,7 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     if template.native and not isinstance(offered, list):
         raise UnsupportedError(
             "the transcripts do not say which tools were offered",
-            cause=f"template {template.name!r} offers them in the model's own form, which a server's calls alone record",
+            cause=f"template {template.name!r} offers them in the model's own form, which only a server's calls record",
             mend="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
         )
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.dialogue import UserTurn
+from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
@@ -60,10 +60,10 @@ class DeskDialogue:
         """What the user wants first."""
         return self._said()
 
-    async def reply(self, text: str) -> UserTurn | None:
+    async def reply(self, text: str) -> UserTurn:
         """What the user wants next, whatever the reply says: only what was done is compared."""
         self._session.end_turn()
-        return self._said() if self._session.turn else None
+        return self._said() if self._session.turn else OVER
 
     def outcome(self) -> dict[str, JsonValue]:
         """How each turn compares with the plan."""
