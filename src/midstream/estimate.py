@@ -99,7 +99,7 @@ def batches_of(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -
 def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None) -> Iterator[Batch]:
     training, turns, reward = recipe.training, recipe.agent.max_turns, resolved["reward"]
     assert training is not None
-    if recipe.warm_start:
+    if recipe.warm_start and recipe.warm_start.file is None:
         count = recipe.warm_start.transcripts
         yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
         yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
@@ -127,7 +127,7 @@ def _practice(
     recipe: Recipe, practice: PracticeConfig, resolved: Mapping[str, Any], planner: Table | None
 ) -> Iterator[Batch]:
     turns, reward = recipe.agent.max_turns, resolved["reward"]
-    if recipe.warm_start:
+    if recipe.warm_start and recipe.warm_start.file is None:
         count = recipe.warm_start.transcripts
         yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
         yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")

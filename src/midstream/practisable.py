@@ -144,7 +144,8 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
             teacher = build.environment(planner=clumsy(build.recipe))
             await warm_start(build.learner, teacher, build.source, build.student(), config, seed, report)
             tasks = build.set_tasks(build.recipe.evaluation.validation)
-            require_copy_rate(await copy_rate(build.environment(), tasks, set(names), seed), config)
+            if config.file is None:
+                require_copy_rate(await copy_rate(build.environment(), tasks, set(names), seed), config)
             run.save_checkpoint(0, build.learner.save)
         await build.publish(0)
 

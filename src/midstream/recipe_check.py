@@ -262,7 +262,7 @@ def _check_imitated(recipe: Recipe) -> None:
     learns = recipe.modules[recipe.trained]["type"]
     if not ROOMS[recipe.trained][learns].asks:
         return  # a program; `trainable.py` refuses to train it
-    imitated = {"warm_start": "clumsy"} if recipe.warm_start else {}
+    imitated = {"warm_start": "clumsy"} if recipe.warm_start and recipe.warm_start.file is None else {}
     if recipe.training and recipe.training.algorithm == "supervised":
         imitated["training.supervised.planner"] = (recipe.training.supervised.planner or {"type": "clumsy"})["type"]
     for where, teacher in imitated.items():
@@ -300,7 +300,8 @@ def _check_world(recipe: Recipe) -> None:
     """What is made from the offline world's facts or names needs that world."""
     searches = [table for name, table in recipe.tools.items() if table.get("type", name) == "local_search"]
     tiny = any(table.get("type") == "tiny" for table in recipe.engines.values())
-    needed = tiny or recipe.warm_start is not None or any("index" not in table for table in searches)
+    clumsy = recipe.warm_start is not None and recipe.warm_start.file is None
+    needed = tiny or clumsy or any("index" not in table for table in searches)
     if needed and recipe.tasks.get("type") != "gazetteer":
         raise no_world(recipe)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from midstream.agents import programs
@@ -64,10 +65,14 @@ def clumsy(recipe: Recipe) -> Any:
 def _draw_all(build: Build) -> None:
     """Draw what is trained and evaluated on: what a source cannot give is found before any work."""
     from midstream.training.supervised import at_once
+    from midstream.training.transcripts import read_transcripts
 
     training = build.recipe.training
     assert training is not None
-    drawn = [at_once(build.recipe.warm_start)] if build.recipe.warm_start else []
+    warm = build.recipe.warm_start
+    drawn = [at_once(warm)] if warm and warm.file is None else []
+    if warm and warm.file is not None:
+        deque(read_transcripts(warm.file), maxlen=0)
     if training.steps:
         imitates = training.algorithm == "supervised"
         drawn.append(at_once(training.supervised) if imitates else training.tasks_per_step)
@@ -80,7 +85,7 @@ def _draw_all(build: Build) -> None:
 def place_names(build: Build) -> frozenset[str]:
     """The places that validation questions name, which a warm planner must be able to copy."""
     warm, validation = build.recipe.warm_start, build.recipe.evaluation.validation
-    if warm is None:
+    if warm is None or warm.file is not None:
         return frozenset()
     found = set(build.world.names())
     found &= {word for task in build.set_tasks(validation) for word in task.question.split()}
