@@ -182,7 +182,9 @@ def test_there_are_commands_of_each_kind():
     assert len(commands()) > 20
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/recipes.md", "docs/serving.md", "docs/study.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/artist.md", "docs/recipes.md", "docs/serving.md", "docs/study.md"]
+)
 def test_recipes_are_valid(document, tmp_path):
     blocks = fenced(text_of(document), "toml")
     assert blocks
