@@ -8,8 +8,11 @@ import decimal
 import importlib
 import importlib.util
 import itertools
+import shutil
 import socket
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mpmath
@@ -306,6 +309,22 @@ def test_what_a_class_keeps_in_its_module_no_rollout_changes(source):
 
 
 @needs_data
+def test_a_list_that_is_a_functions_default_is_in_the_state_of_one_rollout_alone(source):
+    """A post without mentions takes the default list itself, and a later call adds to what the post holds."""
+    task = task_of(source, "base_5")
+    entry = source.entry(task)
+    post = Invocation(name="post_tweet", arguments={"content": "x"})
+    name = Invocation(name="mention", arguments={"tweet_id": 0, "mentioned_usernames": ["@stranger"]})
+    states = State(package(), entry), State(package(), entry)
+    for state in states:
+        calls = [one for turn in source.expected(task) for one in turn if one.name == "authenticate_twitter"]
+        assert [state.call(one).ok for one in [*calls, post]] == [True] * (len(calls) + 1)
+    assert states[0].call(name).ok
+    mentions = [state.public()["TwitterAPI.tweets"][0]["mentions"] for state in states]
+    assert mentions == [["@stranger"], []]
+
+
+@needs_data
 def test_a_folder_that_is_copied_into_itself_ends_no_rollout(source):
     plan = source.expected(task_of(source, "base_1"))
     loop = [
@@ -386,6 +405,7 @@ def test_wrong_arguments_and_refusals_are_answers_and_endless_sums_are_refused(s
     assert said("power", base=2, exponent=10) == (True, '{"result": 1024}')
     assert said("power", base=10, exponent=-1) == (True, '{"result": 0.1}')
     assert "precision of more than" in said("square_root", number=2, precision=10**9)[1]
+    assert "precision of more than" in said("round_number", number=2, decimal_places=-(10**9))[1]
     assert "1.4142136" in said("square_root", number=2, precision=8)[1]
     assert said("logarithm", value=100, base=10, precision=5)[0] is True
     assert (mpmath.mp.dps, decimal.getcontext().prec) == kept
@@ -405,5 +425,34 @@ def test_without_the_package_a_recipe_learns_what_to_install_when_its_tasks_are_
 
 @needs_data
 def test_a_package_of_another_layout_is_named():
-    with pytest.raises(RecipeError, match=r"no file .*multi_turn_composite"):
+    with pytest.raises(RecipeError, match=r"tasks \(composite\) cannot be read: FileNotFoundError: ") as caught:
         package().entries("composite")
+    assert "pip install --no-deps bfcl-eval==" in str(caught.value)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("data/BFCL_v4_multi_turn_base.json", '{"id": "multi_turn_base_0", ', "tasks (base) cannot be read: JSONDecode"),
+        ("data/BFCL_v4_multi_turn_base.json", '{"id": "multi_turn_base_200"}', "tasks (base) cannot be read: KeyError"),
+        ("data/multi_turn_func_doc/math_api.json", "[]", "functions of MathAPI cannot be read: TypeError"),
+    ],
+)
+def test_a_package_whose_files_are_broken_is_named(tmp_path, monkeypatch, file, text, says):
+    here = Path(str(importlib.util.find_spec("bfcl_eval").origin)).parent  # type: ignore[union-attr]
+    shutil.copytree(here / "data", tmp_path / "data", ignore=shutil.ignore_patterns("*live*", "memory_*"))
+    (tmp_path / file).write_text(text, "utf-8")
+    broken = bfcl_package.Package()
+    monkeypatch.setattr(broken, "_data", tmp_path / "data")
+    with pytest.raises(RecipeError) as caught:
+        broken.entries("base")
+        broken.documents("MathAPI")
+    assert says in str(caught.value)
+
+
+@needs_data
+def test_a_package_without_its_constants_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bfcl_eval.constants.default_prompts", ModuleType("an older one"))
+    with pytest.raises(RecipeError, match=r"constants cannot be read: AttributeError"):
+        bfcl_package.Package()

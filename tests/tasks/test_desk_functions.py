@@ -127,6 +127,25 @@ def test_a_result_is_not_the_state_itself(desk, seed):
         assert json.dumps(one.state()) == before
 
 
+@pytest.mark.parametrize("number", [10**4299, -(10**4299), 1e300])
+def test_numbers_that_nobody_can_write_down_are_refused(number):
+    desk = stocked("travel")
+    before = json.dumps(desk.state())
+    for name, arguments in (
+        ("convert_money", {"crowns": number, "currency": "pennies"}),
+        ("book_room", {"hotel": "The Ambe Inn", "nights": number}),
+    ):
+        assert desk.call(name, arguments) == {"error": "no desk counts beyond 1000000000000"}
+    assert json.dumps(desk.state()) == before
+
+
+def test_a_whole_number_may_be_written_with_a_point():
+    desk = stocked("travel")
+    booking = desk.book_seats(desk.find_train("Amberbank", "Oakridge", "Friday")["train"], 2)["booking"]
+    assert json.dumps(desk.call("set_budget", {"crowns": 900.0})) == '{"budget": 900}'
+    assert desk.call("cancel_booking", {"booking": float(booking)})["booking"] == booking
+
+
 def test_a_loaded_desk_shares_nothing_with_its_state():
     state = stocked("files").state()
     kept = json.dumps(state)

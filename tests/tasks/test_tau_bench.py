@@ -258,6 +258,26 @@ def test_a_place_without_a_clone_and_a_broken_one_are_named(path, tmp_path):
         source_of(path).tasks("test")
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("data/seats.json", '{"1A": nul', "JSONDecodeError"),
+        ("data/seats.json", None, "FileNotFoundError"),
+        ("wiki.md", None, "FileNotFoundError"),
+        ("tasks_test.py", None, "No module named 'tau_bench.envs.airline.tasks_test'"),
+        ("tasks_test.py", "", "ValueError"),
+        ("tasks_test.py", "TASKS = [", "SyntaxError"),
+        ("tools/book.py", "class Book:\n    get_info = dict", "KeyError: 'function'"),
+    ],
+)
+def test_half_a_clone_and_one_whose_files_are_broken_are_named_and_no_task_is_left_out(path, file, text, says):
+    broken = path / "tau_bench" / "envs" / "airline" / file
+    broken.unlink() if text is None else broken.write_text(text, "utf-8")
+    with pytest.raises(RecipeError, match="tau-bench's airline at .* cannot be read") as caught:
+        source_of(path).tasks("test")
+    assert says in str(caught.value)
+
+
 @pytest.mark.skipif(not CLONE, reason="MIDSTREAM_TAU_BENCH names no clone of tau-bench")
 @pytest.mark.parametrize(("domain", "count", "nothing"), [("airline", 50, 19), ("retail", 115, 7)])
 def test_every_ground_truth_of_the_real_domains_passes_and_can_be_called(domain, count, nothing):

@@ -31,7 +31,7 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "AgentFlow": (MODULAR, ()),
     "ARTIST": ("artist-tiny", ()),
     "ToRL": ("torl-tiny", ()),
-    "ARTIST, shuffled": ("artist-tiny", ("training.shuffle_rewards=true", "name=artist-tiny-shuffled")),
+    "ARTIST, shuffled": ("artist-tiny", ("training.shuffle_rewards=true",)),
 }
 SAMPLED, GREEDY = "T=1", "greedy"
 
@@ -53,26 +53,36 @@ def study_agents(options: argparse.Namespace) -> int:
         for seed in range(options.seeds):
             recipe = _recipe(label, seed=seed, overrides=options.overrides)
             if not options.quiet:
-                console.print(f"{recipe.name}, seed {seed}", markup=False)
-            runs.setdefault(label, []).append(train_quietly(root / f"{recipe.name}-s{seed}", recipe))
+                console.print(f"{label}, seed {seed}", markup=False)
+            runs.setdefault(label, []).append(train_quietly(root / _directory(label, seed), recipe))
     rows = [row for label, found in runs.items() for row in _rows(label, found)]
     curve = [row for label, found in runs.items() for row in _validation(label, found, recipes[label])]
     record = [{"name": row.name, "metric": row.metric, "values": row.values} for row in (*rows, *curve)]
     root.mkdir(parents=True, exist_ok=True)
     atomic_write(root / "agents.json", (json.dumps(record, indent=1) + "\n").encode())
-    panel = Panel(title="Validation, greedy", x_label="training trajectories", lines={label: label for label in labels})
-    atomic_write(root / "agents.svg", panels_svg([panel], curve, "Validation success over training").encode())
+    atomic_write(root / "agents.svg", _figure(labels, curve).encode())
     if options.json:
         print(json.dumps(record))
-    else:
-        for table in study_tables(rows, "agent", "Modular and interleaved agents, equal budgets"):
-            Console().print(table)
+        return 0
+    for place, table in enumerate(study_tables(rows, "agent", "Modular and interleaved agents, equal budgets")):
+        table.title = table.title if place == 0 else None
+        Console().print(table)
     return 0
 
 
 def _recipe(label: str, *, seed: int, overrides: Sequence[str]) -> Recipe:
     name, changes = ARMS[label]
     return load_recipe(name, [*changes, *overrides, f"seed={seed}"])
+
+
+def _figure(labels: Sequence[str], curve: Sequence[StudyRow]) -> str:
+    lines = {label: label for label in labels}
+    panel = Panel(title="Validation, greedy", x_label="training trajectories", lines=lines)
+    return panels_svg([panel], curve, "Validation success over training")
+
+
+def _directory(label: str, seed: int) -> str:
+    return f"{label.lower().replace(', ', '-')}-s{seed}"
 
 
 def _require_equal_budgets(recipes: Mapping[str, Recipe]) -> None:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,48 +82,38 @@ class Package:
             )
         self._read_documents: dict[str, dict[str, Document]] = {}
         self._data = Path(spec.origin).parent / "data"
-        constants = importlib.import_module("bfcl_eval.constants.executable_backend_config")
-        self._modules: Mapping[str, str] = constants.CLASS_FILE_PATH_MAPPING
-        self._documents: Mapping[str, str] = constants.MULTI_TURN_FUNC_DOC_FILE_MAPPING
-        self.stateless: frozenset[str] = frozenset(constants.STATELESS_CLASSES)
-        # What its user says when functions come that were held back.
-        prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
-        self.more_functions: str = prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
+        with _reading("constants"):
+            constants = importlib.import_module("bfcl_eval.constants.executable_backend_config")
+            self._modules: Mapping[str, str] = constants.CLASS_FILE_PATH_MAPPING
+            self._documents: Mapping[str, str] = constants.MULTI_TURN_FUNC_DOC_FILE_MAPPING
+            self.stateless: frozenset[str] = frozenset(constants.STATELESS_CLASSES)
+            # What its user says when functions come that were held back.
+            prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
+            self.more_functions: str = prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
 
     def entries(self, category: str) -> list[Entry]:
         """All tasks of a category, in their order."""
         name = f"BFCL_v4_multi_turn_{category}.json"
-        truths = {row["id"]: row["ground_truth"] for row in self._rows(f"possible_answer/{name}")}
-        return [self._entry(row, category, truths[row["id"]]) for row in self._rows(name)]
+        with _reading(f"tasks ({category})"):
+            truths = {row["id"]: row["ground_truth"] for row in self._rows(f"possible_answer/{name}")}
+            return [self._entry(row, category, truths[row["id"]]) for row in self._rows(name)]
 
     def documents(self, of_class: str) -> dict[str, Document]:
         """The functions of a class by name, in their order; they are public methods of its objects."""
         if of_class not in self._read_documents:
-            rows = self._rows(f"multi_turn_func_doc/{self._documents[of_class]}")
-            self._read_documents[of_class] = {row["name"]: _document(row) for row in rows}
+            with _reading(f"functions of {of_class}"):
+                rows = self._rows(f"multi_turn_func_doc/{self._documents[of_class]}")
+                self._read_documents[of_class] = {row["name"]: _document(row) for row in rows}
         return self._read_documents[of_class]
 
     def make(self, of_class: str) -> Any:
         """A new object of a class, its state not loaded yet."""
-        try:
+        with _reading(of_class):
             return getattr(importlib.import_module(self._modules[of_class]), of_class)()
-        except ModuleNotFoundError as error:
-            raise RecipeError(
-                f"BFCL's {of_class} cannot be imported: {error}",
-                cause="a package that it needs is missing",
-                mend=f"run: {INSTALL}",
-            ) from error
 
-    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        try:
-            text = (self._data / name).read_text("utf-8")
-        except FileNotFoundError as error:
-            raise RecipeError(
-                f"no file {self._data / name}",
-                cause="this version of bfcl-eval holds its data in another way",
-                mend=f"run: {INSTALL}",
-            ) from error
-        return (json.loads(line) for line in text.splitlines() if line.strip())
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        text = (self._data / name).read_text("utf-8")
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
 
     def _entry(self, row: Mapping[str, Any], category: str, truth: list[list[str]]) -> Entry:
         return Entry(
@@ -135,6 +126,19 @@ class Package:
             held_out={int(turn): tuple(names) for turn, names in row.get("missed_function", {}).items()},
             truth=tuple(tuple(calls) for calls in truth),
         )
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever is missing there, or is written in another way, is one `RecipeError`."""
+    try:
+        yield
+    except (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
+        raise RecipeError(
+            f"BFCL's {what} cannot be read: {type(error).__name__}: {error}",
+            cause="files or packages are missing, or this version of bfcl-eval is laid out in another way",
+            mend=f"run: {INSTALL}",
+        ) from error
 
 
 @cache

@@ -36,12 +36,15 @@ class State:
             self._methods |= {name: getattr(one, name) for name in package.documents(of_class)}
 
     def call(self, invocation: Invocation) -> ToolResult:
-        """Make a call. Its text is upstream's; `ok` is False where the function raises or answers with an error."""
+        """Make a call. Its text is upstream's; `ok` is False where the function raises or answers with an error.
+
+        Defaults are handed over as copies: a list among them would go into the state of every rollout.
+        """
         method = self._methods[invocation.name]
         try:
             _refuse_endless(invocation)
             with _precision_kept():
-                result = method(**copy.deepcopy(dict(invocation.arguments)))
+                result = method(**copy.deepcopy(dict(self.complete(invocation).arguments)))
                 return ToolResult(text=_text(result), ok=not (isinstance(result, dict) and "error" in result))
         except Exception as error:  # noqa: BLE001 - upstream's functions raise anything, and so answer wrong arguments
             return ToolResult(text=f"Error during execution: {error}", ok=False)
@@ -101,11 +104,12 @@ def _text(result: object) -> str:
 
 
 def _refuse_endless(invocation: Invocation) -> None:
-    """Raise `ValueError` for the two ways in which one call of the calculator could run for hours."""
+    """Raise `ValueError` for the ways in which one call of the calculator could run for hours."""
     given: Mapping[str, Any] = invocation.arguments
-    precision, base, exponent = given.get("precision"), given.get("base"), given.get("exponent")
-    if isinstance(precision, int) and precision > MOST_DIGITS:
-        raise ValueError(f"a precision of more than {MOST_DIGITS} digits")
+    base, exponent = given.get("base"), given.get("exponent")
+    for digits in (given.get("precision"), given.get("decimal_places")):
+        if isinstance(digits, int) and abs(digits) > MOST_DIGITS:
+            raise ValueError(f"a precision of more than {MOST_DIGITS} digits")
     if (
         isinstance(base, int)
         and isinstance(exponent, int)

@@ -27,6 +27,8 @@ SPLITS = {"train": "tasks_train", "validation": "tasks_dev", "test": "tasks_test
 TRANSFER = "transfer_to_human_agents"
 _ROOT = "tau_bench"
 _CLONE = "git clone https://github.com/sierra-research/tau-bench"
+# What reading a clone may run into.
+_BROKEN = (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +83,17 @@ def load_domain(path: Path, name: str) -> Domain:
         own = f"{_ROOT}.envs.{name}"
         try:
             tools = _module(f"{own}.tools").ALL_TOOLS
+            functions = {one.name: one for one in map(_function, tools)}
             rules = _module(f"{own}.wiki").WIKI
             data = _module(f"{own}.data").load_data()
-            splits = {ours: theirs for ours, theirs in SPLITS.items() if (directory / f"{theirs}.py").is_file()}
-            tasks = {ours: _tasks(_module(f"{own}.{theirs}")) for ours, theirs in splits.items()}
-        except (ImportError, AttributeError) as error:
+            there = [split for split in SPLITS if split == "test" or (directory / f"{SPLITS[split]}.py").is_file()]
+            tasks = {split: _tasks(_module(f"{own}.{SPLITS[split]}")) for split in there}
+        except _BROKEN as error:
             raise RecipeError(
-                f"tau-bench's {name} at {path} cannot be read: {error}",
-                cause="this version of it is laid out in another way, or files are missing",
+                f"tau-bench's {name} at {path} cannot be read: {type(error).__name__}: {error}",
+                cause="files are missing or broken, or this version of it is laid out in another way",
                 mend=f"clone it again: {_CLONE}",
             ) from error
-    functions = {one.name: one for one in map(_function, tools)}
     return Domain(name=name, rules=rules, functions=functions, tasks=tasks, data=json.dumps(data), start=digests(data))
 
 
@@ -130,7 +132,7 @@ def _module(name: str) -> Any:
 
 def _tasks(module: Any) -> tuple[Scripted, ...]:
     """The tasks of a module, whose list is called TASKS, TASKS_TEST or the like."""
-    listed = next(value for name, value in vars(module).items() if name.startswith("TASKS"))
+    [listed, *_] = [value for name, value in vars(module).items() if name.startswith("TASKS")]
     return tuple(
         Scripted(
             instruction=task.instruction,

@@ -36,6 +36,7 @@ Result = dict[str, Any]  # JSON
 State = dict[str, JsonValue]
 F = TypeVar("F", bound=Callable[..., Result])
 
+LARGEST = 10**12  # of a call's numbers: what has thousands of digits cannot be written down
 _WORDS = "desk_words"  # where a method keeps what `function` says of it
 
 
@@ -92,8 +93,11 @@ class Desk:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(fields)}
 
     def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
-        """The result of one of its functions, with arguments that satisfy its schema."""
-        return getattr(self, name)(**arguments)
+        """The result of one of its functions, with arguments that satisfy its schema; 5.0 is taken as 5."""
+        given = {key: whole(value) for key, value in arguments.items()}
+        if any(isinstance(value, int | float) and abs(value) > LARGEST for value in given.values()):
+            return refused(f"no desk counts beyond {LARGEST}")
+        return getattr(self, name)(**given)
 
 
 def whole(value: JsonValue) -> JsonValue:
