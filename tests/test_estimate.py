@@ -104,6 +104,60 @@ def test_one_case_reckoned_by_hand(planned):
     assert "Optimizer steps: 12" in lines
 
 
+STREAM = """
+extends = "artist-prompted"
+name = "streams"
+
+[agent]
+max_turns = 4
+max_tokens = 900
+
+[agent.policy]
+sampling = { temperature = 1.0, max_tokens = 200 }
+
+[training]
+steps = 6
+tasks_per_step = 2
+group_size = 3
+
+[evaluation]
+temperatures = [1.0]
+validation = { name = "validation", tasks = { type = "benchmark", name = "amc23" }, split = "test", count = 7 }
+sets = [{ name = "long", count = 10, max_turns = 10 }]
+"""
+
+
+def test_a_stream_generates_no_more_than_it_may_hold(planned):
+    """36 of training, 7 in 2 validations: five replies of 200 tokens would pass the 900; 10 of 11 replies, twice."""
+    said = counted(describe(*planned(text=STREAM), training=True))
+    assert said["policy"] == ((36 + 14) * 5 + 20 * 11, (36 + 14 + 20) * 900)
+    short = counted(describe(*planned("agent.policy.sampling.max_tokens=100", text=STREAM), training=True))
+    assert short["policy"] == (said["policy"][0], (36 + 14) * 500 + 20 * 900)
+
+
+def test_groups_that_are_rolled_out_in_place_of_others_are_counted(planned):
+    recipe, resolved = planned("training.resample_uniform=3")
+    training = batches_of(recipe, resolved, training=True)[0]
+    assert training.count == 36 * 4
+    assert "training.resample_uniform" in training.what
+
+
+def test_what_a_recipe_says_otherwise_than_its_variant_is_told(planned):
+    def said(*overrides):
+        lines = describe(*planned(*overrides), training=True)
+        return [line for line in lines if line.startswith("Variant")]
+
+    assert said() == []
+    assert said("training.variant=dapo") == ["Variant dapo"]
+    own = "training.loss={clip_low=0.2,clip_high=0.3}"
+    assert said("training.variant=dapo", own) == [
+        "Variant dapo, but for (the recipe's | its own): loss.clip_high: 0.3 | 0.28"
+    ]
+    [line] = said("training.variant=rloo", "training.baseline=group_mean", "training.normalize_by_std=true")
+    assert 'baseline: "group_mean" | "leave_one_out"' in line
+    assert "normalize_by_std: true | false" in line
+
+
 def test_an_evaluation_alone_is_made_once(planned):
     recipe, resolved = planned()
     batches = batches_of(recipe, resolved, training=False)
@@ -215,6 +269,25 @@ def test_an_evaluation_asks_no_more_than_was_announced(planned, tmp_path, capsys
     assert asked["verifier"] == said["verifier"][0]
 
 
+def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path, capsys):
+    settings = ["agent.max_turns=3", "evaluation.sets=[{name='test',split='test',per_family=2,seed=99}]"]
+    recipe = config.load_recipe("function-calling-simulated", settings)
+    [batch] = batches_of(recipe, recipe_check.check(recipe), training=False)
+    lines = describe(recipe, recipe_check.check(recipe), training=False)
+    calls, tokens = counted(lines)["policy"]
+    assert (batch.count, batch.dialogue, calls, tokens) == (10, True, 40, 10 * recipe.agent.max_tokens)
+    assert any("3 turns to each word of a user: test" in line for line in lines)
+    assert any("those of one user turn" in line for line in lines)
+    words = [word for one in settings for word in ("--set", one)]
+    assert main(["eval", recipe.name, "--quiet", "--json", "--out", str(tmp_path / "run"), *words]) == 0
+    capsys.readouterr()
+    run = RunDirectory.open(tmp_path / "run")
+    [result] = run.read_evaluations()
+    made = run.read_evaluation_trajectories("test-T0.9")
+    assert sum(len(one.calls) for one in made) > calls
+    assert result.completion_tokens <= tokens
+
+
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +303,11 @@ def test_it_is_printed_below_the_recipe_as_toml(command, capsys):
 def test_other_commands_print_the_recipe_alone(capsys):
     assert main(["solve", "What is 1 plus 1 ?", "--dry-run"]) == 0
     assert "Trajectories" not in capsys.readouterr().out
+
+
+def test_a_streams_memory_is_that_of_all_its_tokens(capsys):
+    assert main(["train", "search-r1-7b", "--dry-run"]) == 0
+    assert "64 rows x (5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
 
 
 def test_a_models_own_directory_tells_its_memory(tmp_path, capsys):

@@ -60,6 +60,7 @@ def make_learner(directory, dtype, config):
 def test_the_tables_shapes_have_the_published_number_of_parameters(name):
     assert SHAPES[name].parameters == PUBLISHED[name]
     assert shape_of(f"Qwen/{name}-Instruct") == shape_of(name) == SHAPES[name]
+    assert shape_of(f"Qwen/{name.replace('-', '-Math-')}") == SHAPES[name]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

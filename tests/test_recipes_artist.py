@@ -83,6 +83,16 @@ WRONG = {
     "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "calls the tool 'python', which the"),
     "a mark that leads nowhere": ("search-r1-7b", ["agent.tools={search='google'}"], "calls the tool 'google'"),
     "dialogues for AgentFlow": (TINY, ["tasks={type='desks'}"], "its tasks are dialogues"),
+    "a template that no program writes": (
+        "artist-tiny",
+        ["agent.template=artist-math"],
+        "the clumsy policy cannot write",
+    ),
+    "a program's transcripts of another world": (
+        "artist-math-7b",
+        ["agent.template=tiny", "training.algorithm=supervised"],
+        "has no facts and no names of its own",
+    ),
     "a program that is trained": ("artist-tiny", ["agent.policy={type='clumsy'}"], "it is a program"),
     "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], 'type is "agentflow" or "interleaved"'),
 }

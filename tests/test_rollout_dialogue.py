@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from midstream.config import load_recipe
 from midstream.core.dialogue import OVER, Dialogues, UserTurn
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
+from midstream.recipe_check import check
 from midstream.rollout import Config, Environment
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
@@ -167,3 +169,16 @@ def test_a_task_that_is_no_dialogue_ends_the_run():
 
     with pytest.raises(RecipeError, match="no plan"):
         run(environment(Agent(), Picky()))
+
+
+@pytest.mark.parametrize("recipe", ["agentflow-prompted", "artist-prompted"])
+@pytest.mark.parametrize("where", ["tasks", "evaluation.sets.0.tasks", "evaluation.validation.tasks"])
+def test_an_agent_that_holds_no_dialogues_is_refused_before_any_work(recipe, where):
+    desks = '{type="desks"}'
+    override = {
+        "tasks": f"tasks={desks}",
+        "evaluation.sets.0.tasks": f'evaluation.sets=[{{name="desks", tasks={desks}}}]',
+        "evaluation.validation.tasks": f'evaluation.validation={{name="desks", tasks={desks}}}',
+    }[where]
+    with pytest.raises(RecipeError, match=rf"{where}.type = 'desks' with (an agent of type|agent.template =) "):
+        check(load_recipe(recipe, [override]))

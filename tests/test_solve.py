@@ -309,6 +309,28 @@ def test_an_agent_whose_tasks_are_dialogues_answers_no_single_question(capsys):
     assert "midstream eval function-calling-simulated" in said
 
 
+def test_what_to_do_instead_names_the_recipe_as_it_was_given(tmp_path, capsys):
+    mine = tmp_path / "file.toml"
+    mine.write_text('name = "mine"\nextends = "function-calling-simulated"\n', encoding="utf-8")
+    assert main(["solve", QUESTION, "--recipe", str(mine)]) == 2
+    assert f"midstream eval {mine}" in capsys.readouterr().err
+    assert main(["solve", QUESTION, "--recipe", "artist-tiny"]) == 2
+    assert "midstream train artist-tiny --out runs/mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("agent.policy.engine=modl", "agent.policy.engine = 'modl' does not exist"),
+        ("agent.policy.type=modle", "agent.policy.type = 'modle' does not exist"),
+    ],
+)
+def test_a_server_beside_a_misspelt_name_hides_nothing(capsys, setting, said):
+    options = ["--recipe", "artist-prompted", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--set", setting]
+    assert main(["solve", QUESTION, *options]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_stream_is_solved_live_with_its_marks(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 

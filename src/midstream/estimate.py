@@ -1,7 +1,8 @@
 """What a run would do, reckoned from its recipe: trajectories, calls, tokens. Only files of questions are read.
 
 The numbers are upper bounds for a run in which nothing fails: every trajectory takes all its turns, and every module
-that may ask a second time does. Memory is `memory_estimate.py`'s.
+that may ask a second time does. How often the user of a dialogue speaks is not known: calls are those of one user turn,
+tokens those of the longest stream. Memory is `memory_estimate.py`'s.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.components import draw, task_source
-from midstream.config import Recipe, Table, modules_of
+from midstream.components import TASKS, draw, resolve, task_source
+from midstream.config import Recipe, Table, differing_settings, modules_of
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.memory_estimate import memory_lines
@@ -21,7 +22,7 @@ from midstream.practice.estimate import Requests, requests, rollouts
 from midstream.practice.settings import PracticeConfig
 from midstream.tasks.benchmark import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
-from midstream.training.settings import COPY_SAMPLES
+from midstream.training.settings import COPY_SAMPLES, TrainingConfig
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again where a reply cannot be used
 _OFTEN = {  # the policy's last reply calls no tool
@@ -36,6 +37,7 @@ class Batch:
     """Trajectories that are alike; `count` None: data on the Hub would have to be loaded to know.
 
     `planner` is the resolved table of whoever plans, None where that asks no model; `reward` is resolved, too.
+    `dialogue`: `turns` are those to each word of a user.
     """
 
     what: str
@@ -43,17 +45,30 @@ class Batch:
     turns: int
     reward: Table
     planner: Table | None
+    dialogue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Who asks which engine, at most how often a turn and a trajectory, for at most how many new tokens each time."""
+    """Who asks which engine, at most how often a turn and a trajectory, for at most how many new tokens each time.
+
+    `in_all` bounds the new tokens of a trajectory, where anything does.
+    """
 
     name: str
     engine: str
     max_tokens: int
     per_turn: int = 0
     per_trajectory: int = 0
+    in_all: int | None = None
+
+    def of(self, batch: Batch) -> tuple[int, int]:
+        """(calls, new tokens) of a batch."""
+        calls = self.per_turn * batch.turns + self.per_trajectory
+        tokens = calls * self.max_tokens
+        if self.in_all is not None:
+            tokens = self.in_all if batch.dialogue else min(tokens, self.in_all)
+        return (batch.count or 0) * calls, (batch.count or 0) * tokens
 
 
 def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
@@ -69,6 +84,7 @@ def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> 
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
         lines.append(f"Optimizer steps: {updates:,}{before}")
+        lines += _variant_lines(recipe.training)
     return [*lines, *memory_lines(recipe, resolved, training=training)]
 
 
@@ -111,15 +127,18 @@ def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None
             turns=turns,
             reward=reward,
             planner=teacher and _asks(teacher),
+            dialogue=_is_dialogue(recipe.tasks),
         )
         return
-    sizes = training.steps, training.tasks_per_step, training.group_size
+    sizes, rounds = (training.steps, training.tasks_per_step, training.group_size), 1 + training.resample_uniform
+    again = f" x {rounds} (training.resample_uniform)" if rounds > 1 else ""
     yield Batch(
-        what=f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}",
-        count=math.prod(sizes),
+        what=f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}{again}",
+        count=math.prod(sizes) * rounds,
         turns=turns,
         reward=reward,
         planner=planner,
+        dialogue=_is_dialogue(recipe.tasks),
     )
 
 
@@ -131,8 +150,9 @@ def _practice(
         count = recipe.warm_start.transcripts
         yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
         yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
+    dialogue = _is_dialogue(recipe.tasks)
     for what, count in rollouts(practice).items():
-        yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner)
+        yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner, dialogue=dialogue)
 
 
 def _asks(planner: Table) -> Table | None:
@@ -151,7 +171,12 @@ def _evaluation(
         turns=turns,
         reward=reward,
         planner=planner,
+        dialogue=_is_dialogue(chosen.tasks or recipe.tasks),
     )
+
+
+def _is_dialogue(tasks: Table) -> bool:
+    return resolve(TASKS, tasks, "tasks")[0].dialogues
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
@@ -179,7 +204,8 @@ def _on_hub(source: TaskSource) -> bool:
 
 def _trajectory_lines(batches: list[Batch]) -> list[str]:
     numbers = ["?" if one.count is None else f"{one.count:,}" for one in batches]
-    said = [f"{n:>12}  of {one.turns} turns: {one.what}" for n, one in zip(numbers, batches, strict=True)]
+    turns = [f"{one.turns} turns" + " to each word of a user" * one.dialogue for one in batches]
+    said = [f"{n:>12}  of {often}: {one.what}" for n, often, one in zip(numbers, turns, batches, strict=True)]
     return ["Trajectories, at most:", *(f"  {line}" for line in said)]
 
 
@@ -195,7 +221,8 @@ def askers(resolved: Mapping[str, Any], planner: Table | None) -> list[Asker]:
         if table and "engine" in table:
             often = _OFTEN.get(module, {"per_turn": _MAX_ASKS})
             tokens = table["sampling"]["max_tokens"]
-            found.append(Asker(name=module, engine=table["engine"], max_tokens=tokens, **often))
+            in_all = resolved["agent"]["max_tokens"] if module == "policy" else None  # of a whole stream
+            found.append(Asker(name=module, engine=table["engine"], max_tokens=tokens, in_all=in_all, **often))
     executor = resolved["agent"].get("executor", {})
     calls = executor["program"]["max_tool_calls"] if executor.get("mode") == "code" else 1
     by_engine: dict[str, list[str]] = {}
@@ -227,9 +254,9 @@ def _call_lines(resolved: Mapping[str, Any], batches: list[Batch], roles: Sequen
     calls, tokens = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for batch in batches:
         for one in (*askers(resolved, batch.planner), *judges(batch.reward)):
-            more = (batch.count or 0) * (one.per_turn * batch.turns + one.per_trajectory)
-            calls[one.name, one.engine] += more
-            tokens[one.name, one.engine] += more * one.max_tokens
+            more = one.of(batch)
+            calls[one.name, one.engine] += more[0]
+            tokens[one.name, one.engine] += more[1]
     for role in roles:
         calls[role.role, role.engine] += role.count
         tokens[role.role, role.engine] += role.count * role.max_tokens
@@ -245,6 +272,21 @@ def _call_lines(resolved: Mapping[str, Any], batches: list[Batch], roles: Sequen
     )
     if cost:
         lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
+    if any(batch.dialogue for batch in batches):
+        lines.append("  Calls of a dialogue are those of one user turn; its tokens are those of all.")
     if any(batch.count is None for batch in batches):
         lines.append("  Left out: sets whose size only data on the Hugging Face Hub tell.")
     return lines
+
+
+def _variant_lines(training: TrainingConfig) -> list[str]:
+    """Of a relative of GRPO, what the recipe says otherwise: that stands, and the name alone would hide it."""
+    if training.variant is None:
+        return []
+    named = TrainingConfig(variant=training.variant)
+    ours, theirs = (
+        one.model_dump(mode="json", include={"loss", "baseline", "normalize_by_std"}, exclude_none=True)
+        for one in (training, named)
+    )
+    differ = ", ".join(differing_settings(ours, theirs))
+    return [f"Variant {training.variant}" + (f", but for (the recipe's | its own): {differ}" if differ else "")]

@@ -51,16 +51,21 @@ def engine_parts(
     table, trained = resolved["engines"][name], resolved["agent"][recipe.trained]
     parts = [weights(shape, table["dtype"])]
     if training and recipe.training and name == (recipe.training.weights or trained["engine"]):
-        more = update(shape, table["dtype"], recipe.learner, trained["sampling"]["max_tokens"])
+        more = update(shape, table["dtype"], recipe.learner, _after_prompt(resolved["agent"], trained))
         if more is None:
             return None
         parts += more
     agent = resolved["agent"]
     asking = [one for module in modules_of(agent) if (one := agent[module]).get("engine") == name]
     if asking:
-        longest = max(module["sampling"]["max_tokens"] for module in asking)
+        longest = max(_after_prompt(agent, module) for module in asking)
         parts.append(sampling(shape, table["dtype"], table["max_batch"], longest))
     return parts
+
+
+def _after_prompt(agent: Mapping[str, Any], module: Mapping[str, Any]) -> int:
+    """How many tokens follow a module's prompt at most: those of one reply, or of the stream that replies make."""
+    return agent["max_tokens"] if agent["type"] == "interleaved" else module["sampling"]["max_tokens"]
 
 
 def _engine_lines(recipe: Recipe, resolved: Mapping[str, Any], name: str, training: bool) -> list[str]:

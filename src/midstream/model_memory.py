@@ -100,8 +100,8 @@ def shape_of(model: str) -> Shape | None:
     config = Path(model) / "config.json"
     if config.is_file():
         return _read(config)
-    named = re.fullmatch(r"(?:Qwen/)?(Qwen2\.5-[\d.]+B)(?:-Instruct)?", model)
-    return SHAPES.get(named[1]) if named else None
+    named = re.fullmatch(r"(?:Qwen/)?(Qwen2\.5-)(?:Math-)?([\d.]+B)(?:-Instruct)?", model)
+    return SHAPES.get(named[1] + named[2]) if named else None
 
 
 def _read(path: Path) -> Shape | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.agent_library import check_shown, lessons_of, pinned, read
+from midstream.agents.stream_programs import clumsy_marks
 from midstream.components import (
     ENGINES,
     IN_PROCESS,
@@ -85,6 +86,8 @@ def _fill(recipe: Recipe, room: Mapping[str, Component], table: Table, where: st
 def _fill_tasks(recipe: Recipe, table: Table, where: str) -> Table:
     task_source(table, where)  # a benchmark that does not exist is found here, before any work
     filled = _fill(recipe, TASKS, table, where)
+    if "engine" in filled:
+        _check_served(recipe, filled, where, "one whose user speaks")
     for name, part in filled.get("parts", {}).items():  # of a mixture
         inner = _fill_tasks(recipe, table_of(part), f"{where}.parts.{name}")
         if resolve(TASKS, table_of(part), where)[0].dialogues:
@@ -133,21 +136,29 @@ def _check_agent(recipe: Recipe) -> None:
             cause="the result that satisfies the verifier is then not in memory",
             mend='set memory_update = "every_turn"',
         )
-    sources = {"tasks": recipe.tasks} | {
-        f"evaluation.sets.{place}.tasks": one.tasks for place, one in enumerate(recipe.evaluation.sets) if one.tasks
-    }
+    mend = 'set agent.type = "interleaved"'
+    _refuse_dialogues(recipe, "an agent of type 'agentflow'", "AgentFlow answers questions", mend)
+
+
+def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, mend: str) -> None:
+    sets = {f"evaluation.sets.{place}": one for place, one in enumerate(recipe.evaluation.sets)}
+    sets["evaluation.validation"] = recipe.evaluation.validation
+    sources = {"tasks": recipe.tasks} | {f"{where}.tasks": one.tasks for where, one in sets.items() if one.tasks}
     for where, table in sources.items():
         if resolve(TASKS, table, where)[0].dialogues:
             raise RecipeError(
-                f"{where}.type = {table['type']!r} with an agent of type 'agentflow'",
-                cause="its tasks are dialogues, with a user and functions of their own; AgentFlow answers questions",
-                mend='set agent.type = "interleaved"',
+                f"{where}.type = {table['type']!r} with {agent}",
+                cause=f"its tasks are dialogues, with a user and functions of their own; {cause}",
+                mend=mend,
             )
 
 
 def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
     """The template's tools are there: one that has marks and no tool could be called and never answer."""
     template = load_template(agent.template)
+    if template.appends == "inline":
+        mend = 'choose one with appends = "message", such as artist-function-calling or native'
+        _refuse_dialogues(recipe, f"agent.template = {agent.template!r}", "it writes one reply to one question", mend)
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in recipe.tools and not any(table.get("type") == "mcp" for table in recipe.tools.values()):
@@ -257,14 +268,22 @@ def _check_width(recipe: Recipe, resolved: Table) -> None:
         )
 
 
+def _imitated(recipe: Recipe) -> dict[str, str]:
+    """The types of those whose transcripts are learnt, by the setting that says so."""
+    imitated = {"warm_start": "clumsy"} if recipe.warm_start and recipe.warm_start.file is None else {}
+    if recipe.training and recipe.training.algorithm == "supervised":
+        imitated["training.supervised.planner"] = (recipe.training.supervised.planner or {"type": "clumsy"})["type"]
+    return imitated
+
+
 def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learnt with their prompts: whoever made them must be asked as the planner that learns is."""
     learns = recipe.modules[recipe.trained]["type"]
     if not ROOMS[recipe.trained][learns].asks:
         return  # a program; `trainable.py` refuses to train it
-    imitated = {"warm_start": "clumsy"} if recipe.warm_start and recipe.warm_start.file is None else {}
-    if recipe.training and recipe.training.algorithm == "supervised":
-        imitated["training.supervised.planner"] = (recipe.training.supervised.planner or {"type": "clumsy"})["type"]
+    imitated = _imitated(recipe)
+    if isinstance(recipe.agent, InterleavedConfig) and "clumsy" in imitated.values():
+        clumsy_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write
     for where, teacher in imitated.items():
         asked_as = {"planner": "compact", "policy": "model"}[recipe.trained] if teacher == "clumsy" else teacher
         if learns != asked_as:
@@ -300,8 +319,7 @@ def _check_world(recipe: Recipe) -> None:
     """What is made from the offline world's facts or names needs that world."""
     searches = [table for name, table in recipe.tools.items() if table.get("type", name) == "local_search"]
     tiny = any(table.get("type") == "tiny" for table in recipe.engines.values())
-    clumsy = recipe.warm_start is not None and recipe.warm_start.file is None
-    needed = tiny or clumsy or any("index" not in table for table in searches)
+    needed = tiny or "clumsy" in _imitated(recipe).values() or any("index" not in table for table in searches)
     if needed and recipe.tasks.get("type") != "gazetteer":
         raise no_world(recipe)
 
@@ -357,15 +375,20 @@ def _check_stream_reward(recipe: Recipe, table: Table, where: str) -> None:
         )
 
 
-def _check_judge(recipe: Recipe, table: Table, where: str) -> None:
-    """A judge asks a server, and what is reported beside its verdict is no model's."""
+def _check_served(recipe: Recipe, table: Table, where: str, waiting: str) -> None:
+    """What is asked while a trajectory is on, and not by its agent's modules, is asked of a server."""
     engine = table["engine"]
     if recipe.engines[engine].get("type") in IN_PROCESS:
         raise RecipeError(
             f"{where}.engine = {engine!r} samples in process",
-            cause="it answers only when every live trajectory waits for it, and one that is judged does not",
-            mend="give the judge an engine of type openai_compatible",
+            cause=f"it answers only when every live trajectory waits for it, and {waiting} does not",
+            mend="name an engine of type openai_compatible there",
         )
+
+
+def _check_judge(recipe: Recipe, table: Table, where: str) -> None:
+    """A judge asks a server, and what is reported beside its verdict is no model's."""
+    _check_served(recipe, table, where, "one that is judged")
     if table["rule"] not in ("", "per_task", *RULES):
         raise RecipeError(
             f"{where}.rule = {table['rule']!r} is no rule-based reward",

@@ -14,6 +14,7 @@ from midstream.commands import has_weights
 from midstream.components import REWARDS, ROOMS, TOOLS, resolve
 from midstream.config import Table, modules_of, parse_recipe, read_table, with_overrides
 from midstream.core.errors import UsageError
+from midstream.recipe_check import check
 from midstream.results import table_of
 from midstream.runs import RunDirectory
 
@@ -153,10 +154,13 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
     elif all(one.get("engine") != name for one in (*map(agent.get, (trained, *others)), *table["tools"].values())):
+        check(parse_recipe(table))  # a misspelt type or engine is refused as what it is
         raise UsageError(
-            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this {'run' if planner_from_run else 'recipe'}",
             cause="no module or tool of it asks [engines.model]",
-            mend=f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"',
+            mend="leave it out: the whole agent comes from the run"
+            if planner_from_run
+            else f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"',
         )
     engines = table.setdefault("engines", {})
     kept = engines.get(name, {})

@@ -77,6 +77,12 @@ def test_a_text_is_the_one_argument(body, code):
     assert (call.action.tool, call.action.context, call.action.error) == ("python", body.strip(), None)
 
 
+def test_a_fence_that_never_ends_is_read_in_linear_time():
+    body = "```\n" + 1_000_000 * " " + "x"  # where each space is tried as the end's first, this takes an hour
+    [call] = read(body, TEXT)
+    assert call.command == Command(tool="python", arguments={"code": body})
+
+
 def test_a_text_may_be_no_valid_argument():
     [call] = read_calls(Block(kind="call", body="a lot"), TEXT.model_copy(update={"tool": "fill"}), TOOLS)
     assert call.command is not None
@@ -158,6 +164,7 @@ def test_marks_that_name_the_tool_need_no_name_inside():
         ("fill(-2.5, fuel=None)", None),
         ("(fill(litres=20),)", {"litres": 20}),
         ("```python\nfill(20)\n```", {"litres": 20}),
+        ("```python\n  fill(20)\n  ```", {"litres": 20}),
     ],
 )
 def test_python_calls(body, arguments):
@@ -198,6 +205,7 @@ def test_tuples_are_lists_and_dicts_are_objects():
         ("(" * 5000, "no Python call"),
         ("x" * 60_000, "more than 50000"),
         ("fill('\0')", "no Python call"),
+        ("not " * 12_000 + "fill(20)", "no Python call: it nests too deeply"),
     ],
 )
 def test_python_that_cannot_be_read(body, said):
@@ -254,6 +262,9 @@ def test_tools_go_by_the_names_in_the_marks():
         ([CODE], TEXT, {"python": "snake"}, "has marks for 'python'"),
         ([CODE, Tank()], TEXT, {}, "cannot call fill"),
         ([TOOLS["status"]], TEXT, {"python": "status"}, "cannot call python"),
+        ([Tank("wiki"), Tank("search")], JSON, {"search": "wiki"}, "two of the tools wiki, search go by one name"),
+        ([Tank(), Tank()], JSON, {}, "two of the tools fill, fill go by one name"),
+        ([Tank()], JSON, {"tank": "fill", "fuel": "fill"}, "has marks for 'tank', and the agent no such tool"),
     ],
 )
 def test_tools_that_do_not_fit_the_marks(tools, template, names, said):

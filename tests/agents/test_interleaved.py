@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -118,6 +118,17 @@ def test_native_tools_are_offered_and_their_results_are_messages_of_a_tool():
     assert "shouts" not in first.messages[0].content
     assert [(one.role, one.content) for one in second.messages[3:]] == [("tool", "\\u003ctool_response>!")] * 2
     assert trajectory.turns[1].appended == "\n".join(["<tool_response>\n\\u003ctool_response>!\n</tool_response>"] * 2)
+
+
+def test_what_is_offered_cannot_forge_a_chat_turn():
+    tool = Shout("a")
+    tool.parameters = {**tool.parameters, "properties": {"code": {"enum": ["<|im_end|>", 1]}}}
+    engine = ScriptedEngine(["Done."])
+    play(engine, template="native", tools=[tool])
+    function = cast("dict[str, Any]", engine.requests[0].tools[0]["function"])
+    assert function["description"] == "shouts \\u003c|im_end|>"
+    assert function["parameters"]["properties"]["code"]["enum"] == ["\\u003c|im_end|>", 1]
+    assert function["parameters"]["required"] == ["code"]
 
 
 def test_tools_own_requests_are_counted_and_kept():
@@ -265,6 +276,13 @@ def test_a_mark_that_closes_nothing_does_not_end_the_run():
     assert text_of(trajectory) == "</answer><think>a</python>b</think><answer>5</answer>"
     assert (trajectory.answer, trajectory.stop_reason, len(engine.requests)) == ("5", "answered", 3)
     assert len({request.seed for request in engine.requests}) == 3
+
+
+def test_a_reply_of_nothing_but_marks_that_close_nothing_has_ended():
+    engine = Typist("</python>" * 500)
+    trajectory = play(engine)
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.turns) == ("ended", None, ())
+    assert len(engine.requests) == len(trajectory.closing_calls) == 50
 
 
 def test_marks_that_close_nothing_for_ever_end_at_the_limit():

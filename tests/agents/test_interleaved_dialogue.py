@@ -89,6 +89,14 @@ def test_the_users_own_requests_are_kept_and_no_part_of_the_stream():
     assert [piece.text for piece in stream_of(trajectory)] == ["Done.", "More.", "Done."]
 
 
+def test_the_users_last_requests_are_kept_where_its_words_fill_the_stream():
+    talk = Talk(["Do it.", "More. " * 200], [[A]], calls=(Call(role="user", usage=Usage(cost_usd=0.5)),))
+    trajectory = play(ScriptedEngine(["Done."]), template=CALLING, talk=talk, max_tokens=100)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == ("token_limit", 1)
+    assert [call.role for call in trajectory.closing_calls] == ["user"]
+    assert trajectory.cost_usd == 1.0
+
+
 def test_a_user_that_breaks_is_an_error():
     failure = EngineError("the user is gone")
     failure.calls = (Call(role="user"),)

@@ -133,6 +133,13 @@ def test_an_opening_is_part_of_the_prompt(chat):
     assert engine.requests[0].sampling.max_tokens == 2048
 
 
+def test_an_opening_stands_before_the_first_reply_alone():
+    template = load_template("artist-math").model_copy(update={"opening": "<think>"})
+    engine = Typist("hm</think><python>a</python>so<python>b</think></python><answer>5</answer>")
+    trajectory = play(engine, template=template)
+    assert [turn.action and turn.action.context for turn in trajectory.turns] == ["a", "b</think>"]
+
+
 def test_without_ids_of_a_reply_the_stream_goes_on_as_text():
     engine = Typist("<python>b</python><answer>5</answer>")
     sample = engine.sample

@@ -10,7 +10,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, Request
 from midstream.core.trajectory import Message
 from midstream.engines.codec import TokenizerCodec
-from support.tokenizers import CHATML, FORGETFUL, HEADERS, SPECIAL, STRICT, byte_pairs, sentence_pieces
+from support.small_tokenizers import CHATML, FORGETFUL, HEADERS, SPECIAL, STRICT, byte_pairs, sentence_pieces
 
 PLAIN = TokenizerCodec(byte_pairs(), "policy")
 PIECES = TokenizerCodec(sentence_pieces(), "policy")

@@ -15,7 +15,7 @@ from transformers import Qwen2Config
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Sampling
 from midstream.engines.transformers_local import TransformersLocal
-from support.tokenizers import byte_pairs
+from support.small_tokenizers import byte_pairs
 
 STOPS = ("</python>", "</answer>")
 # Its tokens hold more than a mark's end, or less: ">5", "</", "n><".

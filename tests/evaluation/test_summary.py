@@ -87,6 +87,11 @@ def test_majority_only_where_there_is_something_to_vote_on():
     assert summed(votes, [trial(0.0, "a"), trial(0.0, "a"), trial(1.0, "b")]).majority == 0.5
 
 
+def test_the_last_words_of_dialogues_are_no_votes():
+    talks = [one.model_copy(update={"outcome": {"success": bool(one.answer)}}) for one in (trial(1.0), trial(0.0))]
+    assert summed(talks).majority is None
+
+
 def test_interval_says_how_it_was_made():
     result = summed(*[[trial(1.0)]] * 5, *[[trial(0.0)]] * 5)
     assert result.interval_method == "Wilson"

@@ -14,7 +14,7 @@ import copy
 import json
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -112,28 +112,30 @@ def write_recipe(directory: Path, url: str, model: Path, *, policy_url: str = ""
     return path
 
 
-def save_model(directory: Path, seed: int = 0) -> Path:
-    """Write a random chat model with its tokenizer; returns the directory."""
-    tokenizer = _make_tokenizer()
+def save_model(
+    directory: Path, seed: int = 0, *, pieces: Sequence[str] = (CALCULATE, SEARCH), positions: int = 2048
+) -> Path:
+    """Write a random chat model that says each of `pieces` in one token, and often; returns the directory."""
+    tokenizer = _make_tokenizer(pieces)
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, intermediate_size=64, max_position_embeddings=2048, tie_word_embeddings=False,
+            num_key_value_heads=2, intermediate_size=64, max_position_embeddings=positions, tie_word_embeddings=False,
             bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
         )
     )  # fmt: skip
     with torch.no_grad():
         model.lm_head.weight.normal_(std=0.1)  # so that hidden states, and with them an adapter, can change the choice
         model.model.embed_tokens.weight[:, 0] = 0.2  # one feature is the same at every token: a bias for the head
-        for piece in (CALCULATE, SEARCH, tokenizer.eos_token):
+        for piece in (*pieces, tokenizer.eos_token):
             model.lm_head.weight[tokenizer.convert_tokens_to_ids(piece), 0] += 1.1
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
-def _make_tokenizer() -> PreTrainedTokenizerFast:
+def _make_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
     """Byte pairs learnt from midstream's own prompts, in a fixed order."""
     files = resources.files("midstream.agents") / "prompts"
     prompts = [(files / f"{role}.md").read_text(encoding="utf-8") for role in ("planner", "verifier", "generator")]
@@ -145,7 +147,7 @@ def _make_tokenizer() -> PreTrainedTokenizerFast:
         prompts, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
     )
     inner.add_special_tokens(["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"])
-    inner.add_tokens([AddedToken(piece, normalized=False) for piece in (CALCULATE, SEARCH)])
+    inner.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
     tokenizer.chat_template = TEMPLATE
     return tokenizer

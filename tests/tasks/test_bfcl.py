@@ -434,20 +434,23 @@ def test_a_package_of_another_layout_is_named():
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        ("data/BFCL_v4_multi_turn_base.json", '{"id": "multi_turn_base_0", ', "tasks (base) cannot be read: JSONDecode"),
+        (
+            "data/BFCL_v4_multi_turn_base.json",
+            '{"id": "multi_turn_base_0", ',
+            "tasks (base) cannot be read: JSONDecode",
+        ),
         ("data/BFCL_v4_multi_turn_base.json", '{"id": "multi_turn_base_200"}', "tasks (base) cannot be read: KeyError"),
         ("data/multi_turn_func_doc/math_api.json", "[]", "functions of MathAPI cannot be read: TypeError"),
     ],
 )
 def test_a_package_whose_files_are_broken_is_named(tmp_path, monkeypatch, file, text, says):
-    here = Path(str(importlib.util.find_spec("bfcl_eval").origin)).parent  # type: ignore[union-attr]
-    shutil.copytree(here / "data", tmp_path / "data", ignore=shutil.ignore_patterns("*live*", "memory_*"))
-    (tmp_path / file).write_text(text, "utf-8")
     broken = bfcl_package.Package()
-    monkeypatch.setattr(broken, "_data", tmp_path / "data")
+    data = tmp_path / "data"
+    shutil.copytree(broken._data, data, ignore=shutil.ignore_patterns("*live*", "memory_*"))
+    (tmp_path / file).write_text(text, "utf-8")
+    monkeypatch.setattr(broken, "_data", data)
     with pytest.raises(RecipeError) as caught:
-        broken.entries("base")
-        broken.documents("MathAPI")
+        [broken.entries("base"), broken.documents("MathAPI")]
     assert says in str(caught.value)
 
 

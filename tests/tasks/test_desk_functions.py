@@ -232,3 +232,14 @@ def test_files_live_in_the_open_folder():
     assert desk.count_words("boat")["words"] == 6
     assert desk.copy_file("boat", "maps") == {"file": "boat", "copied_as": "maps"}
     assert desk.list_folder() == {"folder": "plans", "files": ["boat", "maps"], "folders": ["letters", "plans"]}
+
+
+def test_which_file_is_found_does_not_depend_on_the_order_in_which_they_came():
+    """Two states that are equal give equal results, or a right way through a task would be refused."""
+    texts = {"boat": "Of blue paint: wait", "apples": "Of blue paint: wait"}
+    desks = [
+        DESKS["files"].load({"folders": {"letters": dict(items)}, "current": "letters"})
+        for items in (texts.items(), reversed(texts.items()))
+    ]
+    assert desks[0].state() == desks[1].state()
+    assert [desk.find_text("blue paint") for desk in desks] == [{"file": "apples"}] * 2

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from midstream.agents.formats import schema_error
+from midstream.config import load_recipe
 from midstream.core.dialogue import Dialogues
 from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine
+from midstream.recipe_check import check
 from midstream.tasks.functions import Invocation
 from midstream.tasks.tau_bench import Config, TauBench, TauDialogue
 from midstream.tasks.tau_user import STOP
@@ -230,6 +232,17 @@ def test_without_a_user_a_recipe_learns_how_to_name_one(path):
     assert isinstance(source, Dialogues)
 
 
+def test_a_model_in_process_plays_no_user(path):
+    """It would wait for every live trajectory, the one that it speaks to among them."""
+    overrides = [
+        f'tasks={{type="tau_bench", path="{path}", engine="customer"}}',
+        'engines={agent={type="openai_compatible", model="m"}, customer={type="transformers_local", model="m"}}',
+        'evaluation.sets=[{name="test", count=1}]',
+    ]
+    with pytest.raises(RecipeError, match=r"tasks.engine = 'customer' samples in process"):
+        check(load_recipe("function-calling-simulated", overrides))
+
+
 # --- the clone ----------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +286,7 @@ def test_a_place_without_a_clone_and_a_broken_one_are_named(path, tmp_path):
 def test_half_a_clone_and_one_whose_files_are_broken_are_named_and_no_task_is_left_out(path, file, text, says):
     broken = path / "tau_bench" / "envs" / "airline" / file
     broken.unlink() if text is None else broken.write_text(text, "utf-8")
-    with pytest.raises(RecipeError, match="tau-bench's airline at .* cannot be read") as caught:
+    with pytest.raises(RecipeError, match=r"tau-bench's airline at .* cannot be read") as caught:
         source_of(path).tasks("test")
     assert says in str(caught.value)
 

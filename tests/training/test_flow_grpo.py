@@ -346,7 +346,7 @@ def test_other_tasks_are_rolled_out_in_the_place_of_uniform_groups(make):
     assert len(groups) - len(uniform) == 4 < len(groups)
     assert (metrics.groups, metrics.groups_uniform) == (len(groups), len(uniform))
     assert metrics.trajectories == 4 * len(groups)
-    assert metrics.samples_left_out == {"uniform group, other tasks drawn in its place": 4 * len(uniform)}
+    assert metrics.samples_left_out == {"uniform group, left out (training.resample_uniform)": 4 * len(uniform)}
     assert metrics.rows == sum(len(one.turns) for group in groups if not alike(group) for one in group)
     assert metrics.reward_mean == pytest.approx(
         sum(one.reward.value for one in outcome.trajectories) / len(outcome.trajectories)
@@ -368,7 +368,7 @@ def test_a_step_that_finds_nothing_to_learn_from_ends_and_changes_nothing(make, 
     metrics = outcome.metrics
     assert (metrics.groups, metrics.groups_uniform, metrics.rows) == (4 * (rounds + 1),) * 2 + (0,)
     assert (metrics.grad_norm, metrics.loss) == (0.0, 0.0)
-    assert metrics.samples_left_out == {"uniform group, other tasks drawn in its place": 16 * (rounds + 1)}
+    assert metrics.samples_left_out == {"uniform group, left out (training.resample_uniform)": 16 * (rounds + 1)}
     assert not parts.learner.optimizer.state, "no step was made"
 
 

@@ -241,6 +241,13 @@ def test_a_file_takes_the_clumsy_policys_place(make_build, tmp_path):
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_prompts_of_a_file_are_not_learnt_unless_that_is_asked():
+    assert load_recipe("artist-math-7b", ["warm_start={file='t.jsonl'}"]).warm_start.prompt_weight == 0
+    assert WarmStartConfig(file="t.jsonl").prompt_weight == 0
+    assert WarmStartConfig(file="t.jsonl", prompt_weight=0.2).prompt_weight == 0.2
+    assert WarmStartConfig().prompt_weight == 0.1
+
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 

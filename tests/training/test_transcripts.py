@@ -17,7 +17,7 @@ from midstream.engines.transformers_local import TransformersLocal
 from midstream.training.sequences import joined, row_of
 from midstream.training.transcripts import Transcript, row_of_transcript, rows_of_file, transcript_of
 from support.interleaved import Shout, Talk, play
-from support.tokenizers import CHATML, STRICT, byte_pairs
+from support.small_tokenizers import CHATML, STRICT, byte_pairs
 
 CODEC = TokenizerCodec(byte_pairs(CHATML), "policy")
 BARE = TokenizerCodec(byte_pairs(), "policy")
@@ -220,8 +220,22 @@ def test_a_line_longer_than_the_model_is_named(student, tmp_path):
 def test_a_chat_for_a_model_without_a_chat_template_is_refused(student, tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(GOOD, encoding="utf-8")
-    with pytest.raises(RecipeError, match="has no chat template"):
+    with pytest.raises(RecipeError, match=r"t\.jsonl, line 1: .*has no chat template"):
         rows_of_file(path, student(template=None))
+
+
+def test_a_line_that_the_chat_template_refuses_is_named(student, tmp_path):
+    path = tmp_path / "t.jsonl"
+    with_system = {"messages": [{"role": "system", "content": "Be brief."}, *json.loads(GOOD)["messages"]]}
+    path.write_text(f"{GOOD}\n{json.dumps(with_system)}\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"t\.jsonl, line 2: .*refuses system\+user[\s\S]*cause[\s\S]*mend"):
+        rows_of_file(path, student(template=STRICT))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(student, tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(GOOD, encoding="utf-8-sig")
+    assert len(rows_of_file(path, student())) == 1
 
 
 # -- a policy that is imitated ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from midstream.core.protocols import Tool
 from midstream.core.stream import Block, Template
 from midstream.core.trajectory import Action, Command
 
-_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)```", re.DOTALL)
 _MAX_PYTHON = 50_000  # characters: parsing more would hold up every other run
 _BROKEN = (ValueError, RecursionError, MemoryError, OverflowError)  # what text may do to a parser, SyntaxError besides
 
@@ -57,13 +57,19 @@ def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str])
     """The tools by what the policy calls them: `names` leads from the names in its marks to those of tools.
 
     Raises:
-        RecipeError: a name leads to no tool, the template's marks call none of them or not all, or one of them takes
-            more or less than the one text that a call holds.
+        RecipeError: a name leads to no tool, two tools go by one name or one by two, the template's marks call none of
+            them or not all, or one of them takes more or less than the one text that a call holds.
     """
     marks = {tool: mark for mark, tool in names.items()}
     found = {marks.get(tool.name, tool.name): tool for tool in tools}
-    own = {tool.name for tool in tools}
-    missing = [mark for mark, tool in names.items() if tool not in own]
+    if len(found) < len(tools):
+        raise RecipeError(
+            f"two of the tools {', '.join(tool.name for tool in tools)} go by one name",
+            cause="a recipe's tool has the name of another of agent.tools, or of a function of the task's own",
+            mend="name it otherwise in agent.tools",
+        )
+    own = {tool.name: mark for mark, tool in found.items()}
+    missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
     missing += [template.tool] if template.tool and template.tool not in found else []
     if missing:
         raise RecipeError(
@@ -71,6 +77,12 @@ def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str])
             cause=f"its tools are {', '.join(found) or 'none'}",
             mend=f'add it to [tools], or say which one it is: agent.tools = {{ {missing[0]} = "..." }}',
         )
+    _require_callable(found, template)
+    return found
+
+
+def _require_callable(found: Mapping[str, Tool], template: Template) -> None:
+    """Refuse tools that the template's marks and bodies cannot call."""
     beyond = sorted(set(found) - {template.tool}) if template.tool else []
     if beyond:
         raise RecipeError(
@@ -85,7 +97,6 @@ def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str])
             cause="a call of it is one text, and a tool must require one argument to take that",
             mend='choose a template with body = "json"',
         )
-    return found
 
 
 def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
@@ -100,7 +111,7 @@ def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> l
         return [_written(named, body, tools)]
     read = _json if template.body == "json" else _python
     try:
-        asked = read(_unfenced(text))
+        asked = read(_unfenced(text).strip())
     except _Unreadable as failure:
         return [ToolCall(tool=named, text=text, unreadable=f"the call cannot be read: {failure}")]
     return [_asked(one, named, tools) for one in asked]
@@ -203,7 +214,7 @@ def _python(text: str) -> list[_Asked]:
     except SyntaxError as failure:
         raise _Unreadable(f"it is no Python call: {failure.msg}") from None
     except _BROKEN as failure:
-        raise _Unreadable(f"it is no Python call: {failure}") from None
+        raise _Unreadable(f"it is no Python call: {str(failure) or 'it nests too deeply'}") from None
     if not calls:
         raise _Unreadable("the list of calls is empty")
     return calls

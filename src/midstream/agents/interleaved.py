@@ -30,9 +30,11 @@ from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Tool
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import POLICY, Block, Template, answer_of, blocks, escape_marks, said
+from midstream.core.stream import POLICY, Block, Template, answer_of, escape_marks, said
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
+
+_VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 
 __all__ = ["Config", "Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "Stream"]
 
@@ -131,6 +133,7 @@ class _Run:
         while not self.over:
             if self.stream.remaining <= 0:
                 self.record.stop_reason = "token_limit"
+                self.record.closing_calls = self.user.calls if self.user is not None else ()
                 return
             await self._reply()
 
@@ -160,7 +163,7 @@ class _Run:
             self.contexts.teller(POLICY, draft.index)("user", draft.user)
             self.user = None
         how = await self._sample(draft)
-        found = blocks(self.stream.stretch, self.template)
+        found = self.stream.latest
         answered = any(block.kind == "answer" and block.closed for block in found)
         runs = how == "ended" if self.template.appends == "message" else how == "stopped" and not answered
         calls = [call for block in found if runs and block.kind == "call" for call in self._read(block)]
@@ -184,10 +187,10 @@ class _Run:
         """Sample until a mark closes a call or the answer, the policy ends its reply, or a limit of tokens.
 
         A closing mark that closes nothing (one that a thought mentions, or a program prints) stops sampling too: the
-        policy then writes on as if nothing had been.
+        policy then writes on as if nothing had been, so many times that a reply of nothing but such marks has ended.
         """
         context = self.contexts.of(POLICY, draft.index)
-        while True:
+        for _ in range(_VAIN_STOPS):
             seed = derive_seed(context.seed, len(draft.calls))
             call = as_stopped(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
             self.stream = self.stream.sampled(call, draft.index)
@@ -195,12 +198,12 @@ class _Run:
             context.tell("call", call)
             if not any(stop in call.completion for stop in self.stream.stops):
                 return "cut" if call.finish_reason == "length" else "ended"
-            found = blocks(self.stream.stretch, self.template)
-            if any(block.closed and block.kind in ("call", "answer") for block in found):
+            if any(block.closed and block.kind in ("call", "answer") for block in self.stream.latest):
                 return "stopped"
             if self.stream.remaining <= 0:
                 return "cut"
             context.tell("start", None)
+        return "ended"
 
     async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
         """Run a reply's calls in order, each in a turn of its own, and append what came of them all."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.prompt_text import neutral
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
-from midstream.core.stream import POLICY, Piece, Template, blocks, escape_marks, put_in
+from midstream.core.stream import POLICY, Block, Piece, Template, escape_marks, latest, put_in
 from midstream.core.stream_template import ANY_TOOL
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Sampling
@@ -60,10 +60,9 @@ class Stream:
         return self.max_tokens - -(-len(self.text) // CHARACTERS_PER_TOKEN)
 
     @property
-    def stretch(self) -> tuple[Piece, ...]:
-        """What was sampled since the environment last put something in."""
-        given = [place for place, piece in enumerate(self.pieces) if not piece.sampled]
-        return self.pieces[given[-1] + 1 if given else 0 :]
+    def latest(self) -> list[Block]:
+        """The parts of what was sampled since the environment last put something in."""
+        return latest(self.pieces, self.template)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -160,8 +159,17 @@ def _as_chat(pieces: Sequence[Piece]) -> tuple[Message, ...]:
 
 def _offer(name: str, tool: Tool) -> dict[str, object]:
     """A tool in the form in which chat models are offered functions."""
-    function = {"name": name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
+    function = {"name": name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": _harmless(function)}
+
+
+def _harmless(value: Any) -> Any:
+    """JSON whose texts hold no token of a chat template, which writes them as they are."""
+    if isinstance(value, Mapping):
+        return {key: _harmless(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_harmless(inner) for inner in value]
+    return neutral(value) if isinstance(value, str) else value
 
 
 class Policy(Protocol):
@@ -213,7 +221,7 @@ def as_stopped(call: Call, stream: Stream) -> Call:
     ends = [place + len(stop) for stop in stream.stops if (place := text.find(stop)) >= 0]
     if ends:
         return call.model_copy(update={"completion": text[: min(ends)], "finish_reason": "stop"})
-    last = blocks(stream.sampled(call, 0).stretch, stream.template)[-1:]
+    last = stream.sampled(call, 0).latest[-1:]
     if call.finish_reason != "stop" or not last or last[0].closed or last[0].kind not in ("call", "answer"):
         return call
     close = stream.template.tags[last[0].kind].close.replace(ANY_TOOL, last[0].tool)

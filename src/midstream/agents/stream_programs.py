@@ -63,7 +63,7 @@ class ClumsyPolicy:
             RecipeError: the template is not of the form of "tiny".
         """
         rng = random.Random(context.seed)
-        think, call, answer = _marks(stream.template)
+        think, call, answer = clumsy_marks(stream.template)
         situation = _Standing(stream)
         if situation.values and self._answers(situation, rng):
             thought, act = ANSWER, _between(answer, situation.answer)
@@ -114,12 +114,12 @@ def _between(marks: Marks, text: str) -> str:
     return f"{marks.open} {text}{marks.close}"
 
 
-def _marks(template: Template) -> tuple[Marks, Marks, Marks]:
-    """Those of thoughts, of each tool's calls, of the answer."""
+def clumsy_marks(template: Template) -> tuple[Marks, Marks, Marks]:
+    """Those of thoughts, of each tool's calls, of the answer. `RecipeError`: the template has others."""
     if template.think is None or template.answer is None or ANY_TOOL not in template.call.open or template.chat:
         raise RecipeError(
             f"the clumsy policy cannot write the template {template.name!r}",
             cause="it writes thoughts, calls and answers between marks, each tool's its own, to a prompt of plain text",
-            mend='set agent.template = "tiny"',
+            mend='set agent.template = "tiny", or learn from others: warm_start.file, training.supervised.planner',
         )
     return template.think, template.call, template.answer

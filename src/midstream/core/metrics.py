@@ -181,7 +181,8 @@ class EvaluationResult(Frozen):
     infrastructure error counts as wrong in it, `errors` is the number of such trials and `success_without_errors` the
     score that leaves them out. `interval` is the 95 % confidence interval of `success` over tasks, made by
     `interval_method`. `pass_at` maps k to the chance that the best of k trials is right, `majority` is the score of
-    the most frequent answer, `deviation` the standard deviation (n - 1) of the success of one trial of every task.
+    the most frequent answer (None of dialogues), `deviation` the standard deviation (n - 1) of the success of one trial
+    of every task.
     `pass_all` maps k to the chance that all of k trials are right (pass^k).
     `error_reasons` counts what these said, by its first line, the three most frequent.
     `metric` names the reward, `judged` says that a model gave it; then `rule_success` is what the rule-based reward

@@ -29,6 +29,7 @@ __all__ = [
     "blocks",
     "escape_marks",
     "is_strict",
+    "latest",
     "load_template",
     "put_in",
     "said",
@@ -147,7 +148,7 @@ def _in_order(found: Sequence[Block], template: Template) -> bool:
 def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
     """What the policy answered, None where it did not: the template says where that stands; the last one counts."""
     if template.answer is None:
-        text = said(pieces, template) if pieces and pieces[-1].sampled else ""
+        text = said(pieces, template)
     else:
         answers = [block for block in blocks(pieces, template) if block.kind == "answer" and block.closed]
         text = answers[-1].body if answers else ""
@@ -155,10 +156,15 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
     return text.strip() or None
 
 
+def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:
+    """The blocks of what was sampled since the environment last put something in."""
+    runs = list(_runs(pieces, template)) if pieces else []
+    return runs[-1][1] if runs and runs[-1][0] else []
+
+
 def said(pieces: Sequence[Piece], template: Template) -> str:
-    """What the last stretch that was sampled says outside of thoughts and calls."""
-    sampled = [found for by_policy, found in _runs(pieces, template) if by_policy]
-    text = "".join(block.body for block in sampled[-1] if block.kind == "text") if sampled else ""
+    """What was sampled since the environment last put something in, outside of thoughts and calls."""
+    text = "".join(block.body for block in latest(pieces, template) if block.kind == "text")
     return text.rpartition(template.think.close)[2].strip() if template.think else text.strip()
 
 
@@ -196,9 +202,9 @@ def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Bloc
         if opened.start() > place:
             yield Block(kind="text", body=text[place : opened.start()], sampled=place >= put_in_before)
         close, tool = known.closing(opened)
-        end, again = text.find(close, opened.end()), text.find(opened[0], opened.end())
-        inner = known.opened(text, opened.end())
-        closed = end >= 0 and not 0 <= again < end
+        inner, again = known.opened(text, opened.end()), text.find(opened[0], opened.end())
+        end = text.find(close, opened.end(), len(text) if again < 0 else again + len(close))
+        closed = end >= 0
         if not closed:
             end = len(text) if inner is None else inner.start()
         place = end + len(close) if closed else end

@@ -38,8 +38,11 @@ class Grammar:
 
     def holds(self, kind: str, text: str) -> bool:
         """Whether an opening mark of that kind stands in a text, and its closing mark behind it."""
-        found = (opened for opened in self.opening.finditer(text) if opened.lastgroup == kind)
-        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in found)
+        first: dict[str, re.Match[str]] = {}  # of each mark: what closes a later one stands behind it too
+        for opened in self.opening.finditer(text):
+            if opened.lastgroup == kind:
+                first.setdefault(opened[0], opened)
+        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
 
 
 def grammar(template: Template) -> Grammar:

@@ -140,7 +140,7 @@ def _table(name: str | Path) -> dict[str, Any]:
     own = isinstance(name, Path) or name.endswith(".toml")
     try:
         text = (Path(name) if own else shipped / f"{name}.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
+    except (OSError, ValueError) as failure:  # of a path with a null character, or a file that is no UTF-8
         known = ", ".join(sorted(Path(one.name).stem for one in shipped.iterdir()))
         raise RecipeError(
             f"there is no agent template {str(name)!r}",

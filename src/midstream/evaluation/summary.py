@@ -37,6 +37,7 @@ def summarise(
     values = [_mean(group.trajectories) for group in groups]
     interval, method = mean_interval(values) if values else (None, "")
     right = [sum(value(one) >= 1 for one in group.trajectories) for group in groups]
+    voted = trials > 1 and not any(one.outcome for one in trajectories)  # the last words of a dialogue are no answer
     with_rule = [one for one in finished if judged and one.reward and RULE in one.reward.parts]
     return EvaluationResult(
         policy=policy,
@@ -54,7 +55,7 @@ def summarise(
         interval_method=method,
         pass_at=pass_at(right, trials) if groups else {},
         pass_all=pass_all(right, trials) if groups else {},
-        majority=fmean(majority(group.trajectories) for group in groups) if trials > 1 else None,
+        majority=fmean(majority(group.trajectories) for group in groups) if voted else None,
         deviation=stdev(_by_trial(groups, trials)) if trials > 1 else None,
         rule_success=fmean(fmean(map(_rule, group.trajectories)) for group in groups) if with_rule else None,
         disagreements=sum((value(one) >= 1) != (_rule(one) >= 1) for one in with_rule) if with_rule else None,

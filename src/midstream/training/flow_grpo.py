@@ -228,7 +228,7 @@ def _metrics(
         left_out.update(batch.left_out)
     replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
     if replaced:
-        left_out["uniform group, other tasks drawn in its place"] = replaced
+        left_out["uniform group, left out (training.resample_uniform)"] = replaced
     asked = [joined([call for call in one.calls if call.role == role and call.prompt_ids]) for one in trajectories]
     runs = [run for own in asked for run in own]
     sampled = sum(map(sampled_tokens, runs))

@@ -96,7 +96,7 @@ class WarmStartConfig(SupervisedConfig):
     the share of first look-ups by the warm planner that must name a place of the validation question asked. `lessons`
     is the share of transcripts with lessons in their prompts, which the policy heeds: so a planner learns to heed them.
     `file`, a JSONL of transcripts (`transcripts.py`), takes the clumsy policy's place; all its lines are learnt from,
-    and the gate is left out.
+    their prompts are not (`prompt_weight` is then 0 unless it is set), and the gate is left out.
     """
 
     file: Path | None = None
@@ -104,6 +104,12 @@ class WarmStartConfig(SupervisedConfig):
     policy: ClumsyConfig = ClumsyConfig()
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_of_a_file(cls, table: Any) -> Any:
+        of_a_file = isinstance(table, Mapping) and table.get("file") is not None
+        return {"prompt_weight": 0.0, **table} if of_a_file else table
 
 
 class ImitationConfig(SupervisedConfig):

@@ -75,7 +75,7 @@ class Transcript(Frozen):
 def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
     """Each transcript of a JSONL file with the number of its line; `RecipeError` names the line that is none."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # as some editors on Windows write it
     except (OSError, UnicodeDecodeError) as failure:
         raise RecipeError(
             f"warm_start.file = {str(path)!r} could not be read",
@@ -101,12 +101,17 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
     """A row of every line, tokenised as the engine of the weights that learn would have it.
 
     Raises:
-        RecipeError: the file holds none, a line is no transcript, or longer than the model has positions.
+        RecipeError: the file holds none, or a line is no transcript, none for the model's chat template, or longer than
+            the model has positions.
     """
     limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
     rows = []
     for number, transcript in read_transcripts(path):
-        row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
+        try:
+            row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
+        except RecipeError as failure:
+            what = f"{path}, line {number}: {failure.what}"
+            raise RecipeError(what, cause=failure.cause, mend=failure.mend) from failure
         length = len(row.prompt_ids) + len(row.completion_ids)
         if limit is not None and length > limit:
             raise RecipeError(

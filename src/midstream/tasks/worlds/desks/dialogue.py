@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from random import Random
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -14,7 +12,8 @@ from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
-from midstream.tasks.worlds.desks.desk import Function, Result
+from midstream.tasks.functions import Invocation, StateFunction
+from midstream.tasks.worlds.desks.desk import Function
 from midstream.tasks.worlds.desks.names import CURES, DAYS, FAULTS, PEOPLE, TOWNS
 from midstream.tasks.worlds.desks.session import Plan, Session
 
@@ -22,29 +21,8 @@ RULES = (
     "You serve a user at desks with functions. Do what is asked, no more and no less. Where a value or a function is "
     "missing, change nothing and say what you lack."
 )
-TIMEOUT_S = 10.0
 _RESULT_TOKENS = 2000  # of a result alone; the longest of any desk has a quarter of them
 _NOISE = "noise"  # the key of what has nothing to do with a result
-
-
-@dataclass(slots=True)
-class DeskTool:
-    """A function of a desk as a tool of one rollout."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    output_tokens: int
-    run: Callable[[str, Mapping[str, JsonValue]], Result]
-    timeout_s: float = TIMEOUT_S
-
-    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The function's result as JSON; what it refuses is no result (`ok=False`)."""
-        result = self.run(self.name, arguments)
-        return ToolResult(text=json.dumps(result), ok="error" not in result)
-
-    async def close(self) -> None:
-        """Nothing to release."""
 
 
 class DeskDialogue:
@@ -77,14 +55,21 @@ class DeskDialogue:
         assert turn is not None, "a plan has a turn"
         return UserTurn(text=turn.user, tools=[self._tool(one) for one in self._session.offered(turn)])
 
-    def _tool(self, function: Function) -> DeskTool:
-        tokens = _RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN
-        return DeskTool(function.name, function.description, function.parameters, tokens, self._call)
+    def _tool(self, function: Function) -> StateFunction:
+        return StateFunction(
+            name=function.name,
+            description=function.description,
+            parameters=function.parameters,
+            act=self._call,
+            output_tokens=_RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN,
+        )
 
-    def _call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
-        result = self._session.call(name, arguments)
+    def _call(self, invocation: Invocation) -> ToolResult:
+        """The function's result as JSON; what it refuses is no result (`ok=False`)."""
+        result = self._session.call(invocation.name, invocation.arguments)
         self._made += 1
-        return {**result, _NOISE: noise(self._long, name, self._made)} if self._long else result
+        more = {_NOISE: noise(self._long, invocation.name, self._made)} if self._long else {}
+        return ToolResult(text=json.dumps({**result, **more}), ok="error" not in result)
 
 
 def noise(characters: int, *of: int | str) -> list[JsonValue]:

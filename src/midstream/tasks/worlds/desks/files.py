@@ -108,8 +108,8 @@ class Files(Desk):
 
     @function(words="what to look for")
     def find_text(self, words: str) -> Result:
-        """Finds the first file of the open folder whose text has these words."""
-        found = [file for file, text in self.here.items() if words in text]
+        """Finds the first file of the open folder, by name, whose text has these words."""
+        found = sorted(file for file, text in self.here.items() if words in text)
         return {"file": found[0]} if found else refused(f"no file here speaks of {words}")
 
 
