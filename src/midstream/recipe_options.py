@@ -155,12 +155,11 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
             agent[module] = {**settings, "engine": name}
     elif all(one.get("engine") != name for one in (*map(agent.get, (trained, *others)), *table["tools"].values())):
         check(parse_recipe(table))  # a misspelt type or engine is refused as what it is
+        mend = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
-            f"--{next(iter(server)).replace('_', '-')} does nothing with this {'run' if planner_from_run else 'recipe'}",
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             cause="no module or tool of it asks [engines.model]",
-            mend="leave it out: the whole agent comes from the run"
-            if planner_from_run
-            else f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"',
+            mend="leave it out: the whole agent comes from the run" if planner_from_run else mend,
         )
     engines = table.setdefault("engines", {})
     kept = engines.get(name, {})

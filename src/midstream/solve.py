@@ -32,17 +32,18 @@ def solve(options: argparse.Namespace) -> int:
     recipe = parse_recipe(recipe_table(options, run))
     if options.dry_run:
         return dry_run(recipe)
+    named = options.planner or options.recipe or recipe.name
     if resolve(TASKS, recipe.tasks, "tasks")[0].dialogues:
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} answers no single question",
             cause=f"its tasks, tasks.type = {recipe.tasks['type']!r}, are dialogues with functions of their own",
-            mend=f"midstream eval {options.planner or options.recipe or recipe.name}, then midstream show DIR TRAJECTORY",
+            mend=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )
     if run is None and recipe.warm_start is not None:
         raise RecipeError(
             f"the {recipe.trained} of recipe {recipe.name!r} is not trained",
             cause="its weights come from a warm start and training",
-            mend=f"midstream train {options.recipe or recipe.name} --out runs/mine, then midstream solve ... --planner runs/mine",
+            mend=f"midstream train {named} --out runs/mine, then midstream solve ... --planner runs/mine",
         )
     with build_of(recipe, run, options) as build:
         trajectory = _watched(build, run, options)

@@ -253,6 +253,16 @@ def test_a_message_that_ends_in_an_open_call_is_told():
     assert trajectory.answer == "Sorry."
 
 
+@pytest.mark.parametrize("many", ['<tool>[{"name": "a", "arguments": {"code": "x"}}]</tool>' * 65, "<tool>" * 500])
+def test_a_reply_with_more_calls_than_anybody_needs_runs_none(many):
+    engine = ScriptedEngine([many, "Sorry."])
+    trajectory = play(engine, template="artist-function-calling", tools=[Shout("a")])
+    assert errors(trajectory) == [
+        f"the reply holds {many.count('<tool>')} calls, and at most 64 are run at once",
+    ]
+    assert trajectory.answer == "Sorry."
+
+
 def test_marks_of_an_unknown_tool_are_a_call_that_fails():
     # Only marks of known tools stop sampling: the policy wrote on until one did.
     template = load_template("tiny")

@@ -34,6 +34,7 @@ from midstream.core.stream import POLICY, Block, Template, answer_of, escape_mar
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
 
+_MOST_CALLS = 64  # in one reply; each is a turn
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 
 __all__ = ["Config", "Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "Stream"]
@@ -166,7 +167,7 @@ class _Run:
         found = self.stream.latest
         answered = any(block.kind == "answer" and block.closed for block in found)
         runs = how == "ended" if self.template.appends == "message" else how == "stopped" and not answered
-        calls = [call for block in found if runs and block.kind == "call" for call in self._read(block)]
+        calls = self._read([block for block in found if runs and block.kind == "call"])
         if how == "cut":
             self._end("token_limit")
         elif calls and self.calling == self.config.max_turns:
@@ -180,8 +181,12 @@ class _Run:
             self.contexts.teller(POLICY, draft.index)("answer", self.record.answer)
             self._end("answered" if answered or self.record.answer is not None else "ended")
 
-    def _read(self, block: Block) -> list[ToolCall]:
-        return read_calls(block, self.template, self.tools)
+    def _read(self, found: Sequence[Block]) -> list[ToolCall]:
+        """The calls of a reply in order; of too many none is run."""
+        calls = [call for block in found for call in read_calls(block, self.template, self.tools)]
+        if len(calls) <= _MOST_CALLS:
+            return calls
+        return [ToolCall(unreadable=f"the reply holds {len(calls)} calls, and at most {_MOST_CALLS} are run at once")]
 
     async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut"]:
         """Sample until a mark closes a call or the answer, the policy ends its reply, or a limit of tokens.
