@@ -94,6 +94,8 @@ WRONG = {
         "has no facts and no names of its own",
     ),
     "a program that is trained": ("artist-tiny", ["agent.policy={type='clumsy'}"], "it is a program"),
+    "a dialogue's reward for questions": ("artist-tiny", ["reward.type=function_calling"], "judges what came of a"),
+    "a rule for dialogues": ("function-calling-simulated", ["reward.type=exact_match"], "have no answer that is right"),
     "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], 'type is "agentflow" or "interleaved"'),
 }
 

@@ -104,6 +104,7 @@ REWARDS = {
         artist.FunctionCallingConfig, lambda build, config, table: artist.FunctionCalling(config, build.template)
     ),
 }
+OF_DIALOGUES = ("dialogue", "function_calling")  # what judges what came of a dialogue
 OF_A_STREAM = ("artist_math", "function_calling")  # what scores the form of an interleaved agent's stream, too
 RULES = tuple(
     name for name, one in REWARDS.items() if not one.asks and name not in ("per_task", "composite", *OF_A_STREAM)

@@ -15,6 +15,7 @@ from midstream.components import (
     ENGINES,
     IN_PROCESS,
     OF_A_STREAM,
+    OF_DIALOGUES,
     PLAYED,
     REWARDS,
     ROOMS,
@@ -57,6 +58,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     for module, table in recipe.modules.items():
         resolved["agent"][module] = _fill(recipe, ROOMS[module], table, f"agent.{module}")
     _check_agent(recipe)
+    _check_rewards_fit(recipe)
     if recipe.agent.library is not None:
         resolved["agent"]["library"] = _checked_library(recipe, recipe.agent.library)
     if recipe.training:
@@ -349,6 +351,27 @@ def _all_parts(table: Table, where: str) -> dict[str, Table]:
     for name, part in table["parts"].items() if table.get("type") == "composite" else ():
         found |= _all_parts(part, f"{where}.parts.{name}")
     return found
+
+
+def _check_rewards_fit(recipe: Recipe) -> None:
+    """Dialogues are judged by what came of them, questions by their answers."""
+    scored = [("reward", recipe.reward, recipe.tasks)]
+    sets = {f"evaluation.sets.{place}": one for place, one in enumerate(recipe.evaluation.sets)}
+    sets["evaluation.validation"] = recipe.evaluation.validation
+    scored += [(f"{name}.reward", set_reward(recipe, one), one.tasks or recipe.tasks) for name, one in sets.items()]
+    for where, reward, tasks in scored:
+        dialogues = resolve(TASKS, tasks, "tasks")[0].dialogues
+        for place, table in _all_parts(reward, where).items():
+            named = table["type"]
+            if named in OF_DIALOGUES and not dialogues:
+                cause, mend = "it judges what came of a dialogue", "one that judges answers, such as exact_match"
+            elif dialogues and named not in OF_DIALOGUES and named in (*RULES, *OF_A_STREAM):
+                cause, mend = "they are dialogues, and have no answer that is right", " or ".join(OF_DIALOGUES)
+            else:
+                continue
+            raise RecipeError(
+                f"{place}.type = {named!r} with tasks of type {tasks['type']!r}", cause=cause, mend=f"choose {mend}"
+            )
 
 
 def _check_sets(recipe: Recipe) -> None:

@@ -129,9 +129,16 @@ def load_template(name: str | Path) -> Template:
     except (tomllib.TOMLDecodeError, ValidationError) as failure:
         raise RecipeError(
             f"the agent template {str(name)!r} is not sound",
-            cause=" ".join(str(failure).split())[:500],
+            cause=_said(failure),
             mend="correct the file; core/stream_template.py says what each setting is",
         ) from failure
+
+
+def _said(failure: tomllib.TOMLDecodeError | ValidationError) -> str:
+    if isinstance(failure, tomllib.TOMLDecodeError):
+        return str(failure)
+    problems = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in failure.errors()]
+    return "; ".join(f"{where}: {what}" if where else what for where, what in problems)[:500]
 
 
 def _table(name: str | Path) -> dict[str, Any]:

@@ -38,6 +38,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
+_OTHER_LOSSES = {
+    "gspo": "gspo takes one ratio a sequence; only losses with a clipped ratio per token are there",
+    "cispo": "cispo clips a weight and not the ratio; only losses with a clipped ratio per token are there",
+    "sapo": "sapo has a soft gate; only losses with a clipped ratio per token are there",
+}
+
 
 def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     """A `[training]` table in which what its `variant` sets stands wherever the table says nothing of its own.
@@ -49,8 +55,7 @@ def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     if name not in VARIANTS:
         raise UnsupportedError(
             f"training.variant = {name!r} is not supported",
-            cause="only losses with a clipped ratio per token are: not one ratio a sequence (gspo), a clipped weight "
-            "(cispo) or a soft gate (sapo)",
+            cause=_OTHER_LOSSES.get(name, "it is misspelt"),
             mend=f"use one of {', '.join(VARIANTS)}",
         )
     own = dict(table)
