@@ -14,7 +14,7 @@ import pytest
 
 from midstream.build import Build
 from midstream.cli import main
-from midstream.components import MODULES
+from midstream.config import MODULES as AGENTS_MODULES
 from midstream.config import load_recipe
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import digest
@@ -35,6 +35,7 @@ from support.practised import write_recipe, write_run
 
 QUESTION = "What is 45 plus 17 ?"
 TASK = Task(id="t", question=QUESTION, answer="62")
+MODULES = AGENTS_MODULES["agentflow"]
 LIBRARY = vetoed(
     Library(
         lessons=(
