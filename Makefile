@@ -1,5 +1,5 @@
 # make demo    train the tiny planner and watch it become better     make test     all tests
-# make check   linters, types, import directions                      make figures  both studies, and their figures
+# make check   linters, types, import directions                      make figures  the studies, and their figures
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 #
@@ -36,7 +36,8 @@ check: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-train
 	$(VENV)/bin/midstream study controls --seeds 3
 	$(VENV)/bin/midstream study planner --seeds 3 --out runs/study-controls  # which shares the trainings
-	cp runs/study-controls/planner-*.svg docs/figures/
+	$(VENV)/bin/midstream study agents --seeds 3
+	cp runs/study-controls/planner-*.svg runs/study-agents/agents.svg docs/figures/
 	cp runs/study-controls/study.svg docs/figures/controls.svg
 
 clean-venv:

@@ -30,7 +30,7 @@ def test_both_kinds_of_agents_stand_in_one_table(tmp_path: Path, capsys: pytest.
     rows = json.loads(first)
     assert {row["name"] for row in rows if row["metric"] == "after"} == {"AgentFlow", "ARTIST"}
     assert all(len(row["values"]) == 2 for row in rows)
-    curve = {row["name"] for row in rows if row["metric"] == "ARTIST"}
+    curve = {row["name"] for row in rows if row["metric"] == "ARTIST: success"}
     assert curve == {"0", "4", "8"}, "validated before training and after each step of 2 tasks x 2 trajectories"
     ElementTree.fromstring((tmp_path / "agents.svg").read_text(encoding="utf-8"))
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}

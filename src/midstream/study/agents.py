@@ -34,6 +34,7 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ARTIST, shuffled": ("artist-tiny", ("training.shuffle_rewards=true",)),
 }
 SAMPLED, GREEDY = "T=1", "greedy"
+SUCCESS, TOKENS = "success", "new tokens a task"
 
 
 def study_agents(options: argparse.Namespace) -> int:
@@ -76,9 +77,15 @@ def _recipe(label: str, *, seed: int, overrides: Sequence[str]) -> Recipe:
 
 
 def _figure(labels: Sequence[str], curve: Sequence[StudyRow]) -> str:
-    lines = {label: label for label in labels}
-    panel = Panel(title="Validation, greedy", x_label="training trajectories", lines=lines)
-    return panels_svg([panel], curve, "Validation success over training")
+    panels = [
+        Panel(
+            title=f"Validation, greedy: {what}",
+            x_label="training trajectories",
+            lines={f"{label}: {what}": label for label in labels},
+        )
+        for what in (SUCCESS, TOKENS)
+    ]
+    return panels_svg(panels, curve, "Validation over training")
 
 
 def _directory(label: str, seed: int) -> str:
@@ -121,18 +128,28 @@ def _rows(label: str, runs: Sequence[RunDirectory]) -> list[StudyRow]:
         row("after, greedy", after[GREEDY], lambda one: one.success, True),
         row("tool errors", trials, lambda one: one.tool_use.error_rate, True),
         row("turns", trials, lambda one: one.turns_mean, False),
-        row("new tokens", trials, lambda one: one.completion_tokens / (one.tasks * one.trials), False),
+        row("new tokens", trials, _tokens, False),
     ]
 
 
 def _validation(label: str, runs: Sequence[RunDirectory], recipe: Recipe) -> list[StudyRow]:
-    """Greedy success on the validation set after every so many training trajectories."""
-    found: dict[int, list[float]] = {}
+    """Success and length on the validation set, greedy, after every so many training trajectories."""
+    found: dict[int, list[EvaluationResult]] = {}
     for run in runs:
         for one in run.read_evaluations():
             if one.set_name == recipe.evaluation.validation.name:
-                found.setdefault(_trajectories(recipe, one.step or 0), []).append(one.success)
-    return [StudyRow(name=str(count), metric=label, values=tuple(values)) for count, values in sorted(found.items())]
+                found.setdefault(_trajectories(recipe, one.step or 0), []).append(one)
+    rows = []
+    for count, results in sorted(found.items()):
+        success = tuple(one.success for one in results)
+        rows.append(StudyRow(name=str(count), metric=f"{label}: {SUCCESS}", values=success))
+        tokens = tuple(map(_tokens, results))
+        rows.append(StudyRow(name=str(count), metric=f"{label}: {TOKENS}", values=tokens, as_percent=False))
+    return rows
+
+
+def _tokens(result: EvaluationResult) -> float:
+    return result.completion_tokens / (result.tasks * result.trials)
 
 
 def _find(run: RunDirectory, sampling: str, policy: str) -> EvaluationResult:
