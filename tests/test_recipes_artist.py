@@ -96,6 +96,8 @@ WRONG = {
     "a program that is trained": ("artist-tiny", ["agent.policy={type='clumsy'}"], "it is a program"),
     "a dialogue's reward for questions": ("artist-tiny", ["reward.type=function_calling"], "judges what came of a"),
     "a rule for dialogues": ("function-calling-simulated", ["reward.type=exact_match"], "have no answer that is right"),
+    "a tiny policy's chat": ("artist-tiny", ["agent.template=native"], "a tiny policy reads the few words of its own"),
+    "lessons nobody heeds": ("artist-tiny", ["warm_start.lessons=0.5"], "the clumsy policy heeds none"),
     "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], 'type is "agentflow" or "interleaved"'),
 }
 

@@ -156,8 +156,20 @@ def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, mend: str) -> None
 
 
 def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
-    """The template's tools are there: one that has marks and no tool could be called and never answer."""
+    """The template suits its policy, and its tools are there: a call of one that is not could never be answered."""
     template = load_template(agent.template)
+    if template.chat and recipe.engines.get(agent.policy.get("engine", ""), {}).get("type") == "tiny":
+        raise RecipeError(
+            f"agent.template = {agent.template!r} with a policy of engine type 'tiny'",
+            cause="it writes chats in English, and a tiny policy reads the few words of its own world",
+            mend='set agent.template = "tiny", or name a model',
+        )
+    if recipe.warm_start and recipe.warm_start.lessons:
+        raise RecipeError(
+            f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
+            cause="the clumsy policy heeds none",
+            mend="leave it out",
+        )
     if template.appends == "inline":
         mend = 'choose one with appends = "message", such as artist-function-calling or native'
         _refuse_dialogues(recipe, f"agent.template = {agent.template!r}", "it writes one reply to one question", mend)
