@@ -85,7 +85,7 @@ WRONG = {
     "dialogues for AgentFlow": (TINY, ["tasks={type='desks'}"], "its tasks are dialogues"),
     "a template that no program writes": (
         "artist-tiny",
-        ["agent.template=artist-math"],
+        ["agent.template=torl"],
         "the clumsy policy cannot write",
     ),
     "a program's transcripts of another world": (
