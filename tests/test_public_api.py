@@ -11,12 +11,13 @@ import midstream
 from midstream.core import errors
 
 PUBLIC = """
-Action Agent AgentFlow BudgetError Build Call CheckpointError Command DeadlineError Engine EngineError Environment
-EvaluationResult ExactMatch Executor Gazetteer Generator Group InfrastructureError Learner LocalSearch Memory
-MemoryRecord Message MidstreamError ModuleContext Observation OpenAICompatibleEngine Planner PromptTooLongError
-PythonTool Recipe RecipeError Request Reward RewardError RunDirectory RunError Sampling SandboxError Score
-ScriptedEngine StepMetrics StorageError Task Tool ToolResult ToolServerError TrainingError Trajectory Turn
-UnsupportedError Usage UsageError Verdict Verifier derive_seed evaluate load_recipe parse_recipe tool
+Action Agent AgentFlow BudgetError Build Call CheckpointError Command DeadlineError Dialogue Dialogues Engine
+EngineError Environment EvaluationResult ExactMatch Executor Gazetteer Generator Group InfrastructureError
+Interleaved Learner LocalSearch Memory MemoryRecord Message MidstreamError ModuleContext Observation
+OpenAICompatibleEngine Planner PromptTooLongError PythonTool Recipe RecipeError Request Reward RewardError
+RunDirectory RunError Sampling SandboxError Score ScriptedEngine StepMetrics StorageError Task Template Tool
+ToolResult ToolServerError TrainingError Trajectory Turn UnsupportedError Usage UsageError UserTurn Verdict Verifier
+derive_seed evaluate load_recipe load_template parse_recipe tool
 """.split()
 
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from midstream.agents.agentflow import AgentFlow
+    from midstream.agents.interleaved import Interleaved
     from midstream.build import Build
     from midstream.config import Recipe, load_recipe, parse_recipe
+    from midstream.core.dialogue import Dialogue, Dialogues, UserTurn
     from midstream.core.errors import (
         BudgetError,
         CheckpointError,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         Verifier,
     )
     from midstream.core.seeds import derive_seed
+    from midstream.core.stream_template import Template, load_template
     from midstream.core.task import Task
     from midstream.core.trajectory import (
         Action,
@@ -92,6 +95,8 @@ __all__ = [
     "CheckpointError",
     "Command",
     "DeadlineError",
+    "Dialogue",
+    "Dialogues",
     "Engine",
     "EngineError",
     "Environment",
@@ -102,6 +107,7 @@ __all__ = [
     "Generator",
     "Group",
     "InfrastructureError",
+    "Interleaved",
     "Learner",
     "LocalSearch",
     "Memory",
@@ -128,6 +134,7 @@ __all__ = [
     "StepMetrics",
     "StorageError",
     "Task",
+    "Template",
     "Tool",
     "ToolResult",
     "ToolServerError",
@@ -137,24 +144,29 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "UsageError",
+    "UserTurn",
     "Verdict",
     "Verifier",
     "derive_seed",
     "evaluate",
     "load_recipe",
+    "load_template",
     "parse_recipe",
     "tool",
 ]
 
 _NAMES = {
     "agents.agentflow": "AgentFlow",
+    "agents.interleaved": "Interleaved",
     "build": "Build",
     "config": "Recipe load_recipe parse_recipe",
+    "core.dialogue": "Dialogue Dialogues UserTurn",
     "core.memory": "Memory MemoryRecord",
     "core.metrics": "EvaluationResult StepMetrics",
     "core.protocols": "Agent Engine Executor Generator Learner ModuleContext Planner Request Reward Tool ToolResult "
     "Verifier",
     "core.seeds": "derive_seed",
+    "core.stream_template": "Template load_template",
     "core.task": "Task",
     "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Usage Verdict",
     "engines.openai_compatible": "OpenAICompatibleEngine",
