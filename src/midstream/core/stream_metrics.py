@@ -43,11 +43,6 @@ class StreamMetrics(Frozen):
         """Calls of a trajectory."""
         return self.calls / max(1, self.trajectories)
 
-    @property
-    def correct_mean(self) -> float:
-        """Calls of a trajectory whose tool gave a result."""
-        return self.correct / max(1, self.trajectories)
-
 
 def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
     """Measure the finished trajectories of interleaved policies; None where there is none."""
