@@ -23,7 +23,6 @@ from midstream.core.errors import CheckpointError, TrainingError, UnsupportedErr
 from midstream.core.protocols import Row
 from midstream.training import learner as learner_module
 from midstream.training.learner import LocalLearner
-from midstream.training.logprobs import TokenSequence, completion_logprobs
 from midstream.training.losses import PolicyLoss, clipped_policy_loss, kl_estimate
 from midstream.training.settings import LearnerConfig, LoraConfig
 
@@ -121,9 +120,10 @@ def test_logprobs_equal_each_rows_own_forward_at_its_temperature(llama, chunk_to
 
 
 def test_temperature_counts(llama):
-    model = llama()
-    [hot] = completion_logprobs(model, [TokenSequence((5, 6), (7,), 2.0)]).tolist()
-    [warm] = completion_logprobs(model, [TokenSequence((5, 6), (7,), 1.0)]).tolist()
+    row = make_rows()[0]
+    hot, warm = LocalLearner(llama(), LearnerConfig()).logprobs(
+        [replace(row, temperature=2.0), replace(row, temperature=1.0)]
+    )
     assert hot != pytest.approx(warm, abs=1e-2)
 
 

@@ -120,6 +120,10 @@ class StepMetrics(Frozen):
     the learner's log-probability lies from the recorded one, over the first mini-batch before its update: 0 but for
     rounding where the learner holds the very weights that sampled. `reward_parts` holds the mean of each named part of
     the rewards (0 where a reward lacks it); `streams` what is measured of interleaved policies.
+
+    `total_tokens` are all tokens of the update's rows; `unique_tokens` what is left of them where rows of one
+    mini-batch that begin alike share their beginning: what the update has to compute. Both are 0 where the learner did
+    not count. `warnings` were shown at this step.
     """
 
     step: int
@@ -142,12 +146,20 @@ class StepMetrics(Frozen):
     rows: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    total_tokens: int = 0
+    unique_tokens: int = 0
     loss: float = 0.0
     kl: float = 0.0
     clip_fraction: float = 0.0
     logprob_gap: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sharing(self) -> float | None:
+        """Tokens of the update's rows for each unique one, at least 1; None where they were not counted."""
+        return self.total_tokens / self.unique_tokens if self.unique_tokens else None
 
     @property
     def response_tokens_mean(self) -> float:

@@ -325,16 +325,27 @@ class Row:
     temperature: float = 1.0
     trajectory_id: str = ""
 
+    @property
+    def length(self) -> int:
+        """All its tokens."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossStats:
-    """Sums over the tokens of one `forward_backward`, for the log; `gap_sum` is of |log-probability - recorded one|."""
+    """Sums over the tokens of one `forward_backward`, for the log; `gap_sum` is of |log-probability - recorded one|.
+
+    `tokens` are those with a loss. `total_tokens` are all of the rows', prompts too; `unique_tokens` those of their
+    prefix trie, where what rows have in common is there once. Both are 0 where a learner does not count them.
+    """
 
     loss: float = 0.0
     kl_sum: float = 0.0
     gap_sum: float = 0.0
     clipped: int = 0
     tokens: int = 0
+    total_tokens: int = 0
+    unique_tokens: int = 0
 
 
 class Learner(Protocol):

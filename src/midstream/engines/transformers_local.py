@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache
 
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.codec import TokenizerCodec
+from midstream.engines.prefill import Prefill, next_logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,7 @@ class TransformersLocal:
         self.policy_version = 0
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
+        self._prefill = Prefill()
 
     def join(self, order: int) -> None:
         """Wait for the trajectory at place `order` before sampling."""
@@ -58,7 +59,9 @@ class TransformersLocal:
     def leave(self, order: int) -> None:
         """Wait for it no longer; the others may be ready now."""
         self._live.discard(order)
+        self._prefill.prefixes.leave(order)
         self._sample_if_all_wait()
+        self._forget_if_none_live()
 
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
@@ -99,11 +102,20 @@ class TransformersLocal:
         except Exception as failure:  # a bug, raised to whoever came last; the others must not wait for ever
             self._fail(waiting, failure)
             raise
+        finally:
+            self._forget_if_none_live()
+
+    def _forget_if_none_live(self) -> None:
+        """What a rollout samples must not depend on what was asked before it."""
+        if not self._live:
+            self._prefill.prefixes.clear()
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
             asked = [(one.prompt_ids, one.request) for one in batch]
-            sampled = generate(self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode)
+            sampled = generate(
+                self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=self._prefill
+            )
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
@@ -131,6 +143,7 @@ class TransformersLocal:
             )
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
+        self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
         for one in batch:
             if not one.future.done():
                 error = EngineError(
@@ -159,40 +172,22 @@ def generate(
     *,
     end_ids: Sequence[int],
     decode: Callable[[list[int]], str] | None = None,
+    prefill: Prefill | None = None,
 ) -> list[Sampled]:
     """Sample one completion a request with a key-value cache.
 
-    Equal prompts are prefilled once; a finished row leaves the batch. Token t of a request is drawn by inverting its
-    distribution at the t-th uniform number of its own seed, so it does not depend on its neighbours' draws. `decode`
-    gives the text in which stop strings are looked for.
+    A finished row leaves the batch. Token t of a request is drawn by inverting its distribution at the t-th uniform
+    number of its own seed, so it does not depend on its neighbours' draws. `decode` gives the text in which stop
+    strings are looked for; `prefill` may know prompts of the batches before.
 
     Returns:
         Per request the completion ids, end token or those of the stop string included where they were drawn, and their
         log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
     """
-    unique = list(dict.fromkeys(ids for ids, _ in prompts))
-    place = {ids: i for i, ids in enumerate(unique)}
-    device = model.device
-    expand = torch.tensor([place[ids] for ids, _ in prompts], device=device)
-    ids, mask = (tensor.to(device) for tensor in _left_pad(unique))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=model.config)
-    logits = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
-    cache.batch_select_indices(expand)
+    start = (prefill or Prefill())(model, prompts)
+    device, cache, mask, position, logits = model.device, start.cache, start.mask, start.lengths, start.logits
     draws = _Draws([request for _, request in prompts], device)
-    rows, mask, position, logits = (
-        torch.arange(len(prompts), device=device),
-        mask[expand],
-        mask.sum(1)[expand],
-        logits[expand],
-    )
+    rows = torch.arange(len(prompts), device=device)
     ends = torch.tensor(end_ids, device=device)
     stops = None if decode is None else _Stops([request.sampling.stop for _, request in prompts], decode)
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
@@ -212,13 +207,7 @@ def generate(
             rows, mask, position, token = rows[kept], mask[kept], position[kept], token[kept]
             cache.batch_select_indices(kept)
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        logits = model(
-            input_ids=token[:, None],
-            attention_mask=mask,
-            position_ids=position[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
+        logits = next_logits(model, cache, token, mask, position)
         position = position + 1
     return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
 
@@ -289,14 +278,3 @@ def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     ordered, index = probabilities.sort(-1, descending=True)
     ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
     return torch.zeros_like(probabilities).scatter(-1, index, ordered)
-
-
-def _left_pad(prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask), both int64 [prompts, longest], padded on the left with id 0."""
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask

@@ -51,7 +51,7 @@ def render_report(data: ReportData) -> str:
         ("results", "Results", sections.results(data.evaluations)),
         ("curves", "Training curves", _curves(data)),
         ("tools", "Use of tools", [sections.tool_charts(data.metrics), stream_charts(data.metrics)]),
-        ("update", "The policy update", [sections.update_charts(data.metrics, data.timings)]),
+        ("update", "The policy update", _update(data)),
         ("counts", "What was counted and left out", [sections.counts(data.metrics, data.evaluations)]),
         ("runs", "Runs, turn by turn", [sample_runs(data.samples, data.template)]),
         ("how", "How it was run", how(data.run_info, data.recipe_toml)),
@@ -124,6 +124,10 @@ def _cards(data: ReportData) -> list[Card]:
             ("Training time", text(duration(wall)), f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock")
         )
     return cards
+
+
+def _update(data: ReportData) -> list[str]:
+    return [sections.update_charts(data.metrics, data.timings), sections.warned(data.metrics)]
 
 
 def _curves(data: ReportData) -> list[str]:

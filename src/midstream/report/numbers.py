@@ -91,6 +91,11 @@ def troubles(request_failures: int, replies_repaired: int) -> str:
     return ", ".join(parts)
 
 
+def sharing(tokens_each: float | None) -> list[str]:
+    """How much the rows of an update share, in words: ["4.4 tokens for each unique one"]; [] if not counted."""
+    return [] if tokens_each is None else [f"{tokens_each:.1f} tokens for each unique one"]
+
+
 def mean(values: Sequence[float]) -> float | None:
     """The mean of the finite values, None if there are none."""
     finite = [value for value in values if math.isfinite(value)]

@@ -16,7 +16,7 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.progress import NoProgress, ProgressDisplay
 from midstream.report.compare import is_greedy, where
-from midstream.report.numbers import counted, duration, mean, number, percent, sparkline, troubles, visible
+from midstream.report.numbers import counted, duration, mean, number, percent, sharing, sparkline, troubles, visible
 
 _RECENT = 10
 _SPARK_STEPS = 40
@@ -130,6 +130,7 @@ class PlainProgress:
             f"tool errors {percent(metrics.tool_use.error_rate)}",
             f"turns {metrics.turns_mean:.2f}",
             f"{number(timing.tokens_per_s)} tokens/s",
+            *sharing(metrics.sharing),
             f"{duration(self._clock.left_s or 0.0)} left",
         ]
         parts += filter(None, [self._troubles.text("lost to errors")])
@@ -246,9 +247,11 @@ class TerminalProgress:
         rows.append(("held-out", self._held_out()))
         if self._last is not None:
             metrics, timing = self._last
-            pace = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run   "
-            rows.append(("tool errors", Text(f"{pace}{number(timing.tokens_per_s)} tokens/s")))
+            habits = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run"
+            rows.append(("tool errors", Text(habits)))
             rows.append(("tools", _shares(metrics.tool_use.share)))
+            pace = [f"{number(timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]
+            rows.append(("speed", Text("   ".join(pace))))
         errors = self._troubles.text("lost, left out of training")
         if errors:
             rows.append(("errors", Text(errors, "bold yellow")))

@@ -268,7 +268,7 @@ def _share_bands(metrics: Sequence[StepMetrics]) -> list[Series]:
 
 
 def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> str:
-    """KL, clip fraction, gradient norm and seconds a step, small."""
+    """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
     return charts(
         small_line("KL to the reference", "k3, per token", [(m.step, m.kl) for m in metrics], "c4", as_percent=False),
         small_line(
@@ -282,9 +282,21 @@ def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming])
         small_line(
             "Gradient norm", "before clipping", [(m.step, m.grad_norm) for m in metrics], "c5", as_percent=False
         ),
+        small_line(
+            "Tokens for each unique one",
+            "common beginnings of rows are computed once",
+            [(m.step, m.sharing) for m in metrics if m.sharing is not None],
+            "c3",
+            as_percent=False,
+        ),
         small_line("Seconds a step", "wall clock", [(t.step, t.duration_s) for t in timings], "c8", as_percent=False),
         size="small",
     )
+
+
+def warned(metrics: Sequence[StepMetrics]) -> str:
+    """What the run warned of, a paragraph each."""
+    return "".join(f"<p>Warning: {text(words)}</p>" for step in metrics for words in step.warnings)
 
 
 def small_line(title: str, note: str, points: Sequence[Point], colour: str, *, as_percent: bool = True) -> str:

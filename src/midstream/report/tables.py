@@ -14,7 +14,7 @@ from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.report.compare import families, label, pick, success, where
 from midstream.report.evaluation_tables import evaluation_table, plain_table
-from midstream.report.numbers import change, mean, number, percent, troubles, visible
+from midstream.report.numbers import change, mean, number, percent, sharing, troubles, visible
 from midstream.report.stream_parts import (
     LEGEND,
     STREAM_LABELS,
@@ -230,6 +230,8 @@ def _add_metrics(rows: Table, metrics: Sequence[StepMetrics]) -> None:
         rows.add_row("calls", stream_words(last.streams))
     update = f"loss {number(last.loss)}, KL {number(last.kl)}, clipped {percent(last.clip_fraction)}"
     rows.add_row("update", f"{update}, gradient norm {number(last.grad_norm)}, sampler gap {number(last.logprob_gap)}")
+    for words in sharing(last.sharing):
+        rows.add_row("shared", f"{words} at the last step")
     lost, total = sum(step.trajectories_error for step in metrics), sum(step.trajectories for step in metrics)
     retried = sum(step.trajectories_retried for step in metrics)
     again = f", {retried:,} run again" if retried else ""

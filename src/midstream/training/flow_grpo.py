@@ -254,6 +254,8 @@ def _metrics(
         rows=sum(len(batch.rows) for batch in batches),
         prompt_tokens=sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
         completion_tokens=sampled,
+        total_tokens=sum(one.total_tokens for one in stats),
+        unique_tokens=sum(one.unique_tokens for one in stats),
         loss=fmean(one.loss for one in stats) if stats else 0.0,
         kl=sum(one.kl_sum for one in stats) / tokens,
         clip_fraction=sum(one.clipped for one in stats) / tokens,

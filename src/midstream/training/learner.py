@@ -1,7 +1,7 @@
 """The learner: forward, backward and AdamW on one process's weights, full or LoRA.
 
-Rows are padded into chunks of bounded size; equal sequences are computed once and their log-probabilities shared by
-all rows that hold them (eight rollouts of one task often sample the same action).
+Rows share their prefixes: what several begin with is computed once (`plan.py`, `passes.py`), whether the trie of the
+batch is, or, where that pays not or a model cannot, its rows one beside the other.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import compress, repeat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +21,14 @@ from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
-from midstream.training.logprobs import (
-    TokenSequence,
-    at_least_single,
-    completion_logprobs,
-    head,
-    hidden_states,
-    padded,
-    require_plain_head,
-)
+from midstream.packing.cost import Cost
+from midstream.packing.support import choose
+from midstream.packing.tree import Tree, tree_of
+from midstream.training.batch import Batch, Chunk
+from midstream.training.halves import at_least_single, head, hidden_states, require_plain_head
 from midstream.training.losses import PolicyLoss
+from midstream.training.passes import Plan, recomputing
+from midstream.training.plan import padded_chunks, plan_of
 from midstream.training.settings import LearnerConfig, LoraConfig
 from midstream.training.tiny import redraw, redrawn_ranges, share_gradient
 
@@ -56,6 +52,8 @@ class LocalLearner:
         if config.recompute_activations:
             _recompute_activations(self.model)
         share_gradient(self.model)
+        self.attention = choose(self.model, config.attention)
+        self.cost = Cost.of(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._fresh_optimizer()
 
@@ -66,34 +64,39 @@ class LocalLearner:
                 redraw(model, seed)
 
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
-        """Add the gradient of the weighted loss over `rows`; how they are chunked does not change it."""
-        sequences, members = _unique(rows)
-        stats = LossStats()
-        for chunk in _chunks(sequences, _by_length(sequences), self.config.chunk_tokens):
-            picked = [sequences[i] for i in chunk]
-            with _recomputing(self.model):
-                logprobs = completion_logprobs(self.model, picked)
-            reference = self._reference(picked) if loss.kl_coefficient else None
-            tokens = _Tokens.of([[rows[j] for j in members[i]] for i in chunk], logprobs)
-            new_logprobs = logprobs[tokens.index]
+        """Add the gradient of the weighted loss over `rows`; how they are packed does not change it."""
+        tree, plan = self._plan(rows)
+        inputs = _LossInputs.of(plan.batch, self._like())
+        reference = self._reference(plan) if loss.kl_coefficient else None
+        stats = LossStats(total_tokens=tree.total, unique_tokens=tree.unique)
+
+        def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
+            nonlocal stats
+            tokens = torch.from_numpy(chunk.tokens).to(logprobs.device)
+            choices = inputs.choices[tokens]
+            new_logprobs = logprobs[choices - chunk.choices.start]
+            old_logprobs = inputs.old_logprobs[tokens]
             result = loss.per_token(
                 new_logprobs,
-                tokens.old_logprobs,
-                None if reference is None else reference[tokens.index],
-                tokens.advantages,
-                tokens.weights,
-                tokens.kl_weights,
+                old_logprobs,
+                None if reference is None else reference[choices],
+                inputs.advantages[tokens],
+                inputs.weights[tokens],
+                inputs.kl_weights[tokens],
             )
             total = result.loss.sum()
             _require_finite(total.item(), "loss")
-            total.backward()
-            stats = LossStats(
+            stats = replace(
+                stats,
                 loss=stats.loss + total.item(),
                 kl_sum=stats.kl_sum + result.kl.sum().item(),
-                gap_sum=stats.gap_sum + (new_logprobs.detach() - tokens.old_logprobs).abs().sum().item(),
+                gap_sum=stats.gap_sum + (new_logprobs.detach() - old_logprobs).abs().sum().item(),
                 clipped=stats.clipped + int(result.clipped.sum()),
-                tokens=stats.tokens + len(tokens.index),
+                tokens=stats.tokens + len(tokens),
             )
+            return total
+
+        plan.backward(self.model, chunk_loss)
         return stats
 
     def optimizer_step(self, learning_rate: float) -> float:
@@ -111,33 +114,23 @@ class LocalLearner:
 
         As in a row's `old_logprobs`, what was not sampled has 0.
         """
-        sequences, members = _unique(rows)
-        out: dict[int, tuple[float, ...]] = {}
-        for chunk in _chunks(sequences, _by_length(sequences), self.config.chunk_tokens):
-            picked = [sequences[i] for i in chunk]
-            with torch.no_grad():
-                flat = self._reference(picked) if reference else completion_logprobs(self.model, picked)
-            parts = flat.split([one.predicted for one in picked])
-            for i, part in zip(chunk, parts, strict=True):
-                values = _spread(part.tolist(), sequences[i].sampled)
-                out |= dict.fromkeys(members[i], values)
-        return [out[j] for j in range(len(rows))]
+        _, plan = self._plan(rows)
+        return plan.batch.by_row(self._reference(plan) if reference else plan.logprobs(self.model))
 
     def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
         """One step of cross-entropy; returns the loss.
 
         Sampled tokens have weight 1, prompt tokens `prompt_weight`, what the environment put in between 0.
         """
-        sequences = [TokenSequence(row.prompt_ids, row.completion_ids, sampled=row.sampled) for row in rows]
         chunks = [
-            _weighted([sequences[i] for i in chunk], prompt_weight, self.model.device)
-            for chunk in _chunks(sequences, range(len(rows)), self.config.chunk_tokens)
+            _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
+            for chunk in padded_chunks([row.length for row in rows], self.config.chunk_tokens)
         ]
         total = torch.stack([weights.sum() for _, weights in chunks]).sum()
         value = 0.0
         for ids, weights in chunks:
             picked = weights[:, 1:] > 0
-            with _recomputing(self.model):
+            with recomputing(self.model):
                 logits = head(self.model, hidden_states(self.model, ids[:, :-1])[picked])
             losses = functional.cross_entropy(at_least_single(logits), ids[:, 1:][picked], reduction="none")
             loss = (losses * weights[:, 1:][picked]).sum() / total
@@ -210,114 +203,61 @@ class LocalLearner:
         config = self.config
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
 
-    def _reference(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-        with torch.no_grad():
-            if self.reference is not None:
-                return completion_logprobs(self.reference, sequences)
-            with self.model.disable_adapter():  # type: ignore[operator]
-                return completion_logprobs(self.model, sequences)
+    def _reference(self, plan: Plan) -> torch.Tensor:
+        if self.reference is not None:
+            return plan.logprobs(self.reference)
+        with self.model.disable_adapter():  # type: ignore[operator]
+            return plan.logprobs(self.model)
+
+    def _plan(self, rows: Sequence[Row]) -> tuple[Tree, Plan]:
+        """The trie of a batch, and how the batch is computed."""
+        tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
+        return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
+
+    def _like(self) -> torch.Tensor:
+        """An empty tensor of the device and type that log-probabilities have."""
+        return at_least_single(torch.empty(0, device=self.model.device, dtype=self.model.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Tokens:
-    """Flat tensors [_N] of many rows' sampled tokens; `index` picks each token's log-probability from its sequence."""
+class _LossInputs:
+    """Flat tensors [_M] of a batch's tokens; `choices` picks each token's log-probability."""
 
-    index: torch.Tensor
+    choices: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
     kl_weights: torch.Tensor
 
     @classmethod
-    def of(cls, rows_of: Sequence[Sequence[Row]], like: torch.Tensor) -> _Tokens:
-        """`rows_of[i]` holds the rows of the i-th sequence."""
-        index: list[int] = []
-        start = 0
-        for rows in rows_of:
-            length = TokenSequence.of(rows[0]).predicted
-            index += [start + j for _ in rows for j in range(length)]
-            start += length
-        flat = [row for rows in rows_of for row in rows]
-        lengths = torch.tensor([TokenSequence.of(row).predicted for row in flat])
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=like.dtype).repeat_interleave(lengths).to(like.device)
-
+    def of(cls, batch: Batch, like: torch.Tensor) -> _LossInputs:
+        """On `like`'s device, in its type."""
         return cls(
-            index=torch.tensor(index, device=like.device),
-            old_logprobs=like.new_tensor(
-                [value for row in flat for value in compress(row.old_logprobs, row.sampled or repeat(True))]
-            ),
-            advantages=spread([row.advantage for row in flat]),
-            weights=spread([row.weight for row in flat]),
-            kl_weights=spread([row.kl_weight for row in flat]),
+            choices=torch.from_numpy(batch.choices).to(like.device),
+            old_logprobs=batch.recorded(like),
+            advantages=batch.per_token([row.advantage for row in batch.rows], like),
+            weights=batch.per_token([row.weight for row in batch.rows], like),
+            kl_weights=batch.per_token([row.kl_weight for row in batch.rows], like),
         )
 
 
-def _unique(rows: Sequence[Row]) -> tuple[list[TokenSequence], list[list[int]]]:
-    """Distinct sequences in order of first appearance, and the rows that hold each."""
-    members: dict[TokenSequence, list[int]] = {}
-    for j, row in enumerate(rows):
-        members.setdefault(TokenSequence.of(row), []).append(j)
-    return list(members), list(members.values())
-
-
-def _spread(values: Sequence[float], sampled: Sequence[bool]) -> tuple[float, ...]:
-    """One value a completion token, from those of the sampled ones."""
-    left = iter(values)
-    return tuple(next(left) if drawn else 0.0 for drawn in sampled) if sampled else tuple(values)
-
-
-def _by_length(sequences: Sequence[TokenSequence]) -> list[int]:
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].length)
-
-
-def _chunks(sequences: Sequence[TokenSequence], order: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """`order` cut into pieces of at most `limit` padded tokens (a longer sequence goes alone)."""
-    chunk: list[int] = []
-    longest = 0
-    for i in order:
-        longest = max(longest, sequences[i].length)
-        if chunk and (len(chunk) + 1) * longest > limit:
-            yield chunk
-            chunk, longest = [], sequences[i].length
-        chunk.append(i)
-    if chunk:
-        yield chunk
-
-
-def _weighted(
-    sequences: Sequence[TokenSequence], prompt_weight: float, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids [rows, longest] and each token's weight in the supervised loss; a first token is predicted by none."""
-    ids, sampled = padded(sequences, device)
-    weights = sampled.to(torch.float32)
-    for i, one in enumerate(sequences):
-        weights[i, 1 : len(one.prompt_ids)] = prompt_weight
-    return ids, weights
+    longest = max(row.length for row in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    weights = torch.zeros(len(rows), longest)
+    for i, row in enumerate(rows):
+        prompt = len(row.prompt_ids)
+        ids[i, : row.length] = torch.tensor(row.prompt_ids + row.completion_ids)
+        weights[i, 1:prompt] = prompt_weight
+        weights[i, prompt : row.length] = torch.tensor(row.sampled, dtype=torch.float32) if row.sampled else 1.0
+    return ids.to(device), weights.to(device)
 
 
 def _recompute_activations(model: PreTrainedModel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version we allow
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-@contextmanager
-def _recomputing(model: PreTrainedModel) -> Iterator[None]:
-    """Where gradient checkpointing is on, mark the layers it is for, and nothing inside them, as training.
-
-    Transformers recomputes only what is in training; but dropout inside stays off, and the engine that shares the model
-    needs its cache.
-    """
-    layers = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
-    try:
-        for layer in layers:
-            layer.training = True
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
 
 
 def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from midstream import evaluation
 from midstream.core.errors import CheckpointError
+from midstream.core.metrics import StepMetrics
 from midstream.core.progress import ProgressDisplay
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
@@ -29,6 +30,7 @@ from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import TrainingConfig, WarmStartConfig
+from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import SupervisedTraining, copy_rate, require_copy_rate, warm_start
 
 WARM, TRAINED = "warm start", "trained"
@@ -82,6 +84,7 @@ class Session:
         self.parts, self.run_directory, self.progress = parts, run, progress
         self.environment = parts.make_environment()
         self.algorithm = self._algorithm()
+        self._warned = False  # of rows that share too little, once a run
 
     async def run(self) -> None:
         """Train to the end, from the newest checkpoint if there is one; whoever made the parts closes them."""
@@ -126,6 +129,7 @@ class Session:
         if loaded is not None:
             step, _ = loaded
             self.run_directory.rewind(step)
+            self._warned = any(one.warnings for one in self.run_directory.read_metrics())
             return step + 1
         self.run_directory.rewind(-1)
         await self._warm_start()
@@ -151,10 +155,24 @@ class Session:
         require_copy_rate(rate, config)
 
     def _record(self, outcome: StepOutcome) -> None:
-        self.run_directory.write_trajectories(outcome.metrics.step, outcome.trajectories)
-        self.run_directory.append_metrics(outcome.metrics)
+        metrics = self._with_warning(outcome)
+        self.run_directory.write_trajectories(metrics.step, outcome.trajectories)
+        self.run_directory.append_metrics(metrics)
         self.run_directory.append_timing(outcome.timing)
-        self.progress.step(outcome.metrics, outcome.timing)
+        self.progress.step(metrics, outcome.timing)
+
+    def _with_warning(self, outcome: StepOutcome) -> StepMetrics:
+        """The step's metrics; the first whose rows share too little says so, on screen too."""
+        metrics, parts = outcome.metrics, self.parts
+        text = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
+        if self._warned:
+            return metrics
+        text = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
+        if text is None:
+            return metrics
+        self._warned = True
+        self.progress.note(text)
+        return metrics.model_copy(update={"warnings": (text,)})
 
     async def _finish(self, steps: int) -> None:
         self.progress.phase("exporting weights, evaluating")

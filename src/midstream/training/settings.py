@@ -58,9 +58,12 @@ class LoraConfig(Frozen):
 
 
 class LearnerConfig(Frozen):
-    """AdamW and gradient clipping. `chunk_tokens` bounds the padded tokens of one forward pass, `threads` the CPU
-    threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
+    """AdamW and gradient clipping. `chunk_tokens` bounds the tokens that are held for one backward pass, `threads` the
+    CPU threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
     layer's input alone and computes the rest again in the backward pass (gradient checkpointing): the same gradient.
+
+    `attention` is how a batch's shared prefixes are computed once: a back end of `packing/attention.py`, "rows" for
+    rows that are padded and share nothing but equal ones, "auto" for what suits the model, the device and the batch.
     """
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -68,6 +71,7 @@ class LearnerConfig(Frozen):
     max_grad_norm: float = Field(default=1.0, gt=0)
     chunk_tokens: int = Field(default=6000, ge=1)
     recompute_activations: bool = False
+    attention: Literal["auto", "rows", "dense", "gather", "cascade", "varlen", "flex"] = "auto"
     lora: LoraConfig | None = None
     threads: int = Field(default=1, ge=1, le=1024)
 
