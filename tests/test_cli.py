@@ -196,7 +196,7 @@ def test_show_gives_a_runs_numbers(finished_run, capsys):
     code, out, _ = run(capsys, "show", finished_run, "--json")
     shown = json.loads(out)
     run_directory = RunDirectory.open(finished_run)
-    assert shown["metrics"] == [one.model_dump() for one in run_directory.read_metrics()]
+    assert shown["metrics"] == [one.model_dump(mode="json") for one in run_directory.read_metrics()]
     assert len(shown["evaluations"]) == 7
     assert shown["status"]["state"] == "finished"
 

@@ -70,6 +70,8 @@ def metrics(steps: int = 300, seed: int = 1) -> list[StepMetrics]:
                 rows=150,
                 prompt_tokens=12000,
                 completion_tokens=2400,
+                total_tokens=14400,
+                unique_tokens=3200,
                 loss=draw.gauss(0, 0.01),
                 kl=share * 0.02 + abs(draw.gauss(0, 0.001)),
                 clip_fraction=abs(draw.gauss(0.01, 0.004)),

@@ -147,6 +147,16 @@ def test_missing_results_are_said_beside_the_table():
     assert "12 of 400 (73.6% without them)" in text
 
 
+def test_shared_tokens_are_drawn_and_warnings_told():
+    steps = [one.model_copy(update={"warnings": ("the rows part in '<b>Memory</b>'",)}) for one in metrics(1)]
+    steps += metrics(3)[1:]
+    html = render_report(report_data(metrics=steps))
+    assert 'aria-label="Tokens for each unique one: 4.5 at step 1, 4.5 at step 3"' in html
+    assert "Warning: the rows part in '<b>Memory</b>'" in Page(html).text
+    uncounted = [one.model_copy(update={"unique_tokens": 0}) for one in steps]
+    assert 'aria-label="Tokens for each unique one' not in render_report(report_data(metrics=uncounted))
+
+
 def test_hostile_text_stays_text():
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     run = solved().model_copy(

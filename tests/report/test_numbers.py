@@ -34,6 +34,8 @@ def test_shares_and_changes():
     assert numbers.change(0.625, 0.5) == "-12.5"
     assert numbers.change(0.5, 0.49999) == "+0.0"
     assert numbers.change(None, 0.5) == "-"
+    assert numbers.sharing(4.449) == ["4.4 tokens for each unique one"]
+    assert numbers.sharing(None) == []
 
 
 def test_t_interval_against_a_worked_example():

@@ -91,6 +91,7 @@ def test_the_panel_holds_every_number_within_the_width(width):
         "70.6% at step 20",
         "best 70.6%",
         "6,857 tokens/s",
+        "4.5 tokens for each unique one",
         "local_search 55%",
         "finished",
     ):

@@ -119,7 +119,14 @@ def test_no_text_is_read_as_markup_or_steers_the_terminal(evil):
 
 def test_run_summary_counts_what_was_lost_and_left_out():
     text = shown(tables.run_summary("worlds-7", "worlds.toml", 300, metrics(), evaluations()))
-    for part in ("300 of 300", "6 of 19,200 trajectories lost", "3 broken", "too_long 7", "70.6%"):
+    for part in (
+        "300 of 300",
+        "4.5 tokens for each unique one",
+        "6 of 19,200 trajectories lost",
+        "3 broken",
+        "too_long 7",
+        "70.6%",
+    ):
         assert part in text, part
 
 

@@ -14,6 +14,7 @@ import torch
 from midstream.core.errors import RewardError, TrainingError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
+from midstream.packing.tree import tree_of
 from midstream.trainable import parts_of
 from midstream.training import flow_grpo
 from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
@@ -110,6 +111,9 @@ def test_a_steps_numbers_are_those_of_its_trajectories(make):
     assert metrics.turns_mean == pytest.approx(metrics.rows / 16)
     assert metrics.prompt_tokens == sum(len(call.prompt_ids) for call in calls)
     assert metrics.completion_tokens == sum(len(call.completion_ids) for call in calls)
+    tree = tree_of([call.prompt_ids + call.completion_ids for call in calls])
+    assert metrics.total_tokens == tree.total == metrics.prompt_tokens + metrics.completion_tokens
+    assert metrics.unique_tokens == tree.unique < tree.total
     assert sum(metrics.tool_use.share.values()) == pytest.approx(1.0)
     assert metrics.learning_rate == pytest.approx(parts.training.learning_rate / parts.training.warmup_steps)
     # The rows are on-policy: every ratio is 1, nothing is clipped, and policy and reference are still one.

@@ -15,6 +15,7 @@ from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.session import load_policy
+from midstream.training.sharing import WARN_BELOW
 from support.killed_training import differences
 
 
@@ -105,6 +106,38 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     assert main(["resume", str(root), "--quiet"]) == 0
     assert differences(finished_run, root) == []
     assert RunDirectory.open(root).status().state == "finished"
+
+
+LITTLE_SHARED = (
+    "--set",
+    "training.steps=4",
+    "--set",
+    "training.group_size=2",
+    "--set",
+    "agent.max_turns=1",
+    "--set",
+    "warm_start.steps=1",
+)
+
+
+def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupted(
+    ten_steps, tmp_path, monkeypatch, capsys
+):
+    assert train(ten_steps, tmp_path / "whole", *LITTLE_SHARED) == 0
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == said.count("first differ in what the policy wrote") == 1
+    metrics = RunDirectory.open(tmp_path / "whole").read_metrics()
+    low = [one.step for one in metrics if one.sharing < WARN_BELOW]
+    assert len(low) > 1, "the test needs another step that could warn"
+    assert [one.step for one in metrics if one.warnings] == low[:1]
+    interrupt(monkeypatch, FlowGRPO, "step", 4)
+    assert train(ten_steps, tmp_path / "interrupted", *LITTLE_SHARED) == 130
+    assert "first differ" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "interrupted"), "--quiet"]) == 0
+    assert "first differ" not in capsys.readouterr().err
+    assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
+    report = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "<p>Warning: step" in report
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(

@@ -1,7 +1,7 @@
 """The first forward pass over a batch of prompts: up to the logits of each one's first new token.
 
 Each distinct prefix is computed once, be it shared by the group, the tasks or the turns, and each request's cache is
-gathered from it. Where that saves little, and for a model that cannot attend over a trie, the distinct prompts are
+gathered from it. Where that saves nothing, and for a model that cannot attend over a trie, the distinct prompts are
 padded and computed whole.
 """
 
@@ -23,9 +23,9 @@ from midstream.packing.forward import causal_lm
 from midstream.packing.support import TRIAL, Choice, choose
 from midstream.packing.tree import Ints
 
-# Operations, about two seconds of a CPU core. The gathering takes some of it; and what a small model samples stays,
-# bit for bit, what it was.
-LEAST_SAVED = 50_000_000_000
+# Operations a token, two a weight. A smaller model gains a fifth of sampling at most, most of which is drawing; and what
+# the tiny planners of the documented runs sample stays, bit for bit, what it was.
+SMALLEST = 2_000_000
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative L2 distance of logits
 
 Asked = Sequence[tuple[Prompt, Request]]
@@ -57,19 +57,26 @@ class Prefill:
     def __call__(self, model: PreTrainedModel, asked: Asked) -> Prefilled:
         """In the way that costs less. Call it in inference mode."""
         self.prefixes.for_weights_of(model)
-        new = NewTokens(list(dict.fromkeys(prompt for prompt, _ in asked)), self.prefixes)
-        backend = self._backend(model, new)
-        return padded(model, asked) if backend is None else self.by_trie(model, asked, new, backend)
+        cost = Cost.of(model)
+        if cost.token >= SMALLEST:
+            new = NewTokens(list(dict.fromkeys(prompt for prompt, _ in asked)), self.prefixes)
+            backend = self._backend(model, new, cost)
+            if backend is not None:
+                return self.by_trie(model, asked, new, backend)
+        return padded(model, asked)
 
-    def _backend(self, model: PreTrainedModel, new: NewTokens) -> Backend | None:
-        """None where padding the prompts costs little more. It takes no clock: equal batches go the same way."""
-        cost, longest = Cost.of(model), max(map(len, new.paths))
-        limit = cost.padded(len(new.paths), longest) - LEAST_SAVED
+    def _backend(self, model: PreTrainedModel, new: NewTokens, cost: Cost) -> Backend | None:
+        """None where padding the prompts costs less. It takes no clock: equal batches go the same way.
+
+        At equal cost, as of a lone first prompt, it is the trie, which keeps what the next turn begins with.
+        """
+        longest = max(map(len, new.paths))
+        limit = cost.padded(len(new.paths), longest)
         if new.cost(cost) > limit:
             return None
         tried = (model, model.device, model.dtype)
         if tried != self._tried:
-            self._tried, self._choice = tried, _choice(model)
+            self._tried, self._choice = tried, choice_of(model)
         backend = self._choice.backend
         fits = backend and longest <= self._choice.longest and new.cost(cost, backend) <= limit
         return backend if fits else None
@@ -126,7 +133,7 @@ def next_logits(
 
 
 @torch.inference_mode(False)
-def _choice(model: PreTrainedModel) -> Choice:
+def choice_of(model: PreTrainedModel) -> Choice:
     """The back end that a model can attend with, if what it leaves in the cache is what the model itself does."""
     choice = choose(model)
     if choice.backend is None:

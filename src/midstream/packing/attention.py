@@ -20,8 +20,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from midstream.packing.tree import Segment
@@ -285,6 +283,7 @@ def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """Causal flash attention of each segment on its gathered path, aligned at the last key."""
+    from torch.nn.attention.varlen import varlen_attn  # imported where used: it takes seconds
 
     def spans() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
         index, query_ends, key_ends = [], [0], [0]
@@ -317,6 +316,8 @@ def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # takes a second
+
     def mask() -> BlockMask:
         first, last = layout.visible(q.device)
 
@@ -325,14 +326,14 @@ def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
 
         return create_block_mask(seen, None, None, layout.queries, layout.keys, device=q.device)
 
-    attend = _compiled_flex() if q.is_cuda else flex_attention
+    attend = _compiled(flex_attention) if q.is_cuda else flex_attention
     block_mask = layout.once("flex", q.device, mask)
     return attend(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
 
 
 @cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 _BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {

@@ -16,7 +16,7 @@ from midstream.packing.attention import Backend
 from midstream.packing.forward import causal_lm
 from midstream.packing.tree import Ints, Tree
 
-CALL = 2_000_000  # operations that a CPU core does in the time around one attention kernel
+CALL = 2_500_000  # operations that a CPU core does in the time around one attention kernel (benchmarks/update.py)
 BLOCKWISE: tuple[Backend, ...] = ("cascade", "gather")  # back ends that make a call a segment
 
 

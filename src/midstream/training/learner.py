@@ -57,6 +57,11 @@ class LocalLearner:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._fresh_optimizer()
 
+    @property
+    def unshared(self) -> str:
+        """Why prefixes that rows share are computed for each of them; "" where they are not, or so asked for."""
+        return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
+
     def redraw(self, seed: int) -> None:
         """Draw the random parts of a small planner's names afresh, alike in policy and reference."""
         for model in (self.model, self.reference):
@@ -65,6 +70,8 @@ class LocalLearner:
 
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
         """Add the gradient of the weighted loss over `rows`; how they are packed does not change it."""
+        if not _any_sampled(rows):
+            return LossStats()
         tree, plan = self._plan(rows)
         inputs = _LossInputs.of(plan.batch, self._like())
         reference = self._reference(plan) if loss.kl_coefficient else None
@@ -114,6 +121,8 @@ class LocalLearner:
 
         As in a row's `old_logprobs`, what was not sampled has 0.
         """
+        if not _any_sampled(rows):
+            return [(0.0,) * len(row.completion_ids) for row in rows]
         _, plan = self._plan(rows)
         return plan.batch.by_row(self._reference(plan) if reference else plan.logprobs(self.model))
 
@@ -239,6 +248,11 @@ class _LossInputs:
             weights=batch.per_token([row.weight for row in batch.rows], like),
             kl_weights=batch.per_token([row.kl_weight for row in batch.rows], like),
         )
+
+
+def _any_sampled(rows: Sequence[Row]) -> bool:
+    """Whether the policy drew any token of them."""
+    return any(any(row.sampled) if row.sampled else row.completion_ids for row in rows)
 
 
 def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

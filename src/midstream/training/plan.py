@@ -14,6 +14,9 @@ from midstream.training.passes import Plan
 from midstream.training.settings import LearnerConfig
 
 LOGITS = 2**25  # how many numbers the head makes at a time
+# Operations of a forward pass, under a second of a CPU core with its backward pass: for less, a batch stays padded, and
+# what a small planner learns stays bit for bit what it was.
+LEAST_SAVED = 10_000_000_000
 
 
 def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, config: LearnerConfig) -> Plan:
@@ -22,11 +25,11 @@ def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, conf
     distinct = _distinct(rows)
     chunks = list(padded_chunks([len(one) for one in distinct], config.chunk_tokens))
     padded = sum(cost.padded(len(chunk), len(distinct[chunk[-1]])) for chunk in chunks)
-    usable = attention.backend is not None and len(distinct[-1]) <= attention.longest
-    if attention.backend and usable and (config.attention != "auto" or cost.trie(tree, attention.backend) < padded):
+    backend = attention.backend if len(distinct[-1]) <= attention.longest else None
+    if backend and (config.attention != "auto" or cost.trie(tree, backend) <= padded - LEAST_SAVED):
         batch = Batch.of(rows, tree, tree.paths)
         stages = stages_of(tree, config.chunk_tokens, cost.work(tree, batch.heads))
-        return Plan(batch=batch, stages=stages, backend=attention.backend, heads_at_once=heads_at_once)
+        return Plan(batch=batch, stages=stages, backend=backend, heads_at_once=heads_at_once)
     flat = tree_of(distinct, share=False)
     place = {one: flat.paths[i] for i, one in enumerate(distinct)}
     return Plan(

@@ -1,0 +1,61 @@
+"""The update benchmark compares like with like: peers leave the same gradient, and FLOPs are those that PyTorch counts."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+from midstream.training.learner import LocalLearner
+from midstream.training.settings import LearnerConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from update_measure import measure
+from update_peers import Midstream, PaddingFree, Unshared, attention, recorded
+from update_shapes import Shape, Work, flops, make_model, make_rows, rows_work, trie_work
+
+SMALL = Shape(static=40, question=7, memory=9, completion=6, group=2, turns=2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("tiny")
+
+
+@pytest.mark.parametrize("which", ["gradient", "update"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_padding_free_rows_leave_the_same_gradient(model, which, shared):
+    model = copy.deepcopy(model)
+    rows = recorded(model, make_rows(Shape(**{**vars(SMALL), "shared": shared}), 2000))
+    peers = {"rows": PaddingFree(model, rows), "trie": Midstream(LocalLearner(model, LearnerConfig()), rows)}
+    taken = measure({name: getattr(peer, which) for name, peer in peers.items()}, model, 1, compared=2)
+    assert taken["trie"].difference < 1e-5
+    assert taken["trie"].loss == pytest.approx(taken["rows"].loss, abs=1e-6)
+
+
+def test_a_wrong_gradient_shows(model):
+    model = copy.deepcopy(model)
+    rows = recorded(model, make_rows(SMALL, 2000))
+    turns = {"all": PaddingFree(model, rows).gradient, "all but one": PaddingFree(model, rows[1:]).gradient}
+    assert measure(turns, model, 1, compared=2)["all but one"].difference > 1e-2
+
+
+def test_flops_are_those_that_torch_counts(model):
+    model = copy.deepcopy(model)
+    dense = Unshared(model, length=64, count=3, predicted=5)
+    with attention(model, "eager"), FlopCounterMode(display=False) as counter:
+        dense.gradient()
+    everything = Work(dense.work.tokens, 3 * 64 * 64, dense.work.predicted)  # eager attention computes what it masks
+    assert flops(everything, model) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_a_trie_takes_each_shared_token_once():
+    rows = make_rows(SMALL, 2000)
+    prompt, memory, tail, completion = 40 + 7, 9, 8, 6
+    first, second = completion - 1, memory + tail + completion - 1  # a last token predicts nothing
+    assert trie_work(rows).tokens == prompt + tail + 2 * (first + second)  # both rollouts begin with one prompt
+    assert trie_work(rows).predicted == 4 * completion - 1  # whose last token predicts for both
+    assert rows_work(rows).tokens == 4 * (prompt + tail + completion - 1) + 2 * memory
+    assert rows_work(rows).predicted == 4 * completion

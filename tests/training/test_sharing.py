@@ -1,0 +1,213 @@
+"""Rows that share too little are told, with the place where they part and what another order would bring."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.agents.compact import CompactPlanner
+from midstream.agents.compact import Config as CompactConfig
+from midstream.agents.prompted import PlannerConfig, PromptedPlanner
+from midstream.agents.template import prompt_text
+from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.metrics import StepMetrics
+from midstream.core.protocols import ModuleContext, Planner
+from midstream.core.trajectory import Call, Trajectory, Turn
+from midstream.engines.scripted import ScriptedEngine
+from midstream.packing.tree import tree_of
+from midstream.tools.base_generator import BaseGenerator
+from midstream.training.sequences import joined
+from midstream.training.sharing import first_difference, sharing_warning
+
+TOOL = BaseGenerator(ScriptedEngine([]))
+PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"
+
+
+def decode(ids: Sequence[int]) -> str:
+    """The tokens of a scripted engine are bytes."""
+    return bytes(ids).decode(errors="replace")
+
+
+def rolled_out(
+    planner: Planner,
+    *,
+    group: int = 2,
+    turns: int = 3,
+    tasks: int = 2,
+    result: str = "{t}",
+    plan: str = PLAN,
+    lessons: Callable[[int], str] = lambda i: "",
+) -> list[Trajectory]:
+    """What a planner is really asked and says in a step; all `{i}` and `{t}` are the rollout and the turn."""
+
+    async def play(question: str, i: int) -> tuple[Turn, ...]:
+        memory, played = Memory(), ()
+        for t in range(1, turns + 1):
+            engine = ScriptedEngine([plan.format(i=i, t=t)], token_ids=True)
+            context = ModuleContext(engine=engine, lessons=lessons(i))
+            action, calls = await planner.plan(question, [TOOL], memory, context)
+            memory = memory.append(MemoryRecord(turn=t, action=action, result=result.format(i=i, t=t)))
+            played = (*played, Turn(index=t, calls=calls))
+        return played
+
+    return [
+        Trajectory(id=f"q{q}-{i}", task_id=f"q{q}", turns=asyncio.run(play(f"How much is {q} plus {q} ?", i)))
+        for q in range(tasks)
+        for i in range(group)
+    ]
+
+
+def of_step(trajectories: Sequence[Trajectory], role: str = "planner", step: int = 1) -> StepMetrics:
+    """The step's counts, as a learner gives them."""
+    runs = [run for one in trajectories for run in joined([call for call in one.calls if call.role == role])]
+    tree = tree_of([run[-1].prompt_ids + run[-1].completion_ids for run in runs])
+    return StepMetrics(step=step, policy_version=0, reward_mean=0.0, total_tokens=tree.total, unique_tokens=tree.unique)
+
+
+def warning_of(trajectories: Sequence[Trajectory], role: str = "planner", step: int = 1) -> str | None:
+    return sharing_warning(of_step(trajectories, role, step), trajectories, role, decode)
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found[1].replace(",", ""))
+
+
+@pytest.fixture
+def instructions_last(tmp_path):
+    """A planner with the prompt that ships, but for its instructions, which follow the memory."""
+    system, user = prompt_text("planner").split("<!-- user -->\n")
+    title, rest = system.split("How to decide:")
+    instructions, tools = rest.split("{{lessons}}")
+    path = tmp_path / "planner.md"
+    path.write_text(f"{title}{tools}<!-- user -->\n{user}\n\nHow to decide:{instructions}", encoding="utf-8")
+    return PromptedPlanner(PlannerConfig(prompt_file=path)), len(instructions)
+
+
+def test_the_prompt_that_ships_shares_enough():
+    played = rolled_out(PromptedPlanner(PlannerConfig()))
+    assert of_step(played).sharing > 3
+    assert warning_of(played) is None
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_instructions_after_the_memory_are_told_with_the_gain_of_putting_them_first(instructions_last, group):
+    planner, length = instructions_last
+    played = rolled_out(planner, group=group)
+    before, better = of_step(played).sharing, of_step(rolled_out(PromptedPlanner(PlannerConfig()), group=group)).sharing
+    text = warning_of(played)
+    assert text.startswith(f"step 1: the rows of the update hold only {before:.2f} tokens for each unique one. ")
+    first, second = (decode(turn.calls[0].prompt_ids) for turn in played[0].turns[:2])
+    shared = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    assert first[:shared].rstrip().endswith("# Memory")
+    assert f"first differ in 'Memory', {shared:,} tokens into prompts of" in text
+    assert number(r"about ([\d,]+) tokens after", text) == pytest.approx(length, rel=0.1)
+    assert number(r"makes it about ([\d.]+)", text) == pytest.approx(better, rel=0.15)
+    assert better > 3 * before
+
+
+def test_later_steps_tell_only_of_little_sharing(instructions_last):
+    """What an order costs is known after the first; how much is shared may change while the policy learns."""
+    played = rolled_out(instructions_last[0])
+    assert warning_of(played, step=1)
+    assert warning_of(played, step=2) is None, "above the limit"
+    shared = of_step(played, step=2)
+    less = shared.model_copy(update={"unique_tokens": shared.total_tokens})
+    assert "'Memory'" in sharing_warning(less, played, "planner", decode)
+
+
+def test_what_changes_at_the_beginning_is_told(tmp_path):
+    """A different lesson for each rollout stands before everything else."""
+    path = tmp_path / "planner.md"
+    path.write_text(prompt_text("planner").replace("{{lessons}}", "").replace("# Planner", "{{lessons}}# Planner"))
+    planner = PromptedPlanner(PlannerConfig(prompt_file=path))
+    played = rolled_out(planner, group=4, turns=1, tasks=1, lessons=lambda i: f"{i} is a number to try.")
+    text = warning_of(played)
+    assert "first differ in 'Lessons from earlier tasks'" in text
+    assert number(r"makes it about ([\d.]+)", text) > 2
+
+
+def test_long_results_are_nothing_that_another_order_would_mend():
+    """Only what tools said is long, and it is the last of the prompt."""
+    played = rolled_out(PromptedPlanner(PlannerConfig()), turns=2, result="{i} and {t}, " * 2000)
+    text = warning_of(played)
+    assert "first differ in 'Memory'" in text
+    assert text.endswith("no other order would save much more.")
+
+
+def test_long_replies_are_told_as_what_the_policy_wrote():
+    plan = "{i} thinks. " * 1000 + PLAN
+    played = rolled_out(PromptedPlanner(PlannerConfig()), turns=1, plan=plan)
+    text = warning_of(played)
+    prompt = len(played[0].calls[0].prompt_ids)
+    assert f"share all of their prompt and first differ in what the policy wrote, {prompt:,} tokens in" in text
+
+
+def test_a_prompt_without_headings_is_told_by_the_line_before():
+    played = rolled_out(CompactPlanner(CompactConfig()), turns=2, tasks=1, plan=" goal {i} " + "more " * 20)
+    assert "first differ after 'r1', " in warning_of(played)
+
+
+def stream(task: str, i: int) -> Trajectory:
+    """A policy that writes one stream of two replies, with a tool's words in between."""
+    prompt, said, output, end = f"Question {task}", f"<think>{i} " * 20, f"<output>{i}</output>", f"{i} it is."
+    calls = []
+    for before, completion in ((prompt, said), (prompt + said + output, end)):
+        ids = tuple(completion.encode())
+        calls.append(
+            Call(role="policy", prompt_ids=tuple(before.encode()), completion_ids=ids, logprobs=(0.0,) * len(ids))
+        )
+    return Trajectory(id=f"{task}-{i}", task_id=task, closing_calls=tuple(calls))
+
+
+def test_a_stream_is_one_row_and_parts_in_what_the_policy_wrote():
+    played = [stream(task, i) for task in ("a", "b") for i in range(3)]
+    text = warning_of(played, "policy")
+    assert "first differ in what the policy wrote, 17 tokens in" in text  # "Question a<think>"
+
+
+def test_most_tasks_name_the_place(instructions_last):
+    """One whose rollouts all ended after their first turn has no memory to part in."""
+    short = rolled_out(instructions_last[0], turns=1, tasks=1)
+    long = [one.model_copy(update={"task_id": f"long {one.task_id}"}) for one in rolled_out(instructions_last[0])]
+    assert "first differ in 'Memory'" in warning_of([*short, *long])
+
+
+def test_nothing_to_compare_is_no_warning():
+    played = rolled_out(CompactPlanner(CompactConfig()), turns=1, plan=" goal {t}")
+    alone = [stream(str(i), i) for i in range(3)]
+    assert warning_of(alone, "policy") is None, "no two rows of a task"
+    low = StepMetrics(step=1, policy_version=0, reward_mean=0.0, total_tokens=5, unique_tokens=5)
+    assert sharing_warning(low, played, "planner", decode) is None, "rows of a task that are all the same"
+    uncounted = StepMetrics(step=1, policy_version=0, reward_mean=0.0)
+    assert uncounted.sharing is None
+    assert sharing_warning(uncounted, [stream("a", i) for i in range(3)], "policy", decode) is None
+
+
+TEXTS = st.text(alphabet="# Ab\n", max_size=8).map(lambda text: tuple(text.encode()))
+
+
+@given(st.lists(st.tuples(TEXTS.filter(bool), TEXTS.filter(bool)), min_size=2, max_size=6))
+def test_any_rows_part_where_a_naive_search_says(pairs):
+    runs = [[Call(role="planner", prompt_ids=prompt, completion_ids=completion)] for prompt, completion in pairs]
+    rows = {prompt + completion for prompt, completion in pairs}
+    found = first_difference(runs, decode)
+    if len(rows) == 1:
+        assert found is None
+        return
+    shared = 0
+    while len({row[: shared + 1] for row in rows}) == 1:
+        shared += 1
+    assert found.shared == shared
+    assert found.fixed_tokens <= found.prompt_tokens
+    assert sorted(found.texts) == sorted(map(decode, rows))
+    assert [Counter(text) for text in found.moved] == [Counter(text) for text in found.texts], (
+        "lines move, none is lost"
+    )
