@@ -14,10 +14,11 @@ from midstream.model_memory import (
     Part,
     Shape,
     checkpoint_bytes,
+    longest_row,
     peak,
+    row_bytes,
     sampling,
     shape_of,
-    token_bytes,
     update,
     weights,
 )
@@ -51,7 +52,7 @@ def engine_parts(
     table, trained = resolved["engines"][name], resolved["agent"][recipe.trained]
     parts = [weights(shape, table["dtype"])]
     if training and recipe.training and name == (recipe.training.weights or trained["engine"]):
-        more = update(shape, table["dtype"], recipe.learner, _after_prompt(resolved["agent"], trained))
+        more = update(shape, table["dtype"], recipe.learner, table["device"])
         if more is None:
             return None
         parts += more
@@ -84,8 +85,8 @@ def _engine_lines(recipe: Recipe, resolved: Mapping[str, Any], name: str, traini
     lines.append(f"  {_gb(peak(parts))}  at its peak; update, optimizer step and sampling follow one another")
     if any(part.name == "activations" for part in parts):
         width = WIDTHS[table["dtype"]]
-        more = 1000 * token_bytes(shape, width, recipe.learner)
-        lines.append(f"  {_gb(more)}  more for every 1,000 tokens that a row is longer than learner.chunk_tokens")
+        more, longest = 1000 * row_bytes(shape, width, recipe.learner), longest_row(recipe.learner)
+        lines.append(f"  {_gb(more)}  more for every 1,000 tokens that a row is longer than {longest:,}")
         lines.append(f"  {_gb(checkpoint_bytes(shape, width, recipe.learner))}  on disk for a checkpoint; two are kept")
     card = promised_bytes(recipe.name)
     return (

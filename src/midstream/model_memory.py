@@ -1,7 +1,7 @@
 """Memory of a decoder by formula: its parameters, an update of them, a key-value cache.
 
 Shapes are those of each model's public config.json, or of a local directory's; their parameter counts are exact. What
-an update keeps for the backward pass was counted in PyTorch's saved tensors (tests/test_model_memory.py); what a card's
+an update takes was counted in PyTorch's tensors as they come and go (tests/test_update_memory.py); what a card's
 driver, an allocator's gaps and a server's own buffers take is an allowance, and said to be one.
 """
 
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.training.settings import LearnerConfig
+from midstream.training.settings import LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 PROMPT_TOKENS = 1000  # what a prompted planner's instructions and five tools come to, before any memory
+TRUNKS = 3  # allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory
+FORK_TOKENS = 128  # allowance: how far apart the forks of a trie are
 _FLOAT = 4
-_LOGIT_BYTES = 12  # at the peak of the backward pass three float32 tensors of logits are there at once
+_LOGIT_BYTES = 12  # at its peak three float32 tensors of logits are there at once
 _DRAW_BYTES = 32  # sampling: logits four times in float32, their sum twice in float64
 
 Moment = Literal["always", "update", "step", "sampling"]
@@ -153,39 +155,82 @@ def weights(shape: Shape, dtype: str) -> Part:
     )
 
 
-def update(shape: Shape, dtype: str, learner: LearnerConfig, max_tokens: int) -> list[Part] | None:
+def update(shape: Shape, dtype: str, learner: LearnerConfig, device: str) -> list[Part] | None:
     """What training adds to the weights; None where a LoRA target is no known set of layers.
 
-    `max_tokens` bounds a completion. A row longer than `learner.chunk_tokens` takes more, in proportion.
+    It bounds an update of rows that are at most `longest_row(learner)` long; `row_bytes` is what a longer one adds.
+    Attention by "dense" or "gather" copies more than is said here.
     """
     if learner.lora and learner.lora.target != "all-linear":
         return None
     width, tokens = WIDTHS[dtype], learner.chunk_tokens
-    parts = _adapter(shape.adapter(learner.lora.rank)) if learner.lora else _all_weights(shape.parameters, width)
+    parts = _adapter(shape.adapter(learner.lora.rank)) if learner.lora else _all_weights(shape, width)
     per_token = token_bytes(shape, width, learner)
-    parts.append(
-        Part(
-            name="activations", bytes=tokens * per_token, formula=f"{tokens:,} tokens x {per_token:,}", moment="update"
-        )
-    )
-    completion = max(max_tokens, tokens * max_tokens // (PROMPT_TOKENS + max_tokens))
-    parts.append(
-        Part(
-            name="logits",
-            bytes=completion * shape.vocabulary * _LOGIT_BYTES,
-            formula=f"{completion:,} completion tokens x {shape.vocabulary:,} x {_LOGIT_BYTES}",
-            moment="update",
-        )
-    )
+    parts.append(_at_update("activations", tokens * per_token, f"{tokens:,} tokens x {per_token:,}"))
+    if learner.attention != "rows":
+        parts += _prefixes(shape, width, learner, gathered=device != "cpu" and width < _FLOAT)
+    logits = min(LOGITS, tokens * shape.vocabulary)
+    parts.append(_at_update("logits", logits * _LOGIT_BYTES, f"{logits:,} at a time x {_LOGIT_BYTES}"))
     return parts
 
 
+def longest_row(learner: LearnerConfig) -> int:
+    """How long a row may be before it takes more than its share.
+
+    A trie's stages get a quarter of `chunk_tokens` however much the prefixes before them hold.
+    """
+    return learner.chunk_tokens if learner.attention == "rows" else learner.chunk_tokens * 3 // 4
+
+
 def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
-    """What one token of a row keeps; recomputed, its layers' inputs, and one layer in full with its gradients."""
+    """What one token takes: what all its layers keep and the gradients of one.
+
+    Where activations are recomputed, its layers' inputs, and one layer in full with its gradients.
+    """
     kept = shape.kept_bytes(width, lora=learner.lora is not None)
     if not learner.recompute_activations:
-        return shape.layers * kept
+        return (shape.layers + 1) * kept
     return shape.layers * shape.hidden * width + 2 * kept
+
+
+def row_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
+    """What a row takes for each token that it is longer than `longest_row`: it may be one that others share."""
+    copies = 0 if learner.attention == "rows" else _copies(1, learner)
+    return token_bytes(shape, width, learner) + copies * shape.kv_bytes(width)
+
+
+def _prefixes(shape: Shape, width: int, learner: LearnerConfig, *, gathered: bool) -> list[Part]:
+    """What keys and values cost that several stages of a trie look at; `gathered`: by variable-length attention."""
+    each, longest, copies = shape.kv_bytes(width), longest_row(learner), _copies(TRUNKS, learner)
+    parts = [
+        _at_update(
+            "shared prefixes",
+            copies * longest * each,
+            f"up to {copies} copies x {longest:,} tokens x {each:,} of keys and values",
+        )
+    ]
+    if gathered and learner.attention in ("auto", "varlen"):
+        # A stage of n tokens has n / FORK_TOKENS runs, each with all keys before it: most where these are half.
+        keys = learner.chunk_tokens**2 // (4 * FORK_TOKENS)
+        layers = 2 if learner.recompute_activations else shape.layers + 1
+        layer = each // shape.layers
+        parts.append(
+            _at_update("gathered prefixes", keys * layers * layer, f"{keys:,} keys x {layers} layers x {layer:,}")
+        )
+    return parts
+
+
+def _copies(trunks: int, learner: LearnerConfig) -> int:
+    """How often a prefix's keys and values are there, where so many trunks of nearly its length hang on one another.
+
+    What stages go on from, and its gradient, for each trunk; then, what the passes of the trunks left, or, where that
+    is not recomputed, what each pass puts before its own keys.
+    """
+    return 2 * trunks + (1 if learner.recompute_activations else trunks)
+
+
+def _at_update(name: str, count: int, formula: str) -> Part:
+    return Part(name=name, bytes=count, formula=formula, moment="update")
 
 
 def checkpoint_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
@@ -204,7 +249,8 @@ def _adapter(count: int) -> list[Part]:
     ]
 
 
-def _all_weights(count: int, width: int) -> list[Part]:
+def _all_weights(shape: Shape, width: int) -> list[Part]:
+    count, head = shape.parameters, shape.vocabulary * shape.hidden
     return [
         Part(name="gradient", bytes=count * width, formula=f"parameters x {width}"),
         Part(name="AdamW", bytes=2 * count * width, formula=f"two moments x parameters x {width}"),
@@ -213,6 +259,7 @@ def _all_weights(count: int, width: int) -> list[Part]:
             name="AdamW's step", bytes=count * width, formula=f"what it holds for a moment: parameters x {width}",
             moment="step",
         ),
+        _at_update("the head's gradient", head * width, f"before it is added to the rest: {head:,} x {width}"),
     ]  # fmt: skip
 
 

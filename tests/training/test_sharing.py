@@ -211,3 +211,4 @@ def test_any_rows_part_where_a_naive_search_says(pairs):
     assert [Counter(text) for text in found.moved] == [Counter(text) for text in found.texts], (
         "lines move, none is lost"
     )
+    assert found.place or found.moved == found.texts, "what is alike behind a prompt cannot be moved"

@@ -23,8 +23,8 @@ from midstream.packing.forward import causal_lm
 from midstream.packing.support import TRIAL, Choice, choose
 from midstream.packing.tree import Ints
 
-# Operations a token, two a weight. A smaller model gains a fifth of sampling at most, most of which is drawing; and what
-# the tiny planners of the documented runs sample stays, bit for bit, what it was.
+# Operations a token, two a weight. A smaller model spends its time drawing: it gains a fifth of sampling at most, and
+# what the tiny planners of the documented runs sample stays, bit for bit, what it was.
 SMALLEST = 2_000_000
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative L2 distance of logits
 
@@ -87,7 +87,7 @@ class Prefill:
         device = logits.device
         paths, mask = (one.to(device) for one in _left_pad([new.paths[prompt] for prompt, _ in asked]))
         last = {(request.order, request.role): prompt for prompt, request in asked}
-        place = torch.from_numpy(self.prefixes.keep(last, new.paths, most=paths.numel())).to(device)
+        place = torch.from_numpy(self.prefixes.keep(last, new.paths, room=paths.numel())).to(device)
         held, self.prefixes.layers = self.prefixes.layers or [None] * len(fresh), []
         cache = DynamicCache(config=model.config)
         for index in range(len(fresh)):  # a layer at a time: what all of them take is there once

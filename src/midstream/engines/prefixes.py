@@ -36,6 +36,7 @@ class Prefixes:
         self._paths: dict[Prompt, Ints] = {}  # where each prompt's tokens are
         self._sorted: list[Prompt] = []
         self._asked: dict[Asker, Prompt] = {}
+        self._room = 0
 
     @property
     def size(self) -> int:
@@ -65,16 +66,22 @@ class Prefixes:
                 path = self._paths[near][:shared]
         return path
 
-    def keep(self, asked: Mapping[Asker, Prompt], paths: Mapping[Prompt, Ints], most: int) -> Ints:
-        """Hold a batch's prompts, and the other live ones as long as all are at most `most` tokens.
+    def keep(self, asked: Mapping[Asker, Prompt], paths: Mapping[Prompt, Ints], room: int) -> Ints:
+        """Hold a batch's prompts, and the other live ones if that takes no more than one batch's own cache.
 
-        `paths` say where the batch's tokens are: below the old _P among those that were held, from there on among new
-        ones. Returns, in these terms, where the keys and values of the new _P tokens are; `layers` are left to set.
+        Args:
+            asked: the batch's prompts by who asked.
+            paths: where their tokens are: below the old _P among those that were held, from there on among new ones.
+            room: tokens of the batch's cache; the largest since `clear` counts.
+
+        Returns:
+            In the terms of `paths`, where the keys and values of the new _P tokens are; `layers` are left to set.
         """
+        self._room = max(self._room, room)
         self._asked |= asked
         held = {prompt: self._paths[prompt] for prompt in self._asked.values() if prompt not in paths} | dict(paths)
         tree = tree_of(list(held))
-        if tree.unique > most:
+        if tree.unique > self._room:
             self._asked, held = dict(asked), dict(paths)
             tree = tree_of(list(held))
         place = np.empty(tree.unique, np.int64)

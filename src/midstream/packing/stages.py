@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from midstream.packing.tree import Segment, Tree
 
 Numbers = NDArray[np.float64]
+MOST_TRUNKS = 50  # one above the other; what forks more often than that is not cut further
 LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the budget is left to it
 
 
@@ -53,7 +54,8 @@ def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[S
 
     Args:
         tree: what is cut.
-        budget: in the unit of `work`. A trunk that is longer goes alone, and what hangs on it gets a quarter.
+        budget: in the unit of `work`. A trunk that is longer goes alone, and what hangs on it gets a quarter; below
+            `MOST_TRUNKS` trunks a subtree goes whole.
         work: of each token, numbers [_N]; None counts tokens.
     """
     own = _sums(tree, np.ones(tree.unique) if work is None else work)
@@ -64,7 +66,7 @@ def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[S
     for index in range(len(own) - 1, -1, -1):
         if tree.segments[index].parent >= 0:
             total[tree.segments[index].parent] += total[index]
-    return _Planner(tree, own, total, children, budget).plan(children[-1], 0.0)
+    return _Planner(tree, own, total, children, budget).plan(children[-1], 0.0, 0)
 
 
 def _sums(tree: Tree, work: Numbers) -> list[float]:
@@ -80,8 +82,8 @@ class _Planner:
     children: Sequence[Sequence[int]]
     budget: float
 
-    def plan(self, siblings: Sequence[int], held: float) -> tuple[Stage, ...]:
-        """Stages of neighbouring subtrees, while trunks of `held` work are kept: as even as whole subtrees allow."""
+    def plan(self, siblings: Sequence[int], held: float, trunks: int) -> tuple[Stage, ...]:
+        """Stages of neighbouring subtrees below `trunks` trunks of `held` work: as even as whole subtrees allow."""
         room = max(self.budget - held, self.budget / LEAST_SHARE)
         fitting = sum(self.total[i] for i in siblings if self.total[i] <= room)
         even = fitting / max(1, -(-fitting // room))
@@ -93,8 +95,8 @@ class _Planner:
             if together and (load + work > room or load + work / 2 > even):
                 stages.append(self._stage(together))
                 together, load = [], 0.0
-            if work > room:
-                stages.append(self._trunk(index, held))
+            if work > room and trunks < MOST_TRUNKS:
+                stages.append(self._trunk(index, held, trunks + 1))
             else:
                 together.append(index)
                 load += work
@@ -109,12 +111,12 @@ class _Planner:
             last += 1
         return Stage(siblings[0], last, segments[siblings[0]].start, end)
 
-    def _trunk(self, index: int, held: float) -> Stage:
+    def _trunk(self, index: int, held: float, trunks: int) -> Stage:
         """The segments from `index` down to where they fork, and what hangs on them."""
         last, work = index, self.own[index]
         while len(self.children[last]) == 1:
             last = self.children[last][0]
             work += self.own[last]
         segments = self.tree.segments
-        below = self.plan(self.children[last], held + work)
+        below = self.plan(self.children[last], held + work, trunks)
         return Stage(index, last + 1, segments[index].start, segments[last].end, below)

@@ -11,9 +11,7 @@ from midstream.packing.support import Choice
 from midstream.packing.tree import Tree, tree_of
 from midstream.training.batch import Batch
 from midstream.training.passes import Plan
-from midstream.training.settings import LearnerConfig
-
-LOGITS = 2**25  # how many numbers the head makes at a time
+from midstream.training.settings import LOGITS, LearnerConfig
 # Operations of a forward pass, under a second of a CPU core with its backward pass: for less, a batch stays padded, and
 # what a small planner learns stays bit for bit what it was.
 LEAST_SAVED = 10_000_000_000

@@ -14,6 +14,7 @@ from midstream.training.losses import PolicyLoss
 from midstream.training.variants import with_defaults
 
 COPY_SAMPLES = 4  # rollouts a question of the copy gate, for a rate that is steady to a few points
+LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

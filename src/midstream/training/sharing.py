@@ -82,7 +82,7 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Differen
     replies = [decode(row[max(shared, len(prompt)) :]) for row, prompt in prompts.items()]
     fixed = reduce(and_, map(Counter, rests))
     lines = "".join(fixed.elements())
-    others = ["".join((Counter(rest) - fixed).elements()) for rest in rests]
+    others = [_without(rest, fixed) for rest in rests]
     prompt_tokens = fmean(map(len, prompts.values()))
     share_fixed = len(lines) / max(1.0, len(lines) + fmean(map(len, others)))
     in_prompt = shared < min(map(len, prompts.values()))
@@ -94,6 +94,18 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Differen
         texts=tuple(head + "".join(rest) + reply for rest, reply in zip(rests, replies, strict=True)),
         moved=tuple(lines + head + rest + reply for rest, reply in zip(others, replies, strict=True)),
     )
+
+
+def _without(lines: Sequence[str], fixed: Counter[str]) -> str:
+    """What is left of lines, in their order, when `fixed` are taken out."""
+    left = fixed.copy()
+    kept = []
+    for line in lines:
+        if left[line]:
+            left[line] -= 1
+        else:
+            kept.append(line)
+    return "".join(kept)
 
 
 def _place(prompt: str, at: int) -> str:
@@ -135,5 +147,5 @@ def _advice(found: Sequence[Difference], sharing: float, gain: float) -> str:
     return (
         f"{where}, and about {typical.fixed_tokens:,.0f} tokens after that are the same in all of them. Put what is "
         f"fixed (instructions, tools) first and what changes last: that makes it about {sharing * gain:.1f} "
-        "(docs/flow-grpo.md)."
+        "(docs/policy-update.md)."
     )
