@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from midstream import evaluation
 from midstream.cli import main
 from midstream.core.errors import CheckpointError
+from midstream.packing.support import Choice
 from midstream.runs import RunDirectory
+from midstream.training import learner
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.session import load_policy
@@ -138,6 +140,14 @@ def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupt
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
     report = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
     assert "<p>Warning: step" in report
+
+
+def test_a_model_that_cannot_share_prefixes_is_told_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learner, "choose", lambda model, wanted: Choice(None, "NovelForCausalLM has layers of type new"))
+    for wanted, told in (("auto", 1), ("rows", 0)):
+        arguments = ("--set", "training.steps=1", "--set", f'learner.attention="{wanted}"')
+        assert train(ten_steps, tmp_path / wanted, *arguments) == 0
+        assert capsys.readouterr().err.count("whole, each for itself: NovelForCausalLM has layers of type new") == told
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(

@@ -12,6 +12,7 @@ from midstream.packing.tree import Tree, tree_of
 from midstream.training.batch import Batch
 from midstream.training.passes import Plan
 from midstream.training.settings import LOGITS, LearnerConfig
+
 # Operations of a forward pass, under a second of a CPU core with its backward pass: for less, a batch stays padded, and
 # what a small planner learns stays bit for bit what it was.
 LEAST_SAVED = 10_000_000_000

@@ -91,6 +91,8 @@ class Session:
         first = await self._begin()
         steps = self.parts.training.steps
         self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
+        if self.parts.learner.unshared and self.parts.training.algorithm == "flow_grpo":
+            self.progress.note(f"rows that begin alike are computed whole, each for itself: {self.parts.learner.unshared}")
         for step in range(first, steps + 1):
             self._record(await self.algorithm.step(step))
             if step % self.parts.training.validate_every == 0 or step == steps:
@@ -164,7 +166,6 @@ class Session:
     def _with_warning(self, outcome: StepOutcome) -> StepMetrics:
         """The step's metrics; the first whose rows share too little says so, on screen too."""
         metrics, parts = outcome.metrics, self.parts
-        text = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
         if self._warned:
             return metrics
         text = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
