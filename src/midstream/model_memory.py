@@ -1,7 +1,7 @@
 """Memory of a decoder by formula: its parameters, an update of them, a key-value cache.
 
 Shapes are those of each model's public config.json, or of a local directory's; their parameter counts are exact. What
-an update takes was counted in PyTorch's tensors as they come and go (tests/test_update_memory.py); what a card's
+an update takes was counted in PyTorch's tensors as they come and go (tests/test_model_memory.py); what a card's
 driver, an allocator's gaps and a server's own buffers take is an allowance, and said to be one.
 """
 
@@ -20,7 +20,9 @@ GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 PROMPT_TOKENS = 1000  # what a prompted planner's instructions and five tools come to, before any memory
-TRUNKS = 3  # allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory
+TRUNKS = (
+    3  # allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory
+)
 FORK_TOKENS = 128  # allowance: how far apart the forks of a trie are
 _FLOAT = 4
 _LOGIT_BYTES = 12  # at its peak three float32 tensors of logits are there at once

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Sampling
@@ -24,17 +24,16 @@ IDS = sorted(TOKENIZER.encode("print(1)</python></answer>5\n\n<output>5</python>
 END: int = TOKENIZER.convert_tokens_to_ids("<|im_end|>")  # type: ignore[assignment]
 
 
-class Recital:
+class Recital(Qwen2ForCausalLM):
     """A model that says the tokens it was given, whatever it reads."""
 
-    device = torch.device("cpu")
-    generation_config = SimpleNamespace(eos_token_id=END)
-
     def __init__(self, says: list[int], prompt: int) -> None:
-        self.config = Qwen2Config(num_hidden_layers=1)
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+        super().__init__(Qwen2Config(num_hidden_layers=1, vocab_size=8, **sizes))
+        self.generation_config = SimpleNamespace(eos_token_id=END)
         self._says, self._prompt = says, prompt
 
-    def __call__(self, *, position_ids: torch.Tensor, **_: Any) -> Any:
+    def forward(self, *, position_ids: torch.Tensor, **_: Any) -> Any:
         logits = torch.zeros(len(position_ids), 1, len(TOKENIZER))
         logits[:, :, self._says[int(position_ids[0, -1]) - self._prompt + 1]] = 50.0
         return SimpleNamespace(logits=logits)
@@ -43,7 +42,7 @@ class Recital:
 def said(ids: list[int], *, stop: tuple[str, ...] = STOPS, keep: bool = False, max_tokens: int = 0) -> Call:
     """The call in which a model says `ids`."""
     sampling = Sampling(temperature=0.0, max_tokens=max_tokens or len(ids), stop=stop)
-    engine = TransformersLocal(Recital(ids, 2), TOKENIZER)  # type: ignore[arg-type]
+    engine = TransformersLocal(Recital(ids, 2), TOKENIZER)
     return asyncio.run(engine.sample(Request(role="policy", prompt_ids=(5, 6), sampling=sampling, keep_stop=keep)))
 
 

@@ -45,7 +45,7 @@ def test_rows_that_share_nothing_are_padded():
 
 
 def test_what_a_small_model_would_save_is_left():
-    small = Cost(token=10**5, pair=10**3, predicted=10**4, call=10**6, vocabulary=1000)
+    small = Cost(token=10**6, pair=10**3, predicted=10**4, call=10**6, vocabulary=1000)
     assert planned(rows_of(8, 400, 20), cost=small).backend is None
     assert planned(rows_of(8, 400, 20), cost=small, attention="cascade").backend == "cascade"
 

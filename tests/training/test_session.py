@@ -143,7 +143,9 @@ def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupt
 
 
 def test_a_model_that_cannot_share_prefixes_is_told_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(learner, "choose", lambda model, wanted: Choice(None, "NovelForCausalLM has layers of type new"))
+    monkeypatch.setattr(
+        learner, "choose", lambda model, wanted: Choice(None, "NovelForCausalLM has layers of type new")
+    )
     for wanted, told in (("auto", 1), ("rows", 0)):
         arguments = ("--set", "training.steps=1", "--set", f'learner.attention="{wanted}"')
         assert train(ten_steps, tmp_path / wanted, *arguments) == 0

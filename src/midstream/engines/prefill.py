@@ -23,9 +23,6 @@ from midstream.packing.forward import causal_lm
 from midstream.packing.support import TRIAL, Choice, choose
 from midstream.packing.tree import Ints
 
-# Operations a token, two a weight. A smaller model spends its time drawing: it gains a fifth of sampling at most, and
-# what the tiny planners of the documented runs sample stays, bit for bit, what it was.
-SMALLEST = 2_000_000
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative L2 distance of logits
 
 Asked = Sequence[tuple[Prompt, Request]]
@@ -58,7 +55,7 @@ class Prefill:
         """In the way that costs less. Call it in inference mode."""
         self.prefixes.for_weights_of(model)
         cost = Cost.of(model)
-        if cost.token >= SMALLEST:
+        if cost.counts:
             new = NewTokens(list(dict.fromkeys(prompt for prompt, _ in asked)), self.prefixes)
             backend = self._backend(model, new, cost)
             if backend is not None:

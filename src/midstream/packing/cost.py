@@ -17,6 +17,9 @@ from midstream.packing.forward import causal_lm
 from midstream.packing.tree import Ints, Tree
 
 CALL = 2_500_000  # operations that a CPU core does in the time around one attention kernel (benchmarks/update.py)
+# Operations a token, two a weight. With a smaller model an update takes a fraction of a second, and sampling spends its
+# time on draws: there is little to gain, and what the tiny planners of the documented runs do stays the same to the bit.
+SMALLEST = 2_000_000
 BLOCKWISE: tuple[Backend, ...] = ("cascade", "gather")  # back ends that make a call a segment
 
 
@@ -48,6 +51,11 @@ class Cost:
             call=CALL * config.num_hidden_layers,
             vocabulary=vocabulary,
         )
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model is large enough for its cost to count; if not, batches are padded, whatever they share."""
+        return self.token >= SMALLEST
 
     def trie(self, tree: Tree, backend: Backend) -> int:
         """Of a trie's tokens, each once."""

@@ -13,10 +13,6 @@ from midstream.training.batch import Batch
 from midstream.training.passes import Plan
 from midstream.training.settings import LOGITS, LearnerConfig
 
-# Operations of a forward pass, under a second of a CPU core with its backward pass: for less, a batch stays padded, and
-# what a small planner learns stays bit for bit what it was.
-LEAST_SAVED = 10_000_000_000
-
 
 def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, config: LearnerConfig) -> Plan:
     """A plan for `rows`, whose trie is `tree`. By the one way and the other, only rounding differs."""
@@ -25,7 +21,7 @@ def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, conf
     chunks = list(padded_chunks([len(one) for one in distinct], config.chunk_tokens))
     padded = sum(cost.padded(len(chunk), len(distinct[chunk[-1]])) for chunk in chunks)
     backend = attention.backend if len(distinct[-1]) <= attention.longest else None
-    if backend and (config.attention != "auto" or cost.trie(tree, backend) <= padded - LEAST_SAVED):
+    if backend and (config.attention != "auto" or (cost.counts and cost.trie(tree, backend) < padded)):
         batch = Batch.of(rows, tree, tree.paths)
         stages = stages_of(tree, config.chunk_tokens, cost.work(tree, batch.heads))
         return Plan(batch=batch, stages=stages, backend=backend, heads_at_once=heads_at_once)

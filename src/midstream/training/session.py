@@ -92,7 +92,9 @@ class Session:
         steps = self.parts.training.steps
         self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
         if self.parts.learner.unshared and self.parts.training.algorithm == "flow_grpo":
-            self.progress.note(f"rows that begin alike are computed whole, each for itself: {self.parts.learner.unshared}")
+            self.progress.note(
+                f"rows that begin alike are computed whole, each for itself: {self.parts.learner.unshared}"
+            )
         for step in range(first, steps + 1):
             self._record(await self.algorithm.step(step))
             if step % self.parts.training.validate_every == 0 or step == steps:

@@ -1,0 +1,201 @@
+"""What one policy update costs, beside TRL's, padding-free rows, and the FLOPs of its unique tokens.
+
+    python benchmarks/update.py                                    # all shapes but the large one, tiny model
+    python benchmarks/update.py --model mid --rounds 3             # 12 layers, 768 wide
+    python benchmarks/update.py --model mid --shapes large --rounds 1 --peers midstream      # 64 rollouts: memory
+    python benchmarks/update.py --model planner --shapes demo      # the demo's own planner on its own rows
+
+One thread, one process, randomly initialised Qwen2 models. The peers are told in update_peers.py, the shapes in
+update_shapes.py. Two tables: the gradient pass (forward and backward; old log-probabilities given, no KL term) and the
+whole update (old and reference log-probabilities, then the gradient with its KL term), all by each peer's own code.
+
+"x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians; beside them what is wanted.
+"of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s of a dense batch of the same model
+(rows of one length, nothing shared, plain transformers; measured in the same rounds), over midstream's; it can pass
+100 %, for that batch keeps more in memory. "MB" is what a pass adds at its peak, "MB x ..." theirs over midstream's.
+"gradients differ" is the largest relative L2 distance from padding-free's gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from update_measure import Taken, measure
+from update_peers import Midstream, PaddingFree, Peer, Unshared, recorded
+from update_shapes import SHAPES, SIZES, demo_rows, flops, longest_id, make_model, make_rows, rows_work, trie_work
+from update_trl import Trl
+
+from midstream.core.protocols import Row
+from midstream.training.learner import LocalLearner
+from midstream.training.settings import LearnerConfig
+
+PEERS = ("padding-free", "midstream", "TRL")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the gradient pass must reach: ratios of CPU time, share of the limit, padding-free's memory over ours."""
+
+    trl: float | None = None
+    padding_free: float | None = None
+    limit: float | None = None
+    memory: float | None = None
+    process_gb: float | None = None  # at most, all told
+
+
+WANTED = {
+    "base": Wanted(trl=4.5, padding_free=3.0, memory=2.0),
+    "static-2000": Wanted(trl=8.0, padding_free=6.0, limit=0.9),
+    "turns-10": Wanted(trl=7.0, padding_free=4.5, limit=0.9),
+    "unshared": Wanted(padding_free=0.95, limit=0.9),
+    "large": Wanted(process_gb=8.0),
+    "demo": Wanted(padding_free=0.95),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One shape: what it holds, what each peer took, and the CPU seconds of the limit."""
+
+    shape: str
+    rows: int
+    total: int
+    unique: int
+    limit_s: float
+    gradient: dict[str, Taken]
+    update: dict[str, Taken] = field(default_factory=dict)
+
+
+def run(shape: str, model: PreTrainedModel, rows: Sequence[Row], arguments: argparse.Namespace) -> Result:
+    """All that is asked for one shape."""
+    learner = LocalLearner(model, LearnerConfig())
+    rows = recorded(learner, rows)
+    work, whole = trie_work(rows), rows_work(rows)
+    print(f"{shape}: {len(rows)} rows, {whole.tokens} tokens, {work.tokens} unique", flush=True)
+    peers = made(learner, rows, arguments.peers)
+    turns = {name: peer.gradient for name, peer in peers.items()}
+    dense = Unshared.like(model, rows)
+    taken = measure({**turns, "dense": dense.gradient}, model, arguments.rounds, compared=len(turns))
+    limit_s = taken["dense"].cpu_s * flops(work, model) / flops(dense.work, model)
+    update: dict[str, Taken] = {}
+    if not arguments.gradient_only:
+        update = measure({n: peer.update for n, peer in peers.items()}, model, arguments.rounds, compared=len(peers))
+    return Result(shape, len(rows), whole.tokens, work.tokens, limit_s, taken, update)
+
+
+def made(learner: LocalLearner, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Peer]:
+    """The peers asked for; padding-free first, whose gradient the others' are compared with."""
+    makers = {
+        "padding-free": lambda: PaddingFree(learner.model, rows),
+        "midstream": lambda: Midstream(learner, rows),
+        "TRL": lambda: Trl(learner.model, rows),
+    }
+    return {name: makers[name]() for name in PEERS if name in names}
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+COLUMNS = ["shape", "rows", "total", "unique", "total / unique", "midstream, CPU s", "x TRL", "x padding-free"]
+COLUMNS += ["of limit", "midstream, MB", "MB x TRL", "MB x padding-free", "gradients differ"]
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [COLUMNS, ["---"] * len(COLUMNS), *lines])
+
+
+def gradient_line(one: Result) -> list[str]:
+    """With what is wanted."""
+    limit = one.limit_s / one.gradient["midstream"].cpu_s
+    return _line(one, one.gradient, f"{limit:.0%}", WANTED[one.shape])
+
+
+def update_line(one: Result) -> list[str]:
+    """The limit is that of the gradient pass alone."""
+    return _line(one, one.update, "", Wanted())
+
+
+def _line(one: Result, taken: dict[str, Taken], limit: str, wanted: Wanted) -> list[str]:
+    def over(peer: str, attribute: str, least: float | None = None) -> str:
+        if peer not in taken:
+            return "-"
+        return _beside(f"{getattr(taken[peer], attribute) / getattr(taken['midstream'], attribute):.2f}", least)
+
+    return [
+        one.shape,
+        *map(str, (one.rows, one.total, one.unique)),
+        f"{one.total / one.unique:.2f}",
+        f"{taken['midstream'].cpu_s:.2f}",
+        over("TRL", "cpu_s", wanted.trl),
+        over("padding-free", "cpu_s", wanted.padding_free),
+        _beside(limit, wanted.limit, ".0%"),
+        f"{taken['midstream'].peak_mb:.0f}",
+        over("TRL", "peak_mb"),
+        over("padding-free", "peak_mb", wanted.memory),
+        f"{max(own.difference for own in taken.values()):.0e}",
+    ]
+
+
+def _beside(found: str, wanted: float | None, how: str = "g") -> str:
+    return found if wanted is None else f"{found} (wanted {wanted:{how}})"
+
+
+def process_line(one: Result) -> str:
+    """All that the process held while midstream was at its peak: models, gradients, and what the pass added."""
+    held = f"{one.gradient['midstream'].process_mb / 1000:.2f} GB"
+    limit = WANTED[one.shape].process_gb
+    return f"{one.shape}: the process held {held} at midstream's peak" + (
+        f" (wanted: at most {limit:g})" if limit else ""
+    )
+
+
+def prepared(arguments: argparse.Namespace) -> list[tuple[str, PreTrainedModel, list[Row]]]:
+    """(shape, model, rows) of each shape asked for."""
+    vocabulary, planner, demo = 0, None, []
+    if "demo" in arguments.shapes:
+        planner, demo = demo_rows()
+        vocabulary = longest_id(demo) + 1
+    if arguments.model == "planner":
+        if planner is None or arguments.shapes != ["demo"]:
+            raise SystemExit("the demo's planner knows its own words alone: --model planner takes --shapes demo")
+        return [("demo", planner, demo)]
+    model = make_model(arguments.model, vocabulary=vocabulary)
+    size = model.config.vocab_size
+    return [(name, model, demo if name == "demo" else make_rows(SHAPES[name], size)) for name in arguments.shapes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [*SHAPES, "demo"]
+    parser.add_argument("--shapes", nargs="+", choices=known, default=[name for name in known if name != "large"])
+    parser.add_argument("--model", choices=["tiny", "mid", "planner"], default="tiny")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--gradient-only", action="store_true", help="leave out the whole update")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    arguments = parser.parse_args()
+    if "midstream" not in arguments.peers:
+        parser.error("midstream is what the others are compared with: name it among --peers")
+    torch.set_num_threads(1)
+    results = [run(name, model, rows, arguments) for name, model, rows in prepared(arguments)]
+    print(f"\nGradient pass, model {arguments.model}, medians of {arguments.rounds}\n")
+    print(table([gradient_line(one) for one in results]))
+    if not arguments.gradient_only:
+        print("\nWhole update\n")
+        print(table([update_line(one) for one in results]))
+    print("", *map(process_line, results), sep="\n")
+    if arguments.json:
+        found: dict[str, Any] = {"model": SIZES.get(arguments.model), "results": [asdict(one) for one in results]}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

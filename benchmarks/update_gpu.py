@@ -1,0 +1,141 @@
+"""The policy update on one GPU, beside the peers of update.py: seconds, tokens per second, utilisation, memory.
+
+    python benchmarks/update_gpu.py                       # Qwen2.5-7B's shape with LoRA, then 1.5B's in full
+    python benchmarks/update_gpu.py --device cpu --tiny   # no numbers worth reading: does the code run?
+
+It has not run on a GPU yet: only the second line has. Models are randomly initialised, in bfloat16, and recompute
+activations; the batch has four questions of eight rollouts of three turns. Padding-free rows use flash attention of
+variable length; TRL is left out where it is not installed. Times are medians of wall-clock seconds after one round of
+warming up.
+
+"tokens / s" counts the tokens of all rows, whoever computes them once or often. "MFU", model FLOP utilisation, is the
+FLOPs of what the peer must compute (unique tokens for midstream, all for the others; recomputed activations are not
+counted) over its seconds, as a share of the card's dense bfloat16 peak in its data sheet, or of a matrix product's rate
+in this run where the card is none of `PEAKS`. "GB" is all that PyTorch held at the peak. "of ceiling" is padding-free's
+seconds over midstream's, divided by the ratio of their FLOPs; wanted is 60 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from update_measure import Taken, measure
+from update_peers import Midstream, PaddingFree, Peer, recorded
+from update_shapes import SHAPES, Shape, Work, flops, make_model, make_rows, rows_work, trie_work
+from update_trl import Trl
+
+from midstream.core.protocols import Row
+from midstream.training.learner import LocalLearner
+from midstream.training.settings import LearnerConfig, LoraConfig
+
+PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+TOY = Shape(static=60, question=12, memory=20, completion=20, group=2)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and how it is trained."""
+
+    name: str
+    size: str
+    lora: LoraConfig | None
+
+
+SETUPS = (Setup("7B, LoRA", "7b", LoraConfig()), Setup("1.5B, full", "1.5b", None))
+
+
+def run(setup: Setup, arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Taken]], list[str]]:
+    """All peers on one model: by shape, and their lines of the table."""
+    size = "tiny" if arguments.tiny else setup.size
+    model = make_model(size, device=arguments.device, dtype=torch.bfloat16)
+    learner = LocalLearner(model, LearnerConfig(lora=setup.lora, recompute_activations=True))
+    found, table = {}, []
+    for shape in ["toy"] if arguments.tiny else arguments.shapes:
+        lengths = TOY if arguments.tiny else replace(SHAPES[shape], questions=4)
+        rows = recorded(learner, make_rows(lengths, model.config.vocab_size))
+        print(f"{setup.name}, {shape}", flush=True)
+        peers = made(learner, rows)
+        turns = {name: peer.gradient for name, peer in peers.items()}
+        found[shape] = measure(turns, learner.model, arguments.rounds, compared=len(turns), warm=True)
+        whole = rows_work(rows)
+        work = dict.fromkeys(peers, whole) | {"midstream": trie_work(rows)}
+        needed = {name: flops(one, model, trained=setup.lora is None) for name, one in work.items()}
+        table += lines(f"{setup.name}, {shape}", found[shape], needed, whole, peak(arguments.device))
+    return found, table
+
+
+def made(learner: LocalLearner, rows: Sequence[Row]) -> dict[str, Peer]:
+    """All peers; TRL where it is installed."""
+    peers: dict[str, Peer] = {"padding-free": PaddingFree(learner.model, rows), "midstream": Midstream(learner, rows)}
+    return peers | ({"TRL": Trl(learner.model, rows)} if importlib.util.find_spec("trl") else {})
+
+
+def lines(name: str, taken: dict[str, Taken], needed: dict[str, float], whole: Work, peak_flops: float) -> list[str]:
+    """A line a peer."""
+    ceiling = needed["padding-free"] / needed["midstream"]
+    faster = taken["padding-free"].wall_s / taken["midstream"].wall_s
+    found = []
+    for peer, one in taken.items():
+        cells = [name, peer, f"{one.wall_s:.2f}", f"{whole.tokens / one.wall_s:.0f}"]
+        cells += [f"{needed[peer] / one.wall_s / peak_flops:.1%}", f"{one.process_mb / 1000:.1f}"]
+        cells += [f"{faster / ceiling:.0%} (wanted 60%)" if peer == "midstream" else "", f"{one.difference:.0e}"]
+        found.append("| " + " | ".join(cells) + " |")
+    return found
+
+
+def peak(device: str) -> float:
+    """The card's FLOP/s: the data sheet's, or what a matrix product reaches."""
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    known = [value for card, value in PEAKS.items() if card in name]
+    if known:
+        return known[0]
+    side = 8192 if device == "cuda" else 512
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    best = float("inf")
+    for _ in range(10):
+        begun = time.perf_counter()
+        product = a @ a
+        product[0, 0].item()  # waits for the card
+        best = min(best, time.perf_counter() - begun)
+    return 2 * side**3 / best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["base", "static-2000"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="toy models and a toy batch")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(
+            "update_gpu.py measures a GPU, and PyTorch sees none here.\n"
+            "See whether nvidia-smi shows one and the installed torch is a CUDA build; "
+            "--device cpu --tiny runs the code without one."
+        )
+    card = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
+    print(f"{card}, torch {torch.__version__}")
+    if not importlib.util.find_spec("trl"):
+        print("TRL is not installed: its lines are left out")
+    names = ["model, shape", "peer", "s", "tokens / s", "MFU", "GB", "of ceiling", "gradients differ"]
+    table = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    found = {}
+    for setup in SETUPS:
+        taken, own = run(setup, arguments)
+        found |= {f"{setup.name}, {shape}": {n: asdict(t) for n, t in one.items()} for shape, one in taken.items()}
+        table += own
+    print("\n" + "\n".join(table))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"card": card, "results": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
