@@ -24,7 +24,8 @@ class Trl:
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row]) -> None:
-        self.trainer, self.rows = _trainer(model), rows
+        with tempfile.TemporaryDirectory() as directory:  # it wants one, and writes nothing
+            self.trainer, self.rows = _trainer(model, directory), rows
         self.model, self.batch = self.trainer.model, _padded(rows, model.device)
 
     def gradient(self) -> float:
@@ -57,7 +58,7 @@ class Trl:
             return torch.cat([ask(self.model, ids[one], mask[one], kept)[0] for one in micro_batches(self.rows)])
 
 
-def _trainer(model: PreTrainedModel) -> Any:
+def _trainer(model: PreTrainedModel, directory: str) -> Any:
     """A GRPOTrainer that is never asked to sample: its tokenizer and data set are the least it takes."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
@@ -70,7 +71,7 @@ def _trainer(model: PreTrainedModel) -> Any:
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)
     tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "word": 3}, unk_token="<pad>"))
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="update-trl-"),
+        output_dir=directory,
         per_device_train_batch_size=MICRO_BATCH_ROWS,
         num_generations=MICRO_BATCH_ROWS,
         beta=0.0,  # set for each call: with it on, the trainer would load a reference model from the hub

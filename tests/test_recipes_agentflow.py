@@ -34,7 +34,7 @@ def file_of(name):
 def number(pattern, text):
     found = re.search(pattern, text)
     assert found, pattern
-    return float(found[1])
+    return float(found[1].replace(",", ""))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_what_the_page_shows_is_what_is_printed(capsys):
 def test_a_smaller_card_is_warned_of(capsys):
     assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-24gb"]) == 0
     assert "WARNING" in capsys.readouterr().out
-    assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-40gb"]) == 0
+    assert main(["train", "agentflow-7b-80gb", "--dry-run", "--set", "name=mine-36gb"]) == 0
     assert "WARNING: that leaves the server no cache" in capsys.readouterr().out
 
 

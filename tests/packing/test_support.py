@@ -57,6 +57,7 @@ def test_a_window_bounds_the_rows():
         ("GptOss", {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
          "GptOssForCausalLM cannot attend over a trie: gather: attention with s_aux"),
         ("Mamba", {}, "MambaForCausalLM has layers of type linear_attention"),
+        ("Doge", {}, "DogeForCausalLM cannot attend over a trie: gather: attention with attention_mask"),
         ("Bloom", {}, "BloomForCausalLM takes no attention function of others"),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
          "LlamaForCausalLM scales its positions by the longest row (dynamic)"),
@@ -80,6 +81,21 @@ def test_a_model_that_mixes_tokens_behind_our_back_is_found_out():
     choice = choose(model)
     assert choice.backend is None
     assert "computes something else over a trie" in choice.reason
+
+
+def test_a_layer_that_attends_twice_a_pass_is_found_out():
+    """Of its two sets of keys, a trunk keeps the last: right where all is one pass, wrong below a trunk."""
+    choice = choose(model_of("DiffLlama", initializer_range=0.2))
+    assert choice.backend is None
+    assert "computes something else over a trie" in choice.reason
+
+
+def test_a_layer_without_a_number_is_told():
+    model = model_of("Llama")
+    del model.model.layers[1].self_attn.layer_idx
+    choice = choose(model)
+    assert choice.backend is None
+    assert "layer_idx" in choice.reason
 
 
 def test_the_model_is_left_as_it_was():

@@ -167,6 +167,15 @@ def test_a_batch_without_a_sampled_token_changes_nothing(attention, count):
     assert not any(one.grad is not None and one.grad.any() for one in learner.parameters)
 
 
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_a_row_of_one_token_has_nothing_to_predict(attention):
+    alone = Row(prompt_ids=(7,), completion_ids=(), old_logprobs=(), advantage=1.0, weight=1.0, kl_weight=1.0)
+    learner = learner_of(model_of("qwen2"), LearnerConfig(attention=attention, chunk_tokens=1))
+    rows = [alone, truth("qwen2").rows[0]]
+    assert learner.logprobs(rows)[0] == ()
+    assert learner.forward_backward(rows, LOSS).tokens == len(rows[1].completion_ids)
+
+
 # -- any rows ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from midstream.packing.tree import Segment
 
 Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
-ADDED_TO_SCORES = ("s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
+ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values, both [1, _KvHeads, _P, _D]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -145,12 +145,13 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Transformers' attention interface: query [1, _H, _N, _D], key and value [1, _KvHeads, _N, _D] -> [1, _N, _H, _D].
 
-    Transformers makes no mask for an implementation that is not its own, so `attention_mask` is None. Dropout and
-    sliding windows were looked at before (`support.choose`).
+    Transformers makes no mask for an implementation that is not its own; a layer may make one. Dropout and sliding
+    windows were looked at before (`support.choose`).
 
     Raises:
         NotImplementedError: the layer adds to its scores what no back end knows.
     """
+    more["attention_mask"] = attention_mask
     added = sorted(name for name in ADDED_TO_SCORES if more.get(name) is not None)
     if added:
         raise NotImplementedError(f"attention with {added[0]}")

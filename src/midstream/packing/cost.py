@@ -18,7 +18,7 @@ from midstream.packing.tree import Ints, Tree
 
 CALL = 2_500_000  # operations that a CPU core does in the time around one attention kernel (benchmarks/update.py)
 # Operations a token, two a weight. With a smaller model an update takes a fraction of a second, and sampling spends its
-# time on draws: there is little to gain, and what the tiny planners of the documented runs do stays the same to the bit.
+# time on draws: little is to be gained, and what the tiny planners of the documented runs do stays the same to the bit.
 SMALLEST = 2_000_000
 BLOCKWISE: tuple[Backend, ...] = ("cascade", "gather")  # back ends that make a call a segment
 

@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 from midstream.packing.tree import Segment, Tree
 
 Numbers = NDArray[np.float64]
+SLACK, SHORT = (
+    2,
+    8,
+)  # a subtree up to SLACK times too large goes whole if its trunk takes less than 1 / SHORT of the room
 MOST_TRUNKS = 50  # one above the other; what forks more often than that is not cut further
 LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the budget is left to it
 
@@ -50,12 +54,12 @@ class Stage:
 
 
 def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[Stage, ...]:
-    """The whole trie in stages, each of which, with the trunks above it, takes at most `budget`, where that can be.
+    """The whole trie in stages, each of which, with the trunks above it, takes about `budget`, where that can be.
 
     Args:
         tree: what is cut.
-        budget: in the unit of `work`. A trunk that is longer goes alone, and what hangs on it gets a quarter; below
-            `MOST_TRUNKS` trunks a subtree goes whole.
+        budget: in the unit of `work`. A trunk that is longer goes alone, and what hangs on it gets a quarter. A subtree
+            that is a little too large and forks soon goes whole and alone, as any does below `MOST_TRUNKS` trunks.
         work: of each token, numbers [_N]; None counts tokens.
     """
     own = _sums(tree, np.ones(tree.unique) if work is None else work)
@@ -85,7 +89,7 @@ class _Planner:
     def plan(self, siblings: Sequence[int], held: float, trunks: int) -> tuple[Stage, ...]:
         """Stages of neighbouring subtrees below `trunks` trunks of `held` work: as even as whole subtrees allow."""
         room = max(self.budget - held, self.budget / LEAST_SHARE)
-        fitting = sum(self.total[i] for i in siblings if self.total[i] <= room)
+        fitting = sum(self.total[i] for i in siblings if not self._is_cut(i, room))
         even = fitting / max(1, -(-fitting // room))
         stages: list[Stage] = []
         together: list[int] = []
@@ -95,7 +99,7 @@ class _Planner:
             if together and (load + work > room or load + work / 2 > even):
                 stages.append(self._stage(together))
                 together, load = [], 0.0
-            if work > room and trunks < MOST_TRUNKS:
+            if self._is_cut(index, room) and trunks < MOST_TRUNKS:
                 stages.append(self._trunk(index, held, trunks + 1))
             else:
                 together.append(index)
@@ -111,12 +115,22 @@ class _Planner:
             last += 1
         return Stage(siblings[0], last, segments[siblings[0]].start, end)
 
-    def _trunk(self, index: int, held: float, trunks: int) -> Stage:
-        """The segments from `index` down to where they fork, and what hangs on them."""
+    def _is_cut(self, index: int, room: float) -> bool:
+        """Whether a subtree is too large for one pass. Cut at a short trunk, it would soon be many short passes."""
+        slack = SLACK if self._trunk_of(index)[1] < room / SHORT else 1
+        return self.total[index] > slack * room
+
+    def _trunk_of(self, index: int) -> tuple[int, float]:
+        """The last segment before a subtree forks, and the work up to there."""
         last, work = index, self.own[index]
         while len(self.children[last]) == 1:
             last = self.children[last][0]
             work += self.own[last]
+        return last, work
+
+    def _trunk(self, index: int, held: float, trunks: int) -> Stage:
+        """The segments from `index` down to where they fork, and what hangs on them."""
+        last, work = self._trunk_of(index)
         segments = self.tree.segments
         below = self.plan(self.children[last], held + work, trunks)
         return Stage(index, last + 1, segments[index].start, segments[last].end, below)

@@ -6,6 +6,7 @@ by the trie. What a short trial cannot show (a window longer than it) is read of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,10 +15,12 @@ from transformers import PreTrainedModel
 
 from midstream.packing.attention import Backend, KeyValues, Layout, Packed, attention
 from midstream.packing.forward import causal_lm, packed_hidden, using
+from midstream.packing.stages import Stage, stages_of
 from midstream.packing.tree import Tree, tree_of
 
 Wanted = Literal["auto", "rows"] | Backend
 TRIAL = ((3, 1, 4, 1, 5, 9, 2, 6), (3, 1, 4, 1, 5, 8), (3, 1, 4, 2, 7, 1, 8), (2, 7))  # forks early, late and at once
+STAGED = 12  # a budget of tokens that cuts the trial into a trunk and stages that hang on it
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05  # relative L2 distance of hidden states and gradients
 LENGTH_SCALED = {"dynamic", "longrope"}  # positions that depend on the longest row of a batch
 
@@ -87,12 +90,13 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
         heads: dict[int, KeyValues] = {}
         with torch.no_grad(), using(model, backend):
             packed = Packed(layout=layout, backend=backend, kept=heads)
-            hidden = packed_hidden(model, *_tensors(tree, model.device), packed)
+            hidden = packed_hidden(model, *_tensors(tree, slice(None), model.device), packed)
+            staged = torch.cat(_staged_hidden(model, backend, tree, stages_of(tree, STAGED), []))
         query_heads = getattr(causal_lm(model).config.get_text_config(), "num_attention_heads", heads[0][0].shape[1])
         gradients = [_gradients(way, layout, heads[0][0], query_heads) for way in (backend, "dense")]
-    except (RuntimeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"cannot attend over a trie: {backend}: {error}".splitlines()[0]
-    distances = [_distance(hidden, expected), *map(_distance, *gradients)]
+    distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
     half = model.dtype in (torch.bfloat16, torch.float16)
     if not max(distances) <= (HALF_TOLERANCE if half else TOLERANCE):  # also where it is not a number
         return f"computes something else over a trie by {backend} (relative distance {max(distances):.1g})"
@@ -110,8 +114,25 @@ def _plain_hidden(model: PreTrainedModel, tree: Tree) -> torch.Tensor:
     return torch.stack([hidden[i] for i in range(tree.unique)])
 
 
-def _tensors(tree: Tree, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(tree.ids).to(device), torch.from_numpy(tree.positions).to(device)
+def _staged_hidden(
+    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[KeyValues]
+) -> list[torch.Tensor]:
+    """Hidden states of stages and of those below them, in packed order: a layer may run twice, and keep but one."""
+    hidden: list[torch.Tensor] = []
+    for stage in stages:
+        kept: dict[int, KeyValues] = {}
+        layout = Layout.of(stage.segments(tree), past[0][0].shape[2] if past else 0)
+        packed = Packed(layout=layout, backend=backend, past=past, kept=kept)
+        hidden.append(packed_hidden(model, *_tensors(tree, slice(stage.start, stage.end), model.device), packed))
+        pairs = [kept[layer] for layer in sorted(kept)]
+        if past:
+            pairs = [(torch.cat([a, c], 2), torch.cat([b, d], 2)) for (a, b), (c, d) in zip(past, pairs, strict=True)]
+        hidden += _staged_hidden(model, backend, tree, stage.below, pairs)
+    return hidden
+
+
+def _tensors(tree: Tree, tokens: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(tree.ids[tokens]).to(device), torch.from_numpy(tree.positions[tokens]).to(device)
 
 
 def _gradients(backend: Backend, layout: Layout, key: torch.Tensor, query_heads: int) -> list[torch.Tensor]:

@@ -113,10 +113,10 @@ class Plan:
     def _padded(self, model: PreTrainedModel, stage: Stage) -> _Forward:
         """Rows one below the other, padded on the right, where causal attention never looks.
 
-        The last token of the longest predicts nothing, and is left out.
+        The last token of the longest predicts nothing, and is left out, unless it is the only one.
         """
         segments = self.batch.tree.segments[stage.first : stage.last]
-        width = max(one.end - one.start for one in segments) - 1
+        width = max(1, *(one.end - one.start - 1 for one in segments))
         ids = np.zeros((len(segments), width + 1), np.int64)
         places = np.empty(stage.end - stage.start, np.int64)
         for row, one in enumerate(segments):
