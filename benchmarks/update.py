@@ -5,9 +5,10 @@
     python benchmarks/update.py --model mid --shapes large --rounds 1 --peers midstream      # 64 rollouts: memory
     python benchmarks/update.py --model planner --shapes demo      # the demo's own planner on its own rows
 
-One thread, one process, randomly initialised Qwen2 models. The peers are told in update_peers.py, the shapes in
-update_shapes.py. Two tables: the gradient pass (forward and backward; old log-probabilities given, no KL term) and the
-whole update (old and reference log-probabilities, then the gradient with its KL term), all by each peer's own code.
+The peer TRL comes with `pip install -e '.[train,bench]'`. One thread, one process, randomly initialised Qwen2 models.
+The peers are told in update_peers.py, the shapes in update_shapes.py. Two tables: the gradient pass (forward and
+backward; old log-probabilities given, no KL term) and the whole update (old and reference log-probabilities, then the
+gradient with its KL term), all by each peer's own code.
 
 "x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians; beside them what is wanted.
 "of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s of a dense batch of the same model
@@ -19,15 +20,15 @@ whole update (old and reference log-probabilities, then the gradient with its KL
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from update_measure import Taken, measure
+from update_measure import TRL_MISSING, Taken, add_options, measure
 from update_peers import Midstream, PaddingFree, Peer, Unshared, recorded
 from update_shapes import SHAPES, SIZES, demo_rows, flops, longest_id, make_model, make_rows, rows_work, trie_work
 from update_trl import Trl
@@ -177,13 +178,14 @@ def main() -> None:
     known = [*SHAPES, "demo"]
     parser.add_argument("--shapes", nargs="+", choices=known, default=[name for name in known if name != "large"])
     parser.add_argument("--model", choices=["tiny", "mid", "planner"], default="tiny")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--gradient-only", action="store_true", help="leave out the whole update")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    add_options(parser)
     arguments = parser.parse_args()
     if "midstream" not in arguments.peers:
         parser.error("midstream is what the others are compared with: name it among --peers")
+    if "TRL" in arguments.peers and not importlib.util.find_spec("trl"):
+        parser.error(f"{TRL_MISSING}: install it, or leave it out with --peers midstream padding-free")
     torch.set_num_threads(1)
     results = [run(name, model, rows, arguments) for name, model, rows in prepared(arguments)]
     print(f"\nGradient pass, model {arguments.model}, medians of {arguments.rounds}\n")

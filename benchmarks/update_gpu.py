@@ -23,10 +23,9 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
-from update_measure import Taken, measure
+from update_measure import TRL_MISSING, Taken, add_options, measure
 from update_peers import Midstream, PaddingFree, Peer, recorded
 from update_shapes import SHAPES, Shape, Work, flops, make_model, make_rows, rows_work, trie_work
 from update_trl import Trl
@@ -35,7 +34,8 @@ from midstream.core.protocols import Row
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
+PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "H100": 989e12, "H200": 989e12}
+PEAKS |= {"A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}  # the first that is part of the card's name
 TOY = Shape(static=60, question=12, memory=20, completion=20, group=2)
 
 
@@ -111,9 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["base", "static-2000"])
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="toy models and a toy batch")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
@@ -124,7 +123,7 @@ def main() -> None:
     card = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     print(f"{card}, torch {torch.__version__}")
     if not importlib.util.find_spec("trl"):
-        print("TRL is not installed: its lines are left out")
+        print(f"{TRL_MISSING}: its lines are left out")
     names = ["model, shape", "peer", "s", "tokens / s", "MFU", "GB", "of ceiling", "gradients differ"]
     table = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     found = {}

@@ -1,11 +1,12 @@
 """Peers taking turns (A B A B, then B A B A), in one process: CPU seconds, wall-clock seconds, memory, gradients.
 
 Memory on the CPU is the process's resident set at its peak (VmHWM, reset before each turn) beyond what it was before
-the turn; on a GPU what PyTorch had allocated at its peak, beyond what it had before.
+the turn (Linux only); on a GPU what PyTorch had allocated at its peak, beyond what it had before.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import statistics
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+TRL_MISSING = "TRL is not installed (pip install -e '.[bench]')"
 Turn = Callable[[], float]  # one update of a peer; returns its loss
 
 
@@ -65,6 +67,26 @@ def measure(
             print(f"  {name:12} {one.cpu[0]:9.2f} CPU s {one.wall[0]:9.2f} s {one.peak_mb:8.0f} MB", flush=True)
     model.zero_grad(set_to_none=True)
     return taken
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How often to measure, and where to write what was measured."""
+    parser.add_argument("--rounds", type=_rounds, default=3)
+    parser.add_argument("--json", type=_writable, help="write everything measured to this file")
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of rounds: at least 1")
+    return int(text)
+
+
+def _writable(text: str) -> Path:
+    """Refused before anything is measured, not after."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory, or lies in none that exists")
+    return path
 
 
 def _turn(turn: Turn, model: PreTrainedModel) -> Taken:

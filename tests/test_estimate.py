@@ -315,7 +315,7 @@ def test_a_models_own_directory_tells_its_memory(tmp_path, capsys):
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
     shape = json.loads((directory / "config.json").read_text())
     out = capsys.readouterr().out
-    assert f"logits: {6000 * shape['vocab_size']:,} at a time" in out
+    assert f"logits: {12_000 * shape['vocab_size']:,} at a time" in out
 
 
 def test_an_unknown_model_is_said_to_be_unknown(capsys):

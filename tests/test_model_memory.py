@@ -14,6 +14,7 @@ from midstream.core.protocols import Row
 from midstream.model_memory import (
     GIB,
     SHAPES,
+    SLACK,
     Part,
     checkpoint_bytes,
     longest_row,
@@ -217,32 +218,39 @@ def test_recomputed_activations_leave_the_layers_inputs(dtype, tmp_path):
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_padded_rows_take_what_is_said_and_no_more(lora, recompute, small_head, tmp_path):
     directory = save_model(tmp_path / "model")
-    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="rows", chunk_tokens=450)
+    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="rows", chunk_tokens=640)
     said = said_of(directory, "float32", config)
     taken = taken_by(make_learner(directory, "float32", config), agent_rows()[:6])
     assert taken <= said <= 1.5 * taken
 
 
-@pytest.mark.parametrize("chunk_tokens", [300, 700, 1000], ids=["trunks", "one trunk", "whole"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
-def test_a_trie_takes_what_is_said_and_no_more(lora, recompute, chunk_tokens, small_head, tmp_path):
-    """Stages are cut by work, whole subtree by whole subtree: some take a third of what is said."""
+def test_a_whole_trie_takes_what_is_said_and_no_more(lora, recompute, small_head, tmp_path):
+    """It forks soon, so that it goes whole, and takes nearly twice its budget."""
     directory = save_model(tmp_path / "model")
-    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="cascade", chunk_tokens=chunk_tokens)
+    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="cascade", chunk_tokens=350)
     said = said_of(directory, "float32", config)
-    taken = taken_by(make_learner(directory, "float32", config), agent_rows())
-    print("RATIO", said / taken)
+    taken = taken_by(make_learner(directory, "float32", config), agent_rows(static=10))
     assert taken <= said <= 3 * taken
 
 
-@pytest.mark.parametrize("attention", ["rows", "cascade"])
-def test_half_precision_takes_no_more_than_is_said(attention, small_head, tmp_path):
+@pytest.mark.parametrize("chunk_tokens", [150, 300, 700], ids=["three trunks", "two trunks", "one trunk"])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_stages_on_trunks_take_no_more_than_is_said(recompute, chunk_tokens, small_head, tmp_path):
     directory = save_model(tmp_path / "model")
-    config = LearnerConfig(lora=LORA, attention=attention, chunk_tokens=450)
+    config = LearnerConfig(recompute_activations=recompute, attention="cascade", chunk_tokens=chunk_tokens)
+    said = said_of(directory, "float32", config)
+    assert taken_by(make_learner(directory, "float32", config), agent_rows()) <= said
+
+
+@pytest.mark.parametrize(("attention", "chunk_tokens"), [("rows", 640), ("cascade", 350)])
+def test_half_precision_takes_what_is_said_and_no_more(attention, chunk_tokens, small_head, tmp_path):
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(lora=LORA, attention=attention, chunk_tokens=chunk_tokens)
     said = said_of(directory, "bfloat16", config)
-    taken = taken_by(make_learner(directory, "bfloat16", config), agent_rows()[:6])
-    assert taken <= said <= 2 * taken
+    taken = taken_by(make_learner(directory, "bfloat16", config), agent_rows(static=10))
+    assert taken <= said <= 3 * taken
 
 
 @pytest.mark.parametrize("attention", ["rows", "cascade"])
@@ -254,9 +262,10 @@ def test_longer_rows_take_what_is_said_for_each_token(recompute, attention, smal
     config = LearnerConfig(recompute_activations=recompute, attention=attention, chunk_tokens=100)
     rows = agent_rows(static=300)[:6]
     more = max(row.length for row in rows) - longest_row(config)
+    assert more > 0
     said = said_of(directory, "float32", config) + more * row_bytes(shape, 4, config)
     taken = taken_by(make_learner(directory, "float32", config), rows)
-    assert taken <= said <= 2 * taken
+    assert taken <= said <= 3 * taken
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
@@ -276,12 +285,12 @@ def most_held(stage):
     return stage.end - stage.start + max(map(most_held, stage.below), default=0)
 
 
-@given(batches(longest=40), st.integers(1, 100))
-def test_stages_hold_a_quarter_more_than_a_long_row(sequences, chunk_tokens):
+@given(batches(longest=24), st.integers(1, 100))
+def test_stages_hold_no_more_tokens_than_is_said(sequences, chunk_tokens):
     tree = tree_of(sequences)
     free = longest_row(LearnerConfig(chunk_tokens=chunk_tokens))
     over = max(0, max(map(len, sequences)) - free)
-    assert max(map(most_held, stages_of(tree, chunk_tokens))) <= chunk_tokens + over
+    assert max(map(most_held, stages_of(tree, chunk_tokens))) <= SLACK * chunk_tokens + over
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
@@ -343,11 +352,11 @@ def test_one_case_reckoned_by_hand():
         "weights": 2 * 1_543_714_304,
         "LoRA adapter": 28 * 16 * rank_sums * 16,
         "reference policy": 0,
-        "activations": 4096 * (28 * 1536 * 2 + 2 * layer),
+        "activations": 2 * 4096 * (28 * 1536 * 2 + 2 * layer),
         # Three trunks of three quarters, each kept with its gradient, and once as their passes left them.
-        "shared prefixes": 7 * 3072 * 28 * 2 * 256 * 2,
-        # Half the tokens make 16 runs, each with the other half before it; a layer's keys, values and their gradients.
-        "gathered prefixes": 16 * 2048 * 2 * 2 * 256 * 2,
+        "shared prefixes": 7 * 6144 * 28 * 2 * 256 * 2,
+        # Half the tokens make 32 runs, each with the other half before it; a layer's keys, values and their gradients.
+        "gathered prefixes": 32 * 4096 * 2 * 2 * 256 * 2,
         "logits": 2**25 * 12,
     }
     assert sampling(shape, "bfloat16", 2, 24).bytes == 2 * (1024 * 28 * 2 * 2 * 128 * 2 + 151_936 * 32)

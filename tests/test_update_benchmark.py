@@ -1,11 +1,13 @@
 """The update benchmark compares like with like: peers leave one gradient, and FLOPs are those that PyTorch counts."""
 
+import argparse
 import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from midstream.training.learner import LocalLearner
@@ -13,7 +15,8 @@ from midstream.training.settings import LearnerConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from update_measure import measure
+import update_gpu
+from update_measure import add_options, measure
 from update_peers import Midstream, PaddingFree, Unshared, attention, recorded
 from update_shapes import Shape, Work, flops, make_model, make_rows, rows_work, trie_work
 
@@ -61,3 +64,20 @@ def test_a_trie_takes_each_shared_token_once():
     assert trie_work(rows).predicted == 4 * completion - 1  # whose last token predicts for both
     assert rows_work(rows).tokens == 4 * (prompt + tail + completion - 1) + 2 * memory
     assert rows_work(rows).predicted == 4 * completion
+
+
+@pytest.mark.parametrize("options", [["--rounds", "0"], ["--rounds", "-1"], ["--json", "/no/such/place/x.json"]])
+def test_what_would_fail_after_hours_is_refused_at_once(options, capsys):
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(options)
+    assert options[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"), [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12)]
+)
+def test_cards_of_one_family_have_their_own_peaks(card, peak, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: card)
+    assert update_gpu.peak("cuda") == peak

@@ -23,6 +23,7 @@ PROMPT_TOKENS = 1000  # what a prompted planner's instructions and five tools co
 TRUNKS = (
     3  # allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory
 )
+SLACK = 2  # a subtree that forks soon may take so many times `learner.chunk_tokens` (`packing/stages.py`)
 FORK_TOKENS = 128  # allowance: how far apart the forks of a trie are
 _FLOAT = 4
 _LOGIT_BYTES = 12  # at its peak three float32 tensors of logits are there at once
@@ -165,7 +166,7 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig, device: str) -> lis
     """
     if learner.lora and learner.lora.target != "all-linear":
         return None
-    width, tokens = WIDTHS[dtype], learner.chunk_tokens
+    width, tokens = WIDTHS[dtype], _held_tokens(learner)
     parts = _adapter(shape.adapter(learner.lora.rank)) if learner.lora else _all_weights(shape, width)
     per_token = token_bytes(shape, width, learner)
     parts.append(_at_update("activations", tokens * per_token, f"{tokens:,} tokens x {per_token:,}"))
@@ -177,11 +178,17 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig, device: str) -> lis
 
 
 def longest_row(learner: LearnerConfig) -> int:
-    """How long a row may be before it takes more than its share.
+    """How long a row may be before it takes more than is said.
 
-    A trie's stages get a quarter of `chunk_tokens` however much the prefixes before them hold.
+    However much the prefixes before it hold, a stage of a trie gets its quarter.
     """
-    return learner.chunk_tokens if learner.attention == "rows" else learner.chunk_tokens * 3 // 4
+    tokens = _held_tokens(learner)
+    return tokens if learner.attention == "rows" else tokens * 3 // 4
+
+
+def _held_tokens(learner: LearnerConfig) -> int:
+    """Tokens that are held for a backward pass, at most: padded ones, or those of a trie, which pass for more."""
+    return learner.chunk_tokens * (1 if learner.attention == "rows" else SLACK)
 
 
 def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
@@ -212,8 +219,8 @@ def _prefixes(shape: Shape, width: int, learner: LearnerConfig, *, gathered: boo
         )
     ]
     if gathered and learner.attention in ("auto", "varlen"):
-        # A stage of n tokens has n / FORK_TOKENS runs, each with all keys before it: most where these are half.
-        keys = learner.chunk_tokens**2 // (4 * FORK_TOKENS)
+        # Of so many tokens half may be a prefix, which each run between forks of the other half looks at.
+        keys = _held_tokens(learner) ** 2 // (4 * FORK_TOKENS)
         layers = 2 if learner.recompute_activations else shape.layers + 1
         layer = each // shape.layers
         parts.append(

@@ -183,6 +183,14 @@ def test_a_long_shared_prefix_is_worth_a_trie_and_short_prompts_are_not():
     assert computed(model, [(5, i) for i in range(2, 18)]) == 32
 
 
+def test_prompts_that_share_nothing_are_kept_for_the_turn_after():
+    """Beside one another they cost as much, but then the next turn computes them again."""
+    model, way, rng = wide_model(), Prefill(), random.Random(4)
+    prompts = [tuple(rng.choices(range(2, 60), k=100)) for _ in range(4)]
+    assert computed(model, prompts, way) == 400
+    assert computed(model, [(*one, 5, 6) for one in prompts], way) == 8
+
+
 def test_a_small_model_goes_on_as_it_always_did(monkeypatch):
     monkeypatch.setattr(prefill, "choose", lambda model: pytest.fail("it was tried"))
     shared = tuple(range(2, 50))

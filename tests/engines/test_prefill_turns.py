@@ -206,3 +206,21 @@ def test_a_pass_that_fails_leaves_nothing_half_written(trie_always, tiny_model, 
         return await together(engine)
 
     assert drawn(asyncio.run(play())) == drawn(asyncio.run(together(engine_of(tiny_model))))
+
+
+def test_an_empty_prompt_does_not_spoil_the_others(trie_always, tiny_model):
+    engine = engine_of(tiny_model)
+
+    async def empty(order):
+        engine.join(order)
+        try:
+            return await engine.sample(Request(role="planner", order=order, sampling=Sampling(max_tokens=3)))
+        finally:
+            engine.leave(order)
+
+    async def play():
+        return await asyncio.gather(together(engine, turns=1), empty(4), return_exceptions=True)
+
+    calls, failure = asyncio.run(play())
+    assert "a prompt of no tokens" in str(failure)
+    assert drawn(calls) == drawn(asyncio.run(together(engine_of(tiny_model), turns=1)))

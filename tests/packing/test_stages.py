@@ -68,7 +68,7 @@ def test_a_stage_with_others_below_is_one_unbranched_trunk(sequences, budget):
 
 
 def keeps_the_budget(tree, stage, trunks, budget, work=None):
-    """An unbranched trunk may take more than there is room for, and a subtree alone up to `SLACK` times as much where it forks soon."""
+    """An unbranched trunk may take more than there is room for; so may a subtree alone, up to `SLACK` times as much."""
     room = max(budget - sum(size(tree, one, work) for one in trunks), budget / LEAST_SHARE)
     inside = range(stage.first, stage.last)
     parents = [tree.segments[i].parent for i in inside][1:]

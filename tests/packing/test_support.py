@@ -61,6 +61,10 @@ def test_a_window_bounds_the_rows():
         ("Bloom", {}, "BloomForCausalLM takes no attention function of others"),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
          "LlamaForCausalLM scales its positions by the longest row (dynamic)"),
+        ("Gemma3Text", {"head_dim": 8, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}},
+         "Gemma3ForCausalLM scales its positions by the longest row (dynamic)"),
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_do_is_told(family, settings, reason):

@@ -139,7 +139,7 @@ def test_long_results_are_nothing_that_another_order_would_mend():
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=2, result="{i} and {t}, " * 2000)
     text = warning_of(played)
     assert "first differ in 'Memory'" in text
-    assert text.endswith("no other order would save much more.")
+    assert text.endswith("few lines after that are the same in all of them: no other order of these would save much.")
 
 
 def test_long_replies_are_told_as_what_the_policy_wrote():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.core.protocols import Row
 from midstream.training.settings import LearnerConfig, LoraConfig
-from support.exact import LOSS, Expected, expected, learner_of, model_of, near_policy, ragged_rows
+from support.exact import LOSS, VOCABULARY, Expected, expected, learner_of, model_of, near_policy, ragged_rows
 from support.tries import prefixes
 
 # peft asks transformers by a name that is being retired.
@@ -90,6 +90,7 @@ def test_a_sliding_window_is_heeded(family, attention):
 def test_flex_gives_the_same_logprobs(chunk_tokens):
     """Its backward pass needs CUDA."""
     learner = learner_of(model_of("qwen2"), LearnerConfig(attention="flex", chunk_tokens=chunk_tokens))
+    learner.attention = learner.attention._replace(backend="flex")  # without a GPU it is not chosen
     for one, other in zip(learner.logprobs(truth("qwen2").rows), truth("qwen2").logprobs, strict=True):
         assert one == pytest.approx(other, abs=1e-12, rel=0)
 
@@ -113,6 +114,27 @@ def test_the_model_is_left_as_it_was(attention):
     after = [learner.model(input_ids=ids).logits, learner.model.config._attn_implementation, learner.model.training]
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+@pytest.mark.parametrize("chunk_tokens", PACKINGS)
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_a_head_that_is_trained_alone_is_exact(attention, chunk_tokens, monkeypatch):
+    """Nothing below it has a gradient, nor have the keys and values that trunks keep."""
+    monkeypatch.setattr("midstream.training.plan.LOGITS", 3 * VOCABULARY)
+    model = model_of("qwen2").requires_grad_(False)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    learner = learner_of(model, LearnerConfig(attention=attention, chunk_tokens=chunk_tokens))
+    wanted = expected(learner, near_policy(ragged_rows(), model))
+    learner.forward_backward(wanted.rows, LOSS)
+    require_gradient(learner, wanted.gradient, 1e-10)
+
+
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_layers_in_training_stay_in_training(attention):
+    model = model_of("qwen2").train()
+    learner = learner_of(model, LearnerConfig(attention=attention, recompute_activations=True))
+    learner.forward_backward(truth("qwen2").rows, LOSS)
+    assert all(one.training for one in model.modules())
 
 
 @pytest.mark.parametrize("attention", BACKENDS)

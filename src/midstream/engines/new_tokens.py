@@ -63,8 +63,8 @@ class NewTokens:
             last_of.append(len(nodes) - 1)
         return tuple(nodes)
 
-    def cost(self, cost: Cost, backend: Backend | None = None) -> int:
-        """Operations of the pass; without a back end, those of one that makes few calls."""
+    def cost(self, cost: Cost, backend: Backend) -> int:
+        """Operations of the pass."""
         calls = len(self.layout.causal) + len(self.layout.unmasked) if backend in BLOCKWISE else 1
         pairs = int(self._tree.positions[self._new].sum()) + self.count
         return self.count * cost.token + pairs * cost.pair + calls * cost.call
@@ -74,7 +74,9 @@ class NewTokens:
     ) -> tuple[list[KeyValues], torch.Tensor]:
         """Each layer's keys and values of the new tokens [1, _KvHeads, count, _D], and the prompts' logits [_S, _V]."""
         device = model.device
-        ids, positions = (torch.from_numpy(one[self._new])[None].to(device) for one in self._inputs)
+        ids, positions = (
+            torch.from_numpy(one[self._new])[None].to(device) for one in (self._tree.ids, self._tree.positions)
+        )
         index = torch.from_numpy(self._held).to(device)
         kept: dict[int, KeyValues] = {}
         past = [selected(layer, index) for layer in held] if len(index) else []
@@ -87,7 +89,3 @@ class NewTokens:
                 packed=Packed(layout=self.layout, backend=backend, past=past, kept=kept),
             ).logits[0]
         return [kept[layer] for layer in sorted(kept)], logits
-
-    @property
-    def _inputs(self) -> tuple[Ints, Ints]:
-        return self._tree.ids, self._tree.positions

@@ -24,6 +24,7 @@ from midstream.packing.support import TRIAL, Choice, choose
 from midstream.packing.tree import Ints
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1  # relative L2 distance of logits
+KEEPING = 1.05  # how many times more than padding a trie may cost: it keeps what the next turn begins with
 
 Asked = Sequence[tuple[Prompt, Request]]
 
@@ -52,31 +53,25 @@ class Prefill:
         self._choice = Choice(None)
 
     def __call__(self, model: PreTrainedModel, asked: Asked) -> Prefilled:
-        """In the way that costs less. Call it in inference mode."""
+        """In the way that costs less. Call it in inference mode. It takes no clock: equal batches go the same way."""
         self.prefixes.for_weights_of(model)
         cost = Cost.of(model)
-        if cost.counts:
-            new = NewTokens(list(dict.fromkeys(prompt for prompt, _ in asked)), self.prefixes)
-            backend = self._backend(model, new, cost)
-            if backend is not None:
-                return self.by_trie(model, asked, new, backend)
-        return padded(model, asked)
+        choice = self._choice_of(model) if cost.counts else Choice(None)
+        prompts = list(dict.fromkeys(prompt for prompt, _ in asked))
+        longest = max(map(len, prompts))
+        if choice.backend is None or longest > choice.longest:
+            return padded(model, asked)
+        new = NewTokens(prompts, self.prefixes)
+        if new.cost(cost, choice.backend) > KEEPING * cost.padded(len(prompts), longest):
+            return padded(model, asked)
+        return self.by_trie(model, asked, new, choice.backend)
 
-    def _backend(self, model: PreTrainedModel, new: NewTokens, cost: Cost) -> Backend | None:
-        """None where padding the prompts costs less. It takes no clock: equal batches go the same way.
-
-        At equal cost, as of a lone first prompt, it is the trie, which keeps what the next turn begins with.
-        """
-        longest = max(map(len, new.paths))
-        limit = cost.padded(len(new.paths), longest)
-        if new.cost(cost) > limit:
-            return None
+    def _choice_of(self, model: PreTrainedModel) -> Choice:
+        """Tried once a model."""
         tried = (model, model.device, model.dtype)
         if tried != self._tried:
             self._tried, self._choice = tried, choice_of(model)
-        backend = self._choice.backend
-        fits = backend and longest <= self._choice.longest and new.cost(cost, backend) <= limit
-        return backend if fits else None
+        return self._choice
 
     def by_trie(self, model: PreTrainedModel, asked: Asked, new: NewTokens, backend: Backend) -> Prefilled:
         """Only the new tokens; then each request's cache from all that is known, which is kept for the next turn."""

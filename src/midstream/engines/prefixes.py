@@ -48,7 +48,11 @@ class Prefixes:
         self._asked = {asker: prompt for asker, prompt in self._asked.items() if asker[0] != order}
 
     def for_weights_of(self, model: PreTrainedModel) -> None:
-        """Hold nothing that other weights computed. PyTorch counts the changes of a tensor in place."""
+        """Hold nothing that other weights computed.
+
+        PyTorch counts the changes of a tensor in place, but for those by way of `.data` and of fused optimizers: make
+        such between rollouts.
+        """
         counts = ((id(one), 0 if one.is_inference() else one._version) for one in model.parameters())
         weights = (id(model), *counts)
         if weights != self._weights:

@@ -66,13 +66,7 @@ class TransformersLocal:
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
         prompt_ids = tuple(self.codec.encode(request))
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and len(prompt_ids) + request.sampling.max_tokens > limit:
-            raise PromptTooLongError(
-                f"a prompt of {len(prompt_ids)} tokens and {request.sampling.max_tokens} new ones do not fit",
-                cause=f"{self.name} has {limit} positions",
-                mend="lower max_tokens or the number of turns, or use a model with a longer context",
-            )
+        self._require_fit(prompt_ids, request.sampling.max_tokens)
         if request.order in self._waiting:
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
@@ -89,6 +83,22 @@ class TransformersLocal:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+    def _require_fit(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        """Refuse what the model cannot compute before it gets among the requests of others."""
+        if not prompt_ids:
+            raise EngineError(
+                f"{self.name} was asked to go on from a prompt of no tokens",
+                cause="the task's question and what the agent puts around it are empty",
+                mend="put something into the prompt",
+            )
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and len(prompt_ids) + max_tokens > limit:
+            raise PromptTooLongError(
+                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
+                cause=f"{self.name} has {limit} positions",
+                mend="lower max_tokens or the number of turns, or use a model with a longer context",
+            )
 
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""

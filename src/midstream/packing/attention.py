@@ -8,7 +8,7 @@ earlier pass left and _N of its own; a back end computes it:
 - `cascade`: one causal call a segment and one unmasked call of its descendants on its keys, merged by log-sum-exp; the
   backward pass runs per block with the final output and log-sum-exp. Exact; memory in proportion to tokens. CPU only;
 - `varlen`: all segments in one call of variable-length flash attention on gathered keys. CUDA, half precision;
-- `flex`: FlexAttention under a block mask. Compiled on CUDA; on a CPU it has no compiled backward pass, and runs plain.
+- `flex`: FlexAttention under a block mask. Compiled on CUDA; on a CPU it has a forward pass alone, which runs plain.
 """
 
 from __future__ import annotations

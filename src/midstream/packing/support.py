@@ -58,8 +58,9 @@ def _hindrance(model: PreTrainedModel) -> str:
     if not getattr(causal_lm(model), "_supports_attention_backend", False):
         return "takes no attention function of others"
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in LENGTH_SCALED:
-        return f"scales its positions by the longest row ({rope['rope_type']})"
+    for one in (rope, *rope.values()):  # of all layers, or a table a type of layer
+        if isinstance(one, dict) and one.get("rope_type") in LENGTH_SCALED:
+            return f"scales its positions by the longest row ({one['rope_type']})"
     drops = any(one.training and one.p for one in model.modules() if isinstance(one, torch.nn.Dropout))
     if drops or (model.training and getattr(config, "attention_dropout", 0)):
         return "is in training mode and drops out at random"
@@ -95,7 +96,7 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
         query_heads = getattr(causal_lm(model).config.get_text_config(), "num_attention_heads", heads[0][0].shape[1])
         gradients = [_gradients(way, layout, heads[0][0], query_heads) for way in (backend, "dense")]
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        return f"cannot attend over a trie: {backend}: {error}".splitlines()[0]
+        return f"cannot attend over a trie: {backend}: {error}".splitlines()[0].split(". ")[0]
     distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
     half = model.dtype in (torch.bfloat16, torch.float16)
     if not max(distances) <= (HALF_TOLERANCE if half else TOLERANCE):  # also where it is not a number

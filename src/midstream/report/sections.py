@@ -284,7 +284,7 @@ def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming])
         ),
         small_line(
             "Tokens for each unique one",
-            "common beginnings of rows are computed once",
+            "how much the rows of an update share",
             [(m.step, m.sharing) for m in metrics if m.sharing is not None],
             "c3",
             as_percent=False,

@@ -95,6 +95,7 @@ class Plan:
             for one in stage.below:
                 self._backward(model, loss, one, leaves)
             outputs += _returned(leaves, past, forward.kept)
+        outputs = [one for one in outputs if one[0].requires_grad]  # none do where the head alone is trained
         if outputs:
             torch.autograd.backward([one for one, _ in outputs], [gradient for _, gradient in outputs])
 
@@ -188,10 +189,11 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     needs its cache.
     """
     layers = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
+    before = [layer.training for layer in layers]
     try:
         for layer in layers:
             layer.training = True
         yield
     finally:
-        for layer in layers:
-            layer.training = False
+        for layer, training in zip(layers, before, strict=True):
+            layer.training = training

@@ -59,8 +59,9 @@ class LoraConfig(Frozen):
 
 
 class LearnerConfig(Frozen):
-    """AdamW and gradient clipping. `chunk_tokens` bounds the tokens that are held for one backward pass, `threads` the
-    CPU threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
+    """AdamW and gradient clipping. `chunk_tokens` is about how many tokens are held for one backward pass (a trie that
+    forks soon may take twice as many; attention and head make a token count for more than one), `threads` are the CPU
+    threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
     layer's input alone and computes the rest again in the backward pass (gradient checkpointing): the same gradient.
 
     `attention` is how a batch's shared prefixes are computed once: a back end of `packing/attention.py`, "rows" for

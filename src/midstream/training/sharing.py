@@ -143,7 +143,7 @@ def _advice(found: Sequence[Difference], sharing: float, gain: float) -> str:
     tokens = f"{typical.shared:,} tokens into prompts of {typical.prompt_tokens:,.0f}"
     where = f"The rows of a task first differ {place}, {tokens}"
     if not worth_moving:
-        return f"{where}; little after that is the same in all of them, so no other order would save much more."
+        return f"{where}; few lines after that are the same in all of them: no other order of these would save much."
     return (
         f"{where}, and about {typical.fixed_tokens:,.0f} tokens after that are the same in all of them. Put what is "
         f"fixed (instructions, tools) first and what changes last: that makes it about {sharing * gain:.1f} "
