@@ -11,9 +11,11 @@ backward; old log-probabilities given, no KL term) and the whole update (old and
 gradient with its KL term), all by each peer's own code.
 
 "x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians; beside them what is wanted.
-"of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s of a dense batch of the same model
-(rows of one length, nothing shared, plain transformers; measured in the same rounds), over midstream's; it can pass
-100 %, for that batch keeps more in memory. "MB" is what a pass adds at its peak, "MB x ..." theirs over midstream's.
+"FLOPs x" are the operations of whole rows over those of their unique tokens: what a peer takes longer that pads nothing
+and is as efficient in what it does. "of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s of
+a dense batch of the same model (rows of one length, nothing shared, plain transformers; measured in the same rounds),
+over midstream's; it can pass 100 %, for that batch keeps more in memory. "MB" is what a pass adds at its peak,
+"MB x ..." theirs over midstream's.
 "gradients differ" is the largest relative L2 distance from padding-free's gradient.
 """
 
@@ -63,13 +65,14 @@ WANTED = {
 
 @dataclass(frozen=True)
 class Result:
-    """One shape: what it holds, what each peer took, and the CPU seconds of the limit."""
+    """One shape: what it holds, the CPU seconds of the limit, whole rows' FLOPs over the trie's, what each peer took."""
 
     shape: str
     rows: int
     total: int
     unique: int
     limit_s: float
+    flops: float
     gradient: dict[str, Taken]
     update: dict[str, Taken] = field(default_factory=dict)
 
@@ -88,7 +91,8 @@ def run(shape: str, model: PreTrainedModel, rows: Sequence[Row], arguments: argp
     update: dict[str, Taken] = {}
     if not arguments.gradient_only:
         update = measure({n: peer.update for n, peer in peers.items()}, model, arguments.rounds, compared=len(peers))
-    return Result(shape, len(rows), whole.tokens, work.tokens, limit_s, taken, update)
+    saved = flops(whole, model) / flops(work, model)
+    return Result(shape, len(rows), whole.tokens, work.tokens, limit_s, saved, taken, update)
 
 
 def made(learner: LocalLearner, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Peer]:
@@ -104,7 +108,17 @@ def made(learner: LocalLearner, rows: Sequence[Row], names: Sequence[str]) -> di
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-COLUMNS = ["shape", "rows", "total", "unique", "total / unique", "midstream, CPU s", "x TRL", "x padding-free"]
+COLUMNS = [
+    "shape",
+    "rows",
+    "total",
+    "unique",
+    "total / unique",
+    "FLOPs x",
+    "midstream, CPU s",
+    "x TRL",
+    "x padding-free",
+]
 COLUMNS += ["of limit", "midstream, MB", "MB x TRL", "MB x padding-free", "gradients differ"]
 
 
@@ -134,6 +148,7 @@ def _line(one: Result, taken: dict[str, Taken], limit: str, wanted: Wanted) -> l
         one.shape,
         *map(str, (one.rows, one.total, one.unique)),
         f"{one.total / one.unique:.2f}",
+        f"{one.flops:.2f}",
         f"{taken['midstream'].cpu_s:.2f}",
         over("TRL", "cpu_s", wanted.trl),
         over("padding-free", "cpu_s", wanted.padding_free),

@@ -20,9 +20,8 @@ GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
 PROMPT_TOKENS = 1000  # what a prompted planner's instructions and five tools come to, before any memory
-TRUNKS = (
-    3  # allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory
-)
+# Allowance: prefixes held one upon the other (`packing/stages.py`): instructions, a task, a rollout's memory.
+TRUNKS = 3
 SLACK = 2  # a subtree that forks soon may take so many times `learner.chunk_tokens` (`packing/stages.py`)
 FORK_TOKENS = 128  # allowance: how far apart the forks of a trie are
 _FLOAT = 4
@@ -232,10 +231,10 @@ def _prefixes(shape: Shape, width: int, learner: LearnerConfig, *, gathered: boo
 def _copies(trunks: int, learner: LearnerConfig) -> int:
     """How often a prefix's keys and values are there, where so many trunks of nearly its length hang on one another.
 
-    What stages go on from, and its gradient, for each trunk; then, what the passes of the trunks left, or, where that
-    is not recomputed, what each pass puts before its own keys.
+    What stages go on from, and its gradient; then, what the passes of the trunks left, or, where that is not
+    recomputed, what each pass puts before its own keys.
     """
-    return 2 * trunks + (1 if learner.recompute_activations else trunks)
+    return 2 + (1 if learner.recompute_activations else trunks)
 
 
 def _at_update(name: str, count: int, formula: str) -> Part:

@@ -34,7 +34,7 @@ def tensors(queries, keys, groups=1, dtype=torch.float64, seed=0, key_heads=2, s
 def attend(backend, q, k, v, layout, scale=None):
     """As a model's layer calls it, the first keys being those of an earlier pass: [1, _H, _N, _D]."""
     left = k.shape[2] - q.shape[2]
-    past = [(k[:, :, :left], v[:, :, :left])] if left else []
+    past = [[(k[:, :, :left], v[:, :, :left])]] if left else []
     packed = Packed(layout=layout, backend=backend, past=past)
     attend = AttentionInterface()[implementation(backend)]
     out, weights = attend(
@@ -318,8 +318,9 @@ def test_a_pass_keeps_its_own_keys_and_values_by_layer():
     tree = tree_of(SEQUENCES)
     q, k, v = tensors(tree.unique, 5 + tree.unique)
     kept = {}
+    two, three = ((k[:, :, part], v[:, :, part]) for part in (slice(0, 2), slice(2, 5)))
     packed = Packed(
-        layout=Layout.of(tree.segments, 5), backend="cascade", past=[(k, v), (k[:, :, :5], v[:, :, :5])], kept=kept
+        layout=Layout.of(tree.segments, 5), backend="cascade", past=[[(k, v), two], [(k, v), three]], kept=kept
     )
     own_k, own_v = k[:, :, 5:], v[:, :, 5:]
     AttentionInterface()[implementation("cascade")](SimpleNamespace(layer_idx=1), q, own_k, own_v, None, packed=packed)

@@ -79,7 +79,7 @@ class NewTokens:
         )
         index = torch.from_numpy(self._held).to(device)
         kept: dict[int, KeyValues] = {}
-        past = [selected(layer, index) for layer in held] if len(index) else []
+        past = [[selected(layer, index) for layer in held]] if len(index) else []
         with using(model, backend):
             logits = model(
                 input_ids=ids,

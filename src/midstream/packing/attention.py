@@ -13,8 +13,8 @@ earlier pass left and _N of its own; a back end computes it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -117,13 +117,13 @@ class Layout:
 class Packed:
     """What one forward pass over a trie gives to every attention layer, as the keyword `packed`.
 
-    `past` are the keys and values that an earlier pass left, a layer each; `kept`, where it is given, receives this
-    pass's own, by layer.
+    `past` are the keys and values that earlier passes left, from the first on, for each a list of layers; `kept`, where
+    it is given, receives this pass's own, by layer.
     """
 
     layout: Layout
     backend: Backend
-    past: list[KeyValues] = field(default_factory=list)
+    past: Sequence[list[KeyValues]] = ()
     kept: dict[int, KeyValues] | None = None
 
 
@@ -159,8 +159,8 @@ def _attend(
     if packed.kept is not None:
         packed.kept[layer] = (key, value)
     if packed.past:
-        past_key, past_value = packed.past[layer]
-        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        pieces = [*(one[layer] for one in packed.past), (key, value)]
+        key, value = (torch.cat([pair[i] for pair in pieces], 2) for i in (0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention(packed.backend, query, key, value, packed.layout, scale)
     return out.transpose(1, 2).contiguous(), None

@@ -116,19 +116,17 @@ def _plain_hidden(model: PreTrainedModel, tree: Tree) -> torch.Tensor:
 
 
 def _staged_hidden(
-    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[KeyValues]
+    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[list[KeyValues]]
 ) -> list[torch.Tensor]:
     """Hidden states of stages and of those below them, in packed order: a layer may run twice, and keep but one."""
     hidden: list[torch.Tensor] = []
     for stage in stages:
         kept: dict[int, KeyValues] = {}
-        layout = Layout.of(stage.segments(tree), past[0][0].shape[2] if past else 0)
+        layout = Layout.of(stage.segments(tree), sum(one[0][0].shape[2] for one in past))
         packed = Packed(layout=layout, backend=backend, past=past, kept=kept)
         hidden.append(packed_hidden(model, *_tensors(tree, slice(stage.start, stage.end), model.device), packed))
         pairs = [kept[layer] for layer in sorted(kept)]
-        if past:
-            pairs = [(torch.cat([a, c], 2), torch.cat([b, d], 2)) for (a, b), (c, d) in zip(past, pairs, strict=True)]
-        hidden += _staged_hidden(model, backend, tree, stage.below, pairs)
+        hidden += _staged_hidden(model, backend, tree, stage.below, [*past, pairs])
     return hidden
 
 

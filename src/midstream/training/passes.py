@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from midstream.packing.tree import Ints
 from midstream.training.batch import Batch, Chunk
 from midstream.training.halves import at_least_single, head, hidden_states
 
+Layers = list[KeyValues]  # one pass's, a layer each
 ChunkLoss = Callable[[Chunk, torch.Tensor], torch.Tensor]  # (chunk, log-probabilities of its choices) -> a sum
 
 
@@ -34,7 +36,7 @@ class _Forward:
 
     hidden: torch.Tensor
     places: Ints
-    kept: list[KeyValues]
+    kept: Layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -53,14 +55,13 @@ class Plan:
         """Log-probabilities [_U] of the batch's choices, without gradient."""
         parts: dict[int, torch.Tensor] = {}
 
-        def visit(stage: Stage, past: list[KeyValues]) -> None:
+        def visit(stage: Stage, past: list[Layers]) -> None:
             forward = self._forward(model, stage, past)
             for chunk in self._chunks(stage):
                 hidden = forward.hidden[self._places(forward, stage, chunk)]
                 parts[chunk.choices.start] = self._choice_logprobs(model, hidden, chunk)
-            below = _appended(past, forward.kept)
             for one in stage.below:
-                visit(one, below)
+                visit(one, [*past, forward.kept])
 
         with torch.no_grad(), self._attending(model):
             for stage in self.stages:
@@ -73,7 +74,7 @@ class Plan:
             for stage in self.stages:
                 self._backward(model, loss, stage, [])
 
-    def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: Stage, past: list[KeyValues]) -> None:
+    def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: Stage, past: list[Layers]) -> None:
         """Of one stage and those below it. `past` are leaves of the graph, whose gradients are added to."""
         with recomputing(model):
             forward = self._forward(model, stage, past)
@@ -91,21 +92,21 @@ class Plan:
             loss(chunk, self._choice_logprobs(model, piece, chunk)).backward()
             outputs[0][1].index_add_(0, places, piece.grad)  # type: ignore[arg-type]
         if stage.below:
-            leaves = _appended(past, forward.kept)
+            leaves = [(_leaf(key), _leaf(value)) for key, value in forward.kept]
             for one in stage.below:
-                self._backward(model, loss, one, leaves)
-            outputs += _returned(leaves, past, forward.kept)
+                self._backward(model, loss, one, [*past, leaves])
+            outputs += _returned(leaves, forward.kept)
         outputs = [one for one in outputs if one[0].requires_grad]  # none do where the head alone is trained
         if outputs:
             torch.autograd.backward([one for one, _ in outputs], [gradient for _, gradient in outputs])
 
-    def _forward(self, model: PreTrainedModel, stage: Stage, past: list[KeyValues]) -> _Forward:
+    def _forward(self, model: PreTrainedModel, stage: Stage, past: list[Layers]) -> _Forward:
         return self._padded(model, stage) if self.backend is None else self._packed(model, self.backend, stage, past)
 
-    def _packed(self, model: PreTrainedModel, backend: Backend, stage: Stage, past: list[KeyValues]) -> _Forward:
+    def _packed(self, model: PreTrainedModel, backend: Backend, stage: Stage, past: list[Layers]) -> _Forward:
         tree, tokens = self.batch.tree, slice(stage.start, stage.end)
         ids, positions = (torch.from_numpy(one[tokens]).to(model.device) for one in (tree.ids, tree.positions))
-        layout = Layout.of(stage.segments(tree), past[0][0].shape[2] if past else 0)
+        layout = Layout.of(stage.segments(tree), sum(one[0][0].shape[2] for one in past))
         kept: dict[int, KeyValues] = {}
         packed = Packed(layout=layout, backend=backend, past=past, kept=kept if stage.below else None)
         hidden = packed_hidden(model, ids, positions, packed)
@@ -150,35 +151,17 @@ class Plan:
         return nullcontext() if self.backend is None else using(model, self.backend)
 
 
-def _appended(past: list[KeyValues], kept: list[KeyValues]) -> list[KeyValues]:
-    """Keys and values of all trunks so far, a layer each, as new leaves of the graph."""
-
-    def leaf(index: int, layer: int) -> torch.Tensor:
-        parts = [past[layer][index]] if past else []
-        new = torch.cat([*parts, kept[layer][index]], 2).detach()
-        if torch.is_grad_enabled():
-            new.requires_grad_().register_hook(torch.Tensor.contiguous)  # it comes as a slice, which cannot be added to
-        return new
-
-    return [(leaf(0, layer), leaf(1, layer)) for layer in range(len(kept))]
+def _leaf(given: torch.Tensor) -> torch.Tensor:
+    """The same numbers as a leaf of the graph, to gather what flows back to them."""
+    leaf = given.detach().contiguous().requires_grad_()
+    leaf.register_hook(torch.Tensor.contiguous)  # it comes in slices of a gradient, which cannot be added to
+    return leaf
 
 
-def _returned(
-    leaves: list[KeyValues], past: list[KeyValues], kept: list[KeyValues]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The gradients of `leaves`: those of `past` are added to it, those of `kept` come back with it."""
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for layer, pair in enumerate(leaves):
-        for index, leaf in enumerate(pair):
-            if leaf.grad is None:
-                continue
-            new = kept[layer][index]
-            if new.requires_grad:  # below the first adapter nothing does
-                own.append((new, leaf.grad[:, :, -new.shape[2] :]))
-            if past:
-                before, passed = past[layer][index], leaf.grad[:, :, : -new.shape[2]]
-                before.grad = passed.contiguous() if before.grad is None else before.grad + passed
-    return own
+def _returned(leaves: Layers, kept: Layers) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What was kept of each layer, with the gradient that its leaf gathered; below the first adapter there is none."""
+    pairs = zip(chain.from_iterable(kept), chain.from_iterable(leaves), strict=True)
+    return [(own, leaf.grad) for own, leaf in pairs if own.requires_grad and leaf.grad is not None]
 
 
 @contextmanager
