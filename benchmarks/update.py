@@ -12,8 +12,8 @@ gradient with its KL term), all by each peer's own code.
 
 "x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians; beside them what is wanted.
 "FLOPs x" are the operations of whole rows over those of their unique tokens: what a peer takes longer that pads nothing
-and is as efficient in what it does. "of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s of
-a dense batch of the same model (rows of one length, nothing shared, plain transformers; measured in the same rounds),
+and is as efficient in what it does. "of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s
+of a dense batch of the same model (rows of one length, nothing shared, plain transformers; in the same rounds),
 over midstream's; it can pass 100 %, for that batch keeps more in memory. "MB" is what a pass adds at its peak,
 "MB x ..." theirs over midstream's.
 "gradients differ" is the largest relative L2 distance from padding-free's gradient.
@@ -65,7 +65,7 @@ WANTED = {
 
 @dataclass(frozen=True)
 class Result:
-    """One shape: what it holds, the CPU seconds of the limit, whole rows' FLOPs over the trie's, what each peer took."""
+    """One shape: its size, the CPU seconds of the limit, whole rows' FLOPs over the trie's, what each peer took."""
 
     shape: str
     rows: int

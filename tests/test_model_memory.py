@@ -353,8 +353,8 @@ def test_one_case_reckoned_by_hand():
         "LoRA adapter": 28 * 16 * rank_sums * 16,
         "reference policy": 0,
         "activations": 2 * 4096 * (28 * 1536 * 2 + 2 * layer),
-        # Three trunks of three quarters, each kept with its gradient, and once as their passes left them.
-        "shared prefixes": 7 * 6144 * 28 * 2 * 256 * 2,
+        # Trunks of three quarters, kept with their gradient, and once as their passes left them.
+        "shared prefixes": 3 * 6144 * 28 * 2 * 256 * 2,
         # Half the tokens make 32 runs, each with the other half before it; a layer's keys, values and their gradients.
         "gathered prefixes": 32 * 4096 * 2 * 2 * 256 * 2,
         "logits": 2**25 * 12,
