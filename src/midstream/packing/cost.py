@@ -16,7 +16,8 @@ from midstream.packing.attention import Backend
 from midstream.packing.forward import causal_lm
 from midstream.packing.tree import Ints, Tree
 
-CALL = 2_500_000  # operations that a CPU core does in the time around one attention kernel (benchmarks/update.py)
+# Operations that a CPU core does in the time around one attention kernel; told from timings of a small planner.
+CALL = 2_500_000
 # Operations a token, two a weight. With a smaller model an update takes a fraction of a second, and sampling spends its
 # time on draws: little is to be gained, and what the tiny planners of the documented runs do stays the same to the bit.
 SMALLEST = 2_000_000

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from midstream.packing.tree import Segment, Tree
 
 Numbers = NDArray[np.float64]
-SLACK, SHORT = (
-    2,
-    8,
-)  # a subtree up to SLACK times too large goes whole if its trunk takes less than 1 / SHORT of the room
+# A subtree up to SLACK times too large goes whole if its trunk takes less than 1 / SHORT of the room.
+SLACK, SHORT = 2, 8
 MOST_TRUNKS = 50  # one above the other; what forks more often than that is not cut further
 LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the budget is left to it
 
