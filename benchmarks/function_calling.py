@@ -18,8 +18,9 @@ from typing import Any
 
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
-from midstream.tasks import bfcl, tau_bench
-from midstream.tasks.tau_user import STOP
+from midstream.tasks.bfcl import tasks as bfcl
+from midstream.tasks.tau import tasks as tau_bench
+from midstream.tasks.tau.user import STOP
 
 
 class Satisfied:

@@ -25,17 +25,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.protocols import Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Sampling
-from midstream.engines import prefill, transformers_local
-from midstream.engines.new_tokens import NewTokens
-from midstream.engines.prefill import Asked, Prefill, Prefilled
-from midstream.engines.transformers_local import generate
+from midstream.engines.local import engine as transformers_local
+from midstream.engines.local import prefill
+from midstream.engines.local.engine import generate
+from midstream.engines.local.new_tokens import NewTokens
+from midstream.engines.local.prefill import Asked, Prefill, Prefilled
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.recipe.trainable import parts_of
 from midstream.rollout import rollout
-from midstream.trainable import parts_of
 from midstream.training.supervised import warm_start
 
 GROUP, TURNS, QUESTION, MEMORY, TAIL, VOCABULARY = 8, 3, 50, 150, 10, 2000

@@ -35,8 +35,8 @@ from midstream.agents.agentflow import AgentFlow
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
-from midstream.engines.openai_compatible import Config as EngineConfig
-from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config as EngineConfig
+from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Config, Environment, rollout
 from support.flaky_server import Connection

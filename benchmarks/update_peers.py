@@ -25,7 +25,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from update_shapes import Work, inputs_of, rows_work
 
 from midstream.core.protocols import Row
-from midstream.packing.forward import causal_lm
+from midstream.prefix_tree.forward import causal_lm
 from midstream.training.learner import LocalLearner
 from midstream.training.losses import PolicyLoss
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
-from midstream.packing.tree import Tree, tree_of
+from midstream.prefix_tree.tree import Tree, tree_of
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.recipe.trainable import parts_of
 from midstream.rollout import rollout
-from midstream.trainable import parts_of
 from midstream.training.losses import row_weights
 from midstream.training.rows import build_rows
 from midstream.training.session import Parts

@@ -30,18 +30,24 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from midstream.agents.compact import WORDS, parse_action, render_prompt
-from midstream.agents.programs import ClumsyConfig, ClumsyPlanner, FormVerifier, VerifiedResultGenerator, action_words
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Observation
-from midstream.tasks.worlds.gazetteer import Config, Gazetteer, question_words
-from midstream.tools.guess import ConfidentGuess
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.training.settings import TinyConfig
 from midstream.training.tiny import make_model, make_tokenizer
+from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
+from midstream.worlds.gazetteer.guess import ConfidentGuess
+from midstream.worlds.gazetteer.programs import (
+    ClumsyConfig,
+    ClumsyPlanner,
+    FormVerifier,
+    VerifiedResultGenerator,
+    action_words,
+)
+from midstream.worlds.gazetteer.tasks import Config, Gazetteer, question_words
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3

@@ -21,19 +21,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from midstream.agents.programs import ClumsyPlanner
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, render_modules
 from midstream.practice.optimiser import ROLES
 from midstream.practice.update import Practice
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.training.losses import PolicyLoss
 from midstream.training.rows import build_rows
 from midstream.training.supervised import warm_start
+from midstream.worlds.gazetteer.programs import ClumsyPlanner
 
 SMALL = (  # a planner that is ready in half a minute, and one update of everything
     'tasks.families=["lookup","arith","scale"]',

@@ -11,7 +11,6 @@ import asyncio
 
 from midstream import tool
 from midstream.agents.agentflow import AgentFlow, Config
-from midstream.agents.programs import VerifiedResultGenerator
 from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
@@ -23,6 +22,7 @@ from midstream.agents.prompted import (
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine
+from midstream.worlds.gazetteer.programs import VerifiedResultGenerator
 
 METRES = {"m": 1.0, "km": 1000.0, "ft": 0.3048, "mi": 1609.344}
 

@@ -4,7 +4,7 @@
     python examples/wire_by_hand.py --base-url http://localhost:11434/v1 --model qwen2.5:7b
 
 The first line needs neither model nor network: a scripted engine says what a model might. The second asks a real one.
-`build.py` does the same wiring from a recipe.
+`recipe/build.py` does the same wiring from a recipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from midstream.agents.agentflow import AgentFlow
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
-from midstream.engines import openai_compatible
+from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine
 from midstream.report.tables import trajectory_view
 from midstream.rewards.exact_match import ExactMatch

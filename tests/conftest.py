@@ -76,7 +76,7 @@ def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished_run(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory of the ten-step recipe, trained without an interruption. Read it; don't change it."""
-    from midstream.cli import main
+    from midstream.cli.main import main
 
     root = tmp_path_factory.mktemp("runs") / "whole"
     assert main(["train", str(ten_steps), "--out", str(root), "--quiet"]) == 0
@@ -86,8 +86,8 @@ def finished_run(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture
 def make_build(ten_steps: Path) -> Callable[..., Any]:
     """`make_build("a.b=c", ...)` wires the ten-step recipe with overrides, without a warm start."""
-    from midstream.build import Build
-    from midstream.config import load_recipe
+    from midstream.recipe.build import Build
+    from midstream.recipe.schema import load_recipe
 
     def make(*overrides: str) -> Build:
         return Build(load_recipe(str(ten_steps), overrides))

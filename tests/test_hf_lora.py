@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from midstream.cli import main
-from midstream.components import REWARDS
-from midstream.config import recipes_directory
-from midstream.engines.pretrained import load_model
+from midstream.cli.main import main
+from midstream.engines.local.pretrained import load_model
+from midstream.recipe.registry import REWARDS
+from midstream.recipe.schema import recipes_directory
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 import torch
 
-from midstream.cli import main
-from midstream.components import REWARDS
+from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
-from midstream.engines.pretrained import load_model
+from midstream.engines.local.pretrained import load_model
+from midstream.recipe.registry import REWARDS
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from support.llm_server import AgentFlowReplies, LLMServer

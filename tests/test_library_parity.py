@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.build import Build
-from midstream.cli import main
-from midstream.config import MODULES as AGENTS_MODULES
-from midstream.config import load_recipe
+from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import digest
 from midstream.core.task import Task
@@ -27,7 +24,10 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules, vetoed
 from midstream.practice.library_text import to_json
 from midstream.practice.playing import Match, Player
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.schema import MODULES as AGENTS_MODULES
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of

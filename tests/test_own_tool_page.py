@@ -74,7 +74,7 @@ class Reader:
     def command(self, line: str) -> None:
         words = shlex.split(line)
         if words[0] == "midstream":
-            words = [sys.executable, "-m", "midstream.cli", *words[1:]]
+            words = [sys.executable, "-m", "midstream", *words[1:]]
             if "ollama" in words:
                 words[words.index("--provider") : words.index("ollama") + 1] = ["--base-url", self.model]
         else:

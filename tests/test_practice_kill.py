@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from midstream.config import load_recipe, to_toml
 from midstream.practice.history import History
 from midstream.practice.records import read_updates
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
 
@@ -144,7 +144,7 @@ def trajectories_but_failures(root):
 
 
 def start(words):
-    command = [sys.executable, "-m", "midstream.cli", *words, "--quiet"]
+    command = [sys.executable, "-m", "midstream", *words, "--quiet"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream.build import Build
-from midstream.cli import main
-from midstream.components import TOOLS
-from midstream.config import load_recipe
+from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.scripted import ScriptedEngine
+from midstream.recipe.build import Build
+from midstream.recipe.registry import TOOLS
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import Config, rollout
 from midstream.runs import RunDirectory
 from midstream.tools.recording_file import FILE

@@ -25,8 +25,8 @@ from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Trajectory
-from midstream.engines.openai_compatible import Config as EngineConfig
-from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config as EngineConfig
+from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Config, Environment, rollout
 from midstream.training.rows import build_rows

@@ -13,15 +13,15 @@ from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.agentflow import Config as LoopConfig
-from midstream.agents.compact import CompactPlanner
-from midstream.agents.compact import Config as PlannerConfig
-from midstream.agents.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Config, Environment
+from midstream.worlds.gazetteer.compact import CompactPlanner
+from midstream.worlds.gazetteer.compact import Config as PlannerConfig
+from midstream.worlds.gazetteer.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
 

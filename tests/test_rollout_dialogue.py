@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from midstream.config import load_recipe
 from midstream.core.dialogue import OVER, Dialogues, UserTurn
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import Config, Environment
 from support.rollouts import TASKS, StubReward, flat, pause, run
 

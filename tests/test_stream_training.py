@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from midstream.cli import main
+from midstream.cli.main import main
 from midstream.runs import RunDirectory
 from midstream.training.sequences import joined
 from support.llm_server import LLMServer

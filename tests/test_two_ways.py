@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from midstream.cli import main
-from midstream.config import load_recipe
+from midstream.cli.main import main
 from midstream.core.errors import RecipeError
 from midstream.practice.history import History
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 
 SMALL = (

@@ -16,11 +16,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstream.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from midstream.agents.agentflow import AgentFlow
     from midstream.agents.interleaved import Interleaved
-    from midstream.build import Build
-    from midstream.config import Recipe, load_recipe, parse_recipe
     from midstream.core.dialogue import Dialogue, Dialogues, UserTurn
     from midstream.core.errors import (
         BudgetError,
@@ -72,18 +72,19 @@ if TYPE_CHECKING:
         Usage,
         Verdict,
     )
-    from midstream.engines.openai_compatible import OpenAICompatibleEngine
+    from midstream.engines.openai.engine import OpenAICompatibleEngine
     from midstream.engines.scripted import ScriptedEngine
     from midstream.evaluation import evaluate
+    from midstream.recipe.build import Build
+    from midstream.recipe.schema import Recipe, load_recipe, parse_recipe
     from midstream.rewards.exact_match import ExactMatch
     from midstream.rollout import Environment, Group
     from midstream.runs import RunDirectory
-    from midstream.tasks.worlds.gazetteer import Gazetteer
     from midstream.tools.function import tool
     from midstream.tools.local_search import LocalSearch
     from midstream.tools.python import PythonTool
+    from midstream.worlds.gazetteer.tasks import Gazetteer
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Action",
@@ -158,8 +159,8 @@ __all__ = [
 _NAMES = {
     "agents.agentflow": "AgentFlow",
     "agents.interleaved": "Interleaved",
-    "build": "Build",
-    "config": "Recipe load_recipe parse_recipe",
+    "recipe.build": "Build",
+    "recipe.schema": "Recipe load_recipe parse_recipe",
     "core.dialogue": "Dialogue Dialogues UserTurn",
     "core.memory": "Memory MemoryRecord",
     "core.metrics": "EvaluationResult StepMetrics",
@@ -169,13 +170,13 @@ _NAMES = {
     "core.stream_template": "Template load_template",
     "core.task": "Task",
     "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Usage Verdict",
-    "engines.openai_compatible": "OpenAICompatibleEngine",
+    "engines.openai.engine": "OpenAICompatibleEngine",
     "engines.scripted": "ScriptedEngine",
     "evaluation": "evaluate",
     "rewards.exact_match": "ExactMatch",
     "rollout": "Environment Group",
     "runs": "RunDirectory",
-    "tasks.worlds.gazetteer": "Gazetteer",
+    "worlds.gazetteer.tasks": "Gazetteer",
     "tools.function": "tool",
     "tools.local_search": "LocalSearch",
     "tools.python": "PythonTool",

@@ -30,8 +30,8 @@ from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Request, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Observation, Sampling, Verdict
-from midstream.engines.openai_compatible import Config as EngineConfig
-from midstream.engines.openai_compatible import OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config as EngineConfig
+from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.scripted import ScriptedEngine
 from support.llm_server import LLMServer
 

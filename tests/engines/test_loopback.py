@@ -17,7 +17,7 @@ from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
 from midstream.engines.loopback import Faults, Loopback
-from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
 
 ASKED = Request(role="planner", messages=(Message(role="user", content="twelve chars"),), seed=7)
 

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, without_clocks
 from midstream.engines.loopback import Faults
 from midstream.engines.simulated import Config, ServedEngine, SimulatedEngine, make
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 
 RECIPE = "training-free-simulated"

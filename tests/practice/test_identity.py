@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.config import load_recipe
 from midstream.practice.identity import identity
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe
 from support.practised import write_recipe
 
 

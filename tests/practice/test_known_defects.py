@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midstream import evaluation
-from midstream.build import Build
-from midstream.config import load_recipe, merge, read_table
 from midstream.core.lessons import Lessons
 from midstream.core.trajectory import Trajectory
 from midstream.practice.budget import Meter
@@ -31,6 +29,8 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, tokens
 from midstream.practice.playing import Match, Player
 from midstream.practice.settings import BudgetConfig
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe, merge, read_table
 from midstream.rollout import Config, Environment
 from midstream.runs import RunDirectory
 from support.practice_sessions import practise

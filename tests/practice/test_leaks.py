@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from midstream.core.task import Task
 from midstream.practice.leaks import leak_guard
 from midstream.practice.likeness import ngram_likeness
-from midstream.tasks.worlds.workshop import Config as WorkshopConfig
-from midstream.tasks.worlds.workshop import Workshop
+from midstream.worlds.workshop.tasks import Config as WorkshopConfig
+from midstream.worlds.workshop.tasks import Workshop
 
 
 def leak(lesson: str, tasks: list[Task]) -> str | None:

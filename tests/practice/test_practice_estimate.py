@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.cli import main
+from midstream.cli.main import main
 from midstream.practice.estimate import requests, rollouts, tasks, updates
 from midstream.practice.settings import PracticeConfig
 

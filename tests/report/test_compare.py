@@ -1,6 +1,5 @@
-from fake_run import evaluation, evaluations
-
 from midstream.report import compare
+from support.fake_run import evaluation, evaluations
 
 
 def test_before_is_the_first_evaluated_step_and_after_the_last():

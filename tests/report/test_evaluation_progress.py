@@ -2,10 +2,10 @@ import io
 import re
 
 import pytest
-from fake_run import lost, solved, unsolved
 from rich.console import Console
 
 from midstream.report.evaluation_progress import EvaluationProgress, LivePanel, PlainProgress, make_evaluation_progress
+from support.fake_run import lost, solved, unsolved
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

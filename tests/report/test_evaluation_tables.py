@@ -1,7 +1,6 @@
 import io
 
 import pytest
-from fake_run import evaluation
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -9,6 +8,7 @@ from rich.console import Console
 
 from midstream.core.metrics import EvaluationResult
 from midstream.report.evaluation_tables import evaluation_table, evaluation_view, summary_line
+from support.fake_run import evaluation
 
 
 def shown(renderable, width: int = 80) -> str:

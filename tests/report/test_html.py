@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.report.html import render_report, summary, write_report
+from support.fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "br"}

@@ -2,12 +2,12 @@ import io
 import re
 
 import pytest
-from fake_run import evaluation, metrics, timings
 from rich.console import Console
 
 from midstream.core.metrics import StepMetrics
 from midstream.core.progress import NoProgress, ProgressDisplay
 from midstream.report.progress import PlainProgress, TerminalProgress, make_progress
+from support.fake_run import evaluation, metrics, timings
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

@@ -2,7 +2,6 @@
 
 import io
 
-from fake_run import evaluation, metrics, report_data
 from rich.console import Console
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
@@ -12,6 +11,7 @@ from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.html import render_report
 from midstream.report.stream_charts import part_charts, stream_charts
 from midstream.report.tables import run_summary
+from support.fake_run import evaluation, metrics, report_data
 from support.streams import MATH_PARTS, math_stream
 
 MEASURED = StreamMetrics(

@@ -2,13 +2,13 @@ import io
 import re
 
 import pytest
-from fake_run import broken, evaluation, evaluations, lost, metrics, solved, turn, unsolved
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from midstream.core.trajectory import Trajectory
 from midstream.report import tables
+from support.fake_run import broken, evaluation, evaluations, lost, metrics, solved, turn, unsolved
 
 
 def shown(renderable, width: int = 100) -> str:

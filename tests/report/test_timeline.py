@@ -2,7 +2,6 @@ import io
 import re
 
 import pytest
-from fake_run import broken, solved
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from midstream.core.events import Event
 from midstream.core.stream import load_template
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
 from midstream.report.timeline import Screen, Timeline, elapsed
+from support.fake_run import broken, solved
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

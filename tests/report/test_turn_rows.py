@@ -1,10 +1,10 @@
-from fake_run import broken, malformed, solved
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
 from midstream.core.trajectory import Command, Observation
 from midstream.report.turn_rows import command_text, observation_rows, plain, turn_rows
+from support.fake_run import broken, malformed, solved
 
 
 def said(rows: list[tuple[str, Text]]) -> list[tuple[str, str]]:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.build import Build
-from midstream.config import load_recipe, to_toml
 from midstream.core.errors import RecipeError, RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.rewards.composite import Composite
 from support.rollouts import StubReward
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.build import Build
-from midstream.components import RULES
-from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, RewardError, StorageError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory, Usage
 from midstream.evaluation import SetConfig
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.registry import RULES
+from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.judge import Config, Judge, read_verdict
 from midstream.rewards.verdicts import FILE

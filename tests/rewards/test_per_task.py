@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from midstream.build import Build
-from midstream.components import RULES
-from midstream.config import load_recipe
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.recipe.build import Build
+from midstream.recipe.registry import RULES
+from midstream.recipe.schema import load_recipe
 from midstream.rewards.per_task import PerTask
 from support.rollouts import StubReward
 

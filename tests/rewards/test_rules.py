@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.components import REWARDS
 from midstream.core.answers import words
+from midstream.recipe.registry import REWARDS
 from midstream.rewards.exact_match import Config, ExactMatch
 from midstream.rewards.f1 import F1
 from midstream.rewards.gaia import Gaia

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_corpus import CORPUS, HONEST, parse
-from hostile_run import NOT_CONFINED, UNSUPPORTED, make_sure
-from hostile_watch import Watch, descendants, parent_of, within
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Config, Limits
 from midstream.sandbox.tiers import Sandbox, choose
+from support.hostile_corpus import CORPUS, HONEST, parse
+from support.hostile_run import NOT_CONFINED, UNSUPPORTED, make_sure
+from support.hostile_watch import Watch, descendants, parent_of, within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
 
-SCRIPT = Path(__file__).with_name("hostile_run.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "hostile_run.py"
 SOURCE = Path(__file__).parents[2] / "src"
 NOBODY = "65534"
 LIMIT_S = 300

@@ -18,12 +18,12 @@ from http.client import HTTPConnection
 
 import pytest
 
-from midstream.cli import main
-from midstream.components import REWARDS
+from midstream.cli.main import main
 from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
-from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.recipe.registry import REWARDS
 from support.served_model import CALCULATES, save_model, write_recipe
 
 for module in ("fastapi", "uvicorn", "openai"):

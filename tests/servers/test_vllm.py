@@ -21,15 +21,15 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from midstream.cli import main
-from midstream.components import REWARDS
+from midstream.cli.main import main
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines import lora
-from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.pretrained import load_model
-from midstream.engines.transformers_local import TransformersLocal, generate
+from midstream.engines.local.engine import TransformersLocal, generate
+from midstream.engines.local.pretrained import load_model
+from midstream.engines.openai import adapters as lora
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.recipe.registry import REWARDS
 from midstream.runs import RunDirectory
 from support.llm_server import LLMServer
 from support.served_model import CALCULATES, ServedModel, save_model, write_recipe

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from midstream.cli import main
+from midstream.cli.main import main
 
 SMALL = (
     "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",

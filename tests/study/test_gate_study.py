@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from midstream.cli import main
+from midstream.cli.main import main
 from midstream.report.gate_study import gate_table
 from midstream.study import gate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli import main
+from midstream.cli.main import main
 
 SMALL = (
     "engines.optimiser.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from midstream.build import Build
-from midstream.cli import main
-from midstream.config import load_recipe
+from midstream.cli.main import main
+from midstream.cli.results import recipe_of
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError
 from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.trajectory import ErrorInfo, Trajectory
-from midstream.results import recipe_of
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.study.analyses import ANALYSES
 from midstream.study.arms import Study

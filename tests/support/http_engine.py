@@ -8,7 +8,7 @@ from typing import Any
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
-from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
 from support.llm_server import Body, LLMServer, prompt_of
 
 HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)

@@ -80,7 +80,7 @@ def _segments(root: Path) -> int:
 
 def main(arguments: list[str]) -> int:
     """`midstream` with slow, unsteady tools."""
-    from midstream.cli import main as midstream
+    from midstream.cli.main import main as midstream
     from midstream.tools.local_search import LocalSearch
 
     search = LocalSearch.call

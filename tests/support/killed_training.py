@@ -132,7 +132,7 @@ def _modified(path: Path) -> int:
 
 def main(arguments: list[str]) -> int:
     """`midstream` with unsteady tools and slow checkpoints."""
-    from midstream.cli import main as midstream
+    from midstream.cli.main import main as midstream
     from midstream.tools.local_search import LocalSearch
     from midstream.training.learner import LocalLearner
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.tool_calls import call_tool
-from midstream.tools.mcp import Config, make
+from midstream.tools.mcp.tools import Config, make
 
 SAMPLES: dict[str, Any] = {"number": 2, "integer": 2, "string": "two", "boolean": True, "array": [], "object": {}}
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from midstream.build import Build
-from midstream.config import load_recipe, to_toml
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import Meter
 from midstream.practice.progress import NoPracticeDisplay
 from midstream.practice.session import Session
-from midstream.practisable import practice_parts_of
+from midstream.recipe.build import Build
+from midstream.recipe.practisable import practice_parts_of
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory, files, journal
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.

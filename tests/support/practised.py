@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from midstream.config import load_recipe, to_toml
 from midstream.practice.history import History
 from midstream.practice.library import Effect, Lesson, Library, Origin
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
 
 RECIPE = """

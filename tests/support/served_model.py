@@ -23,13 +23,13 @@ from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from midstream.agents.programs import NoSettings
-from midstream.components import Component
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory
-from midstream.engines.pretrained import load_model
-from midstream.engines.transformers_local import generate
+from midstream.engines.local.engine import generate
+from midstream.engines.local.pretrained import load_model
+from midstream.recipe.registry import Component
+from midstream.worlds.gazetteer.programs import NoSettings
 from support.llm_server import Body, prompt_of
 
 CALCULATE = "Sub-Goal: calculate\nTool Name: python\nContext: 1 + 1\n"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream import components, recipe_check
-from midstream.config import parse_recipe, read_table
 from midstream.core.errors import RecipeError, UsageError
+from midstream.recipe import check as recipe_check
+from midstream.recipe import registry as components
+from midstream.recipe.schema import parse_recipe, read_table
 from midstream.tasks.benchmark import Config
 from midstream.tasks.benchmarks import BENCHMARKS, make
 from midstream.tasks.finite import SPLITS

@@ -169,7 +169,7 @@ def test_download_conditions_and_working_offline_afterwards(tmp_path):
         in served.asked
     )
 
-    shown = json.loads(python("-m", "midstream.cli", "benchmarks", "bamboogle", "--json", **environment))
+    shown = json.loads(python("-m", "midstream", "benchmarks", "bamboogle", "--json", **environment))
     assert shown["here"]["questions"] == {"test": 4}
-    shown = json.loads(python("-m", "midstream.cli", "benchmarks", "hotpotqa", "--json", **environment))
+    shown = json.loads(python("-m", "midstream", "benchmarks", "hotpotqa", "--json", **environment))
     assert shown["here"] is None

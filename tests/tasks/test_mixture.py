@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from midstream.components import task_source
-from midstream.config import parse_recipe, read_table, to_toml
 from midstream.core.errors import RecipeError
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.registry import task_source
+from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.tasks.mixture import Config
 
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from midstream import Build, RecipeError, UsageError, parse_recipe
-from midstream.config import read_table
 from midstream.core.tool_calls import call_tool
-from midstream.recipe_check import check
+from midstream.recipe.check import check
+from midstream.recipe.schema import read_table
 from midstream.tools.named_function import Config, load
 
 TOOLS = '''

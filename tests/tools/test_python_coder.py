@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, SandboxError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.engines.scripted import ScriptedEngine
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools.python import Config, PythonTool
 from midstream.tools.python_coder import TIMEOUT_S, PythonCoder, make

@@ -7,9 +7,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from midstream.core.protocols import Row
-from midstream.packing.cost import Cost
-from midstream.packing.support import Choice
-from midstream.packing.tree import tree_of
+from midstream.prefix_tree.cost import Cost
+from midstream.prefix_tree.support import Choice
+from midstream.prefix_tree.tree import tree_of
 from midstream.training.plan import LOGITS, padded_chunks, plan_of
 from midstream.training.settings import LearnerConfig
 

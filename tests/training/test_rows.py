@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Score, Trajectory, Turn
-from midstream.engines.openai_compatible import Config, OpenAICompatibleEngine
-from midstream.engines.transformers_local import TransformersLocal
+from midstream.engines.local.engine import TransformersLocal
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
 from midstream.training import PolicyLoss, aggregate, build_rows, group_advantages, split_minibatches
 from midstream.training.losses import Aggregation
 from midstream.training.settings import OverlongConfig

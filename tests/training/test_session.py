@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from midstream import evaluation
-from midstream.cli import main
+from midstream.cli.main import main
 from midstream.core.errors import CheckpointError
-from midstream.packing.support import Choice
+from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
 from midstream.training import learner
 from midstream.training.flow_grpo import FlowGRPO

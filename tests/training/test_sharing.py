@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.compact import CompactPlanner
-from midstream.agents.compact import Config as CompactConfig
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.agents.template import prompt_text
 from midstream.core.memory import Memory, MemoryRecord
@@ -20,10 +18,12 @@ from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import ModuleContext, Planner
 from midstream.core.trajectory import Call, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
-from midstream.packing.tree import tree_of
+from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator
 from midstream.training.sequences import joined
 from midstream.training.sharing import first_difference, sharing_warning
+from midstream.worlds.gazetteer.compact import CompactPlanner
+from midstream.worlds.gazetteer.compact import Config as CompactConfig
 
 TOOL = BaseGenerator(ScriptedEngine([]))
 PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"

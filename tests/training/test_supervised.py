@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.agents.interleaved import Config, Interleaved
-from midstream.agents.programs import ClumsyPlanner
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Score, Trajectory, Turn
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.schema import load_recipe
+from midstream.recipe.trainable import parts_of
 from midstream.rollout import Environment, rollout
-from midstream.trainable import parts_of
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, copy_rate, learning_rate, require_copy_rate, warm_start
+from midstream.worlds.gazetteer.programs import ClumsyPlanner
 from support.interleaved import Shout
 from support.served_model import save_model
 

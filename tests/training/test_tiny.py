@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.agents.compact import render_action, render_prompt
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.lessons import lines
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.trajectory import Action
-from midstream.engines.pretrained import load_model
+from midstream.engines.local.pretrained import load_model
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
+from midstream.recipe.trainable import parts_of
 from midstream.rollout import rollout
-from midstream.tasks.worlds.gazetteer_lessons import KNOWN
-from midstream.trainable import parts_of
 from midstream.training.tiny import LARGEST_NUMBER, UNKNOWN, redraw, redrawn_ranges, share_gradient
+from midstream.worlds.gazetteer.compact import render_action, render_prompt
+from midstream.worlds.gazetteer.lessons import KNOWN
 
 WORLD = (
     "tasks.countries=60",

@@ -12,8 +12,8 @@ from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Call, Message
-from midstream.engines.codec import TokenizerCodec
-from midstream.engines.transformers_local import TransformersLocal
+from midstream.engines.local.codec import TokenizerCodec
+from midstream.engines.local.engine import TransformersLocal
 from midstream.training.sequences import joined, row_of
 from midstream.training.transcripts import Transcript, row_of_transcript, rows_of_file, transcript_of
 from support.interleaved import Shout, Talk, play

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from midstream.config import load_recipe, parse_recipe
 from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.training.losses import PolicyLoss, row_weights
 from midstream.training.settings import OverlongConfig, TrainingConfig
 from midstream.training.variants import VARIANTS

@@ -153,7 +153,7 @@ class AgentFlow:
         tool = next(tool for tool in tools if tool.name == command.tool)
         if command.code is None:
             return await observe(tool, command.arguments)
-        assert self.code_runner is not None, "build.py gives an agent whose executor writes code a runner"
+        assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 
 

@@ -30,7 +30,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
 from midstream.core.http import TransientError
 from midstream.core.trajectory import Message
-from midstream.engines.native_calls import with_calls
+from midstream.engines.openai.tool_calls import with_calls
 
 Reply = Callable[[Sequence[Message], int], str]  # (messages, seed) -> what the model says
 

@@ -15,8 +15,8 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
-from midstream.engines import openai_compatible
 from midstream.engines.loopback import Faults, Loopback, Reply, usage_of
+from midstream.engines.openai import engine as openai_compatible
 
 MODEL = "simulated"
 _SEEDS = 2**31  # as many as requests over HTTP can name

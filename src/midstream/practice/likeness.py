@@ -22,7 +22,7 @@ from midstream.core.errors import EngineError, ToolServerError
 from midstream.core.http import TransientError
 from midstream.practice.library import one_line
 from midstream.practice.settings import EmbeddingConfig
-from midstream.tools import api
+from midstream.tools.web import api
 
 _DIFFERENT = 0.5  # what the likeness of two texts that claim different things is multiplied with
 _BATCH = 64  # texts a request

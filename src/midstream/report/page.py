@@ -7,8 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from midstream import __version__
 from midstream.core.errors import StorageError
+from midstream.core.version import __version__
 from midstream.report.sections import section, text
 
 Card = tuple[str, str, str]  # name, value as HTML, a note or ""

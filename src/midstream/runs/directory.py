@@ -9,7 +9,7 @@ updates.jsonl                   one record an update of a library, of a run in c
 library/versions.jsonl          every version of its library; library.json and library.md: the newest one
 ledger/                         what its update under way has paid for, see `practice/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
-results.jsonl                   an evaluation's trajectories until their set is done, see `results.py`
+results.jsonl                   an evaluation's trajectories until their set is done, see `cli/results.py`
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_jsonable_python
 
-from midstream import __version__
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
+from midstream.core.version import __version__
 
 RUN_FORMAT = 1
 """The version of the run directory's layout and records; raised by any change that older code would misread."""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from midstream.commands import train_quietly
-from midstream.config import Recipe, load_recipe
+from midstream.cli.commands import train_quietly
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
+from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.study_panels import Panel, panels_svg
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs import RunDirectory

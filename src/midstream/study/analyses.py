@@ -19,7 +19,7 @@ from statistics import fmean
 
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
-from midstream.recipe_check import check
+from midstream.recipe.check import check
 from midstream.report.study_tables import StudyRow
 from midstream.study.arms import FROZEN, LABELS, Study
 from midstream.study.measure import ALL, Condition, Measured, measured

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstream.commands import train_quietly
-from midstream.config import Recipe, merge, parse_recipe, read_table, validate, with_overrides
+from midstream.cli.commands import train_quietly
 from midstream.core.errors import RecipeError
 from midstream.evaluation.study_settings import StudyConfig, Table
+from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, validate, with_overrides
 from midstream.runs import RunDirectory
 
 FROZEN = "frozen"

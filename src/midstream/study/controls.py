@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from midstream.build import Build
-from midstream.commands import train_quietly
-from midstream.config import load_recipe
+from midstream.cli.commands import train_quietly
+from midstream.cli.eval import evaluate_sets
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.eval_command import evaluate_sets
+from midstream.recipe.build import Build
+from midstream.recipe.schema import load_recipe
 from midstream.report.study import study_svg
 from midstream.report.study_tables import StudyRow, study_table
 from midstream.runs.files import atomic_write

@@ -1,6 +1,6 @@
 """The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
 
-Every run learns a library with lessons of known worth (`tasks/worlds/workshop.py`), so its gain on the test orders is
+Every run learns a library with lessons of known worth (`worlds/workshop/tasks.py`), so its gain on the test orders is
 exact, and only the worlds and the draws differ from seed to seed. Beside the gate stands the method without it, as the
 paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
 
@@ -25,8 +25,6 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from midstream.build import Build
-from midstream.config import load_recipe
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.practice.budget import Meter
@@ -35,12 +33,14 @@ from midstream.practice.library import Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig
 from midstream.practice.update import Practice
-from midstream.practisable import practice_parts_of
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.practisable import practice_parts_of
+from midstream.recipe.schema import load_recipe
 from midstream.report.gate_study import control_table, gate_table
 from midstream.runs.files import atomic_write
 from midstream.study.options import chosen, require_set
-from midstream.tasks.worlds.workshop import Workshop
+from midstream.worlds.workshop.tasks import Workshop
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("practice.gate.enabled=false",)

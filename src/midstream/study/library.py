@@ -20,12 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from midstream.commands import train_quietly
-from midstream.components import task_source
-from midstream.config import Recipe, merge, parse_recipe, read_table, with_overrides
+from midstream.cli.commands import train_quietly
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.practice.records import UpdateRecord, read_updates
+from midstream.recipe.registry import task_source
+from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write

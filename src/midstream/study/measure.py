@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from midstream import evaluation
-from midstream.build import Build
-from midstream.commands import use_policy
-from midstream.config import Recipe
+from midstream.cli.commands import use_policy
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
@@ -20,7 +18,9 @@ from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
 from midstream.evaluation.study_settings import Table
-from midstream.recipe_check import check
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.schema import Recipe
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.study.arms import Study

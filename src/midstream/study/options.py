@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from midstream.config import Recipe
 from midstream.core.errors import RecipeError, UsageError
+from midstream.recipe.schema import Recipe
 
 
 def chosen(options: argparse.Namespace, known: Sequence[str]) -> list[str]:

@@ -14,7 +14,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.protocols import TaskSource
 from midstream.tasks import conversions
 from midstream.tasks.benchmark import Benchmark, BenchmarkTasks, Config, find
-from midstream.tasks.worlds import game24, gazetteer
+from midstream.worlds import game24
+from midstream.worlds.gazetteer import tasks as gazetteer
 
 _LETTER = "Answer with the letter of the right option."
 _BRIEF = (

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue
 from midstream.core.data import Frozen
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.trajectory import Sampling
-from midstream.tools.asking import ask
+from midstream.tools.web.asking import ask
 
 
 class Config(Frozen):

@@ -19,8 +19,8 @@ from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.replies import find_program
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.tiers import Sandbox
-from midstream.tools.asking import ask
 from midstream.tools.python import Config, PythonTool
+from midstream.tools.web.asking import ask
 
 TIMEOUT_S = 500.0
 _PLACE = re.compile(r"\{\{(\w+)\}\}")

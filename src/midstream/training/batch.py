@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from midstream.core.errors import TrainingError
 from midstream.core.protocols import Row
-from midstream.packing.tree import Ints, Tree
+from midstream.prefix_tree.tree import Ints, Tree
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)

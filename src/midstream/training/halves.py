@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from midstream.core.errors import UnsupportedError
-from midstream.packing.forward import causal_lm
+from midstream.prefix_tree.forward import causal_lm
 
 
 def hidden_states(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from midstream.core.errors import CheckpointError, RecipeError, StorageError, TrainingError, UnsupportedError
 from midstream.core.protocols import LossStats, Row
-from midstream.packing.cost import Cost
-from midstream.packing.support import choose
-from midstream.packing.tree import Tree, tree_of
+from midstream.prefix_tree.cost import Cost
+from midstream.prefix_tree.support import choose
+from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.training.batch import Batch, Chunk
 from midstream.training.halves import at_least_single, head, hidden_states, require_plain_head
 from midstream.training.losses import PolicyLoss

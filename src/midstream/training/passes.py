@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from midstream.packing.attention import Backend, KeyValues, Layout, Packed
-from midstream.packing.forward import packed_hidden, using
-from midstream.packing.stages import Stage
-from midstream.packing.tree import Ints
+from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed
+from midstream.prefix_tree.forward import packed_hidden, using
+from midstream.prefix_tree.stages import Stage
+from midstream.prefix_tree.tree import Ints
 from midstream.training.batch import Batch, Chunk
 from midstream.training.halves import at_least_single, head, hidden_states
 

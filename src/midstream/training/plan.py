@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from midstream.core.protocols import Row
-from midstream.packing.cost import Cost
-from midstream.packing.stages import Stage, stages_of
-from midstream.packing.support import Choice
-from midstream.packing.tree import Tree, tree_of
+from midstream.prefix_tree.cost import Cost
+from midstream.prefix_tree.stages import Stage, stages_of
+from midstream.prefix_tree.support import Choice
+from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.training.batch import Batch
 from midstream.training.passes import Plan
 from midstream.training.settings import LOGITS, LearnerConfig

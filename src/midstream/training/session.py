@@ -23,7 +23,7 @@ from midstream.core.progress import ProgressDisplay
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.engines.transformers_local import TransformersLocal
+from midstream.engines.local.engine import TransformersLocal
 from midstream.rollout import Environment
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
@@ -48,7 +48,7 @@ class MakeEnvironment(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What build.py wires for a run.
+    """What recipe/build.py wires for a run.
 
     `place_names` are those that validation questions name, for the copy gate; `student` is the in-process engine whose
     weights are trained and `role` the module that asks it, `teacher` the table of the module that supervised learning

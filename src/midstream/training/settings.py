@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from midstream.agents.programs import ClumsyConfig
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
 from midstream.training.variants import with_defaults
+from midstream.worlds.gazetteer.programs import ClumsyConfig
 
 COPY_SAMPLES = 4  # rollouts a question of the copy gate, for a rate that is steady to a few points
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -64,7 +64,7 @@ class LearnerConfig(Frozen):
     threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
     layer's input alone and computes the rest again in the backward pass (gradient checkpointing): the same gradient.
 
-    `attention` is how a batch's shared prefixes are computed once: a back end of `packing/attention.py`, "rows" for
+    `attention` is how a batch's shared prefixes are computed once: a back end of `prefix_tree/attention.py`, "rows" for
     rows that are padded and share nothing but equal ones, "auto" for what suits the model, the device and the batch.
     """
 

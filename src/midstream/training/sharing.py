@@ -1,6 +1,6 @@
 """Where the rows of a task stop beginning alike, told once to whoever trains on prompts that share too little.
 
-The update computes once what rows begin with alike (`packing/tree.py`). What stands behind the first difference is
+The update computes once what rows begin with alike (`prefix_tree/tree.py`). What stands behind the first difference is
 computed for every row, be it the same text:
 
     You are the planner ...      alike in all rows of a task: computed once

@@ -15,13 +15,13 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
-from midstream.engines.transformers_local import TransformersLocal
+from midstream.engines.local.engine import TransformersLocal
 from midstream.rollout import Environment, rollout
-from midstream.tasks.worlds.gazetteer_lessons import drawn
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import COPY_SAMPLES, SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
+from midstream.worlds.gazetteer.lessons import drawn
 
 _COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts

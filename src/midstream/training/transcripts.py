@@ -26,8 +26,8 @@ from midstream.core.protocols import Request, Row
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Message, Trajectory
-from midstream.engines.codec import TokenizerCodec
-from midstream.engines.transformers_local import TransformersLocal
+from midstream.engines.local.codec import TokenizerCodec
+from midstream.engines.local.engine import TransformersLocal
 
 _Part = tuple[tuple[int, ...], bool]  # token ids; whether they are to be learnt
 

@@ -1,0 +1,1 @@
+"""Sample from a model in this process."""

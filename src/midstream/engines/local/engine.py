@@ -1,0 +1,290 @@
+"""Any Hugging Face causal language model, sampled in process behind a barrier.
+
+A batch is drawn when every live trajectory waits, sorted by the trajectory's place in its rollout: neither tool
+latency nor the order of completion changes a bit of the result. Each request draws from its own seed. What was
+sampled is recorded as token ids with log-probabilities, so its calls can be trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Call, Usage
+from midstream.engines.local.codec import TokenizerCodec
+from midstream.engines.local.prefill import Prefill, next_logits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    request: Request
+    prompt_ids: tuple[int, ...]
+    future: asyncio.Future[Call]
+
+
+class TransformersLocal:
+    """A `core.protocols.Engine` and `LockstepEngine` over a model object that a learner may share and update."""
+
+    token_exact = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "local",
+        max_batch: int = 256,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.name, self.max_batch = model, name, max_batch
+        self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere
+        self.codec = TokenizerCodec(tokenizer, name, chat_template_kwargs, end_ids=_end_ids(model, tokenizer))
+        self.policy_version = 0
+        self._live: set[int] = set()
+        self._waiting: dict[int, _Waiting] = {}
+        self._prefill = Prefill()
+
+    def join(self, order: int) -> None:
+        """Wait for the trajectory at place `order` before sampling."""
+        self._live.add(order)
+
+    def leave(self, order: int) -> None:
+        """Wait for it no longer; the others may be ready now."""
+        self._live.discard(order)
+        self._prefill.prefixes.leave(order)
+        self._sample_if_all_wait()
+        self._forget_if_none_live()
+
+    async def sample(self, request: Request) -> Call:
+        """Queue the request and wait for the batch that answers it."""
+        prompt_ids = tuple(self.codec.encode(request))
+        self._require_fit(prompt_ids, request.sampling.max_tokens)
+        if request.order in self._waiting:
+            raise UnsupportedError(
+                f"trajectory {request.order} asked {self.name} twice at once",
+                cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
+                mend="await a trajectory's requests one after the other, and rollouts too",
+            )
+        future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._waiting[request.order] = _Waiting(request=request, prompt_ids=prompt_ids, future=future)
+        try:
+            self._sample_if_all_wait()
+            return await future
+        finally:
+            self._waiting.pop(request.order, None)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def _require_fit(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        """Refuse what the model cannot compute before it gets among the requests of others."""
+        if not prompt_ids:
+            raise EngineError(
+                f"{self.name} was asked to go on from a prompt of no tokens",
+                cause="the task's question and what the agent puts around it are empty",
+                mend="put something into the prompt",
+            )
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and len(prompt_ids) + max_tokens > limit:
+            raise PromptTooLongError(
+                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
+                cause=f"{self.name} has {limit} positions",
+                mend="lower max_tokens or the number of turns, or use a model with a longer context",
+            )
+
+    def _sample_if_all_wait(self) -> None:
+        """Answer every waiting request once no live trajectory is elsewhere."""
+        if not self._waiting or not self._live <= self._waiting.keys():
+            return
+        waiting = [self._waiting[order] for order in sorted(self._waiting)]
+        self._waiting.clear()
+        try:
+            for start in range(0, len(waiting), self.max_batch):
+                self._answer(waiting[start : start + self.max_batch])
+        except Exception as failure:  # a bug, raised to whoever came last; the others must not wait for ever
+            self._fail(waiting, failure)
+            raise
+        finally:
+            self._forget_if_none_live()
+
+    def _forget_if_none_live(self) -> None:
+        """What a rollout samples must not depend on what was asked before it."""
+        if not self._live:
+            self._prefill.prefixes.clear()
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            asked = [(one.prompt_ids, one.request) for one in batch]
+            sampled = generate(
+                self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=self._prefill
+            )
+        except (RuntimeError, ValueError, IndexError) as failure:
+            self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
+            return
+        for one, (ids, logprobs) in zip(batch, sampled, strict=True):
+            if one.future.done():  # its trajectory was cancelled by a deadline
+                continue
+            whole = self.codec.decode(ids)
+            text = _before_stop(whole, one.request.sampling.stop)
+            stopped = ids[-1] in self.codec.end_ids or text != whole
+            one.future.set_result(
+                Call(
+                    role=one.request.role,
+                    engine=self.name,
+                    prompt=one.request.prompt,
+                    messages=one.request.messages,
+                    completion=whole if one.request.keep_stop else text,
+                    prompt_ids=one.prompt_ids,
+                    completion_ids=ids,
+                    logprobs=logprobs,
+                    sampling=one.request.sampling,
+                    policy_version=self.policy_version,
+                    finish_reason="stop" if stopped else "length",
+                    usage=Usage(prompt_tokens=len(one.prompt_ids), completion_tokens=len(ids)),
+                )
+            )
+
+    def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
+        self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
+        for one in batch:
+            if not one.future.done():
+                error = EngineError(
+                    f"{self.name} could not sample {len(batch)} completions: {failure}",
+                    cause="the device is out of memory, or the model and its tokenizer do not fit",
+                    mend="lower max_batch or max_tokens",
+                )
+                error.__cause__ = failure
+                one.future.set_exception(error)
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that end a completion: the tokenizer's and those of the model's generation settings."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(int(one) for one in (tokenizer.eos_token_id, *listed) if one is not None))  # type: ignore[arg-type]
+
+
+Sampled = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[tuple[tuple[int, ...], Request]],
+    *,
+    end_ids: Sequence[int],
+    decode: Callable[[list[int]], str] | None = None,
+    prefill: Prefill | None = None,
+) -> list[Sampled]:
+    """Sample one completion a request with a key-value cache.
+
+    A finished row leaves the batch. Token t of a request is drawn by inverting its distribution at the t-th uniform
+    number of its own seed, so it does not depend on its neighbours' draws. `decode` gives the text in which stop
+    strings are looked for; `prefill` may know prompts of the batches before.
+
+    Returns:
+        Per request the completion ids, end token or those of the stop string included where they were drawn, and their
+        log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
+    """
+    start = (prefill or Prefill())(model, prompts)
+    device, cache, mask, position, logits = model.device, start.cache, start.mask, start.lengths, start.logits
+    draws = _Draws([request for _, request in prompts], device)
+    rows = torch.arange(len(prompts), device=device)
+    ends = torch.tensor(end_ids, device=device)
+    stops = None if decode is None else _Stops([request.sampling.stop for _, request in prompts], decode)
+    out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+    for step in range(draws.longest):
+        token, logprob = draws.draw(logits, rows, step)
+        for row, one, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
+            out[row][0].append(one)
+            out[row][1].append(value)
+        keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
+        if stops is not None:
+            said = [stops.said(row, out[row][0]) for row in rows.tolist()]
+            keep &= ~torch.tensor(said, device=device)
+        if not keep.any():
+            break
+        if not keep.all():
+            kept = keep.nonzero()[:, 0]
+            rows, mask, position, token = rows[kept], mask[kept], position[kept], token[kept]
+            cache.batch_select_indices(kept)
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+        logits = next_logits(model, cache, token, mask, position)
+        position = position + 1
+    return [(tuple(ids), tuple(logprobs)) for ids, logprobs in out]
+
+
+class _Stops:
+    """Finds stop strings as tokens come, across tokens and inside of one.
+
+    What a token says alone tells nearly always that it ends none: decoding the text before it would take as long as a
+    small model's forward pass.
+    """
+
+    def __init__(self, stops: Sequence[Sequence[str]], decode: Callable[[list[int]], str]) -> None:
+        self._stops, self._decode = stops, decode
+        self._ends = {stop[-1] for each in stops for stop in each if stop}
+        self._may_end: dict[int, bool] = {}
+
+    def said(self, row: int, ids: list[int]) -> bool:
+        """Whether the newest of a row's tokens ends one of its stop strings; a character is at most four tokens."""
+        stops = self._stops[row]
+        if not stops or not self._could(ids[-1]):
+            return False
+        text = self._decode(ids[-4 * max(map(len, stops)) - 1 :])
+        return any(stop in text for stop in stops)
+
+    def _could(self, token: int) -> bool:
+        """Whether a token may end a stop string; alone it may lose its spaces, or be a part of a character."""
+        if token not in self._may_end:
+            text = self._decode([token])
+            self._may_end[token] = not text or any(end in text or end.isspace() for end in (*self._ends, "\ufffd"))
+        return self._may_end[token]
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string in it."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+class _Draws:
+    """The random numbers and temperatures of a batch of requests."""
+
+    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
+        self.limits = torch.tensor([request.sampling.max_tokens for request in requests], device=device)
+        self.longest = int(self.limits.max())
+        self.temperatures = torch.tensor([request.sampling.temperature for request in requests], device=device)
+        self.top_p = torch.tensor([request.sampling.top_p for request in requests], device=device)
+        generators = (np.random.Generator(np.random.Philox(key=request.seed)) for request in requests)
+        uniforms = np.stack([generator.random(self.longest) for generator in generators])
+        self.uniforms = torch.from_numpy(uniforms).to(device)
+
+    def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token [rows], its log-probability [rows]) from logits [rows, _V]."""
+        temperature = self.temperatures[rows]
+        greedy = temperature == 0
+        scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+        logprobs = scaled.log_softmax(-1)
+        probabilities = _nucleus(logprobs.exp(), self.top_p[rows])
+        cumulative = probabilities.double().cumsum(-1)
+        target = self.uniforms[rows, step] * cumulative[:, -1]
+        drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+        token = torch.where(greedy, logits.argmax(-1), drawn)
+        return token, logprobs.gather(1, token[:, None])[:, 0]
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keep the smallest set of most likely tokens whose probability reaches `top_p` [rows]; zero the others."""
+    if bool((top_p >= 1).all()):
+        return probabilities
+    ordered, index = probabilities.sort(-1, descending=True)
+    ordered = torch.where(ordered.cumsum(-1) - ordered < top_p[:, None], ordered, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, index, ordered)

@@ -1,0 +1,1 @@
+"""Sample from any server that speaks the OpenAI chat or completions protocol."""

@@ -1,0 +1,184 @@
+"""What an OpenAI-compatible server sent back, checked: a reply that can be used, or the reason why not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from midstream.core.errors import UnsupportedError
+from midstream.core.http import TransientError
+from midstream.engines.openai.tool_calls import with_calls
+
+_TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
+_MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
+_LONGEST_SHOWN = 5
+_ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
+_RETRIED_STATUS = {408, 409, 425, 429}
+LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
+LONGEST_WORDS = 2000  # characters of a server's words that are looked at
+LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
+
+
+def may_pass(status: int) -> bool:
+    """Whether what a status reports may be over at the next attempt."""
+    return status >= 500 or status in _RETRIED_STATUS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The first choice of a completion; ids and logprobs are empty unless they were asked for."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """An error as the server words it; `too_long`: prompt and completion do not fit the model's context."""
+
+    status: int
+    said: str
+    too_long: bool = False
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """The body as an object; {} for any other body."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal | None:
+    """The error in an answer (`data` is its body as an object) or in a stream's event; None if there is none.
+
+    Some servers report errors under status 200.
+    """
+    error = data.get("error")
+    fields = error if isinstance(error, dict) else {"message": error}
+    code = fields.get("code")
+    if status == 200 and error:
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    if status == 200:
+        return None
+    said = _sound(str(fields.get("message") or body.decode("utf-8", "replace")))[:LONGEST_WORDS]
+    if code == "insufficient_quota":  # OpenAI's 429 for an empty account, which no pause refills
+        status = 402
+    named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
+    too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(said) is not None)
+    if too_long and "n_ctx" in fields:  # llama.cpp's
+        said += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
+    return Refusal(status=status, said=said, too_long=too_long)
+
+
+def redacted(text: str, key: str) -> str:
+    """`text` without the key: no six of its characters in a row are left, nor what a server masked with asterisks."""
+    size = min(len(key), _LONGEST_SHOWN + 1)
+    hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
+    shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
+    return _MASKED.sub("[key]", re.sub("\0+", "[key]", shown))
+
+
+def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
+    """The first choice of a body that came with status 200.
+
+    Raises:
+        TransientError: it is not a completion.
+        UnsupportedError: it is one, without the token ids that were asked for.
+    """
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise TransientError("the answer holds no choice" if data else "the answer is cut off or not JSON")
+    choice = choices[0]
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    finish_reason = choice.get("finish_reason")
+    if finish_reason == "error":  # OpenRouter's, where a provider broke down in the middle
+        raise TransientError("the answer ended in an error")
+    text = _text(choice)  # before the token ids: a broken answer lacks them too, and is worth another try
+    exact = _token_fields(data, choice) if token_ids else {}
+    if text and token_ids and not exact["completion_ids"]:
+        raise TransientError("the answer holds text, and no token ids for it")
+    return Reply(
+        text=text,
+        finish_reason=_sound(finish_reason) if isinstance(finish_reason, str) else "",
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        **exact,
+    )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
+    if text is None:
+        text = message.get("refusal")
+    if text is None and choice.get("finish_reason") == "length" and message:
+        text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
+    if not isinstance(text, str):
+        raise TransientError("the answer holds no text")
+    return _sound(text)
+
+
+def _sound(text: str) -> str:
+    """JSON can spell lone surrogates, which no file can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count(value: object) -> int:
+    """JSON's integers have no limit, a price times one has: what no server can have counted is no count."""
+    return value if type(value) is int and 0 <= value < 2**53 else 0
+
+
+def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
+    completion_ids = choice.get("token_ids")
+    logprobs = _logprobs(choice.get("logprobs"))
+    if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
+        seen = [f"{name}: {_size(value)}" for name, value in (("prompt", prompt_ids), ("completion", completion_ids))]
+        raise no_token_ids(f"token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}")
+    return {"prompt_ids": tuple(prompt_ids), "completion_ids": tuple(completion_ids), "logprobs": logprobs}
+
+
+def no_token_ids(seen: str) -> UnsupportedError:
+    """The refusal to train on a server that gives no token ids, or does not know how they are asked for."""
+    return UnsupportedError(
+        f"training is impossible with this server: {seen}",
+        cause="only an exact record of what was sampled can be trained on, and this server does not give one",
+        mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
+        "transformers_local; or set token_ids = false to run and evaluate only",
+    )
+
+
+def _logprobs(field: object) -> tuple[float, ...]:
+    """Of a chat choice (`content[].logprob`) or a text choice (`token_logprobs`); () if any is no log-probability."""
+    if not isinstance(field, dict):
+        return ()
+    content = field.get("content")
+    values = field.get("token_logprobs")
+    if isinstance(content, list):
+        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    sound = [float(value) for value in values if _is_logprob(value)] if isinstance(values, list) else []
+    return tuple(sound) if isinstance(values, list) and len(sound) == len(values) else ()
+
+
+def _is_logprob(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
+
+
+def _are_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+
+
+def _size(value: object) -> str:
+    return str(len(value)) if isinstance(value, list) else "none"

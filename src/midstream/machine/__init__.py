@@ -1,1 +1,0 @@
-"""What the doctor looks at on this machine: what is installed, where runs go, the sandbox, servers and keys."""

@@ -1,0 +1,348 @@
+"""Attention over a prefix trie: back ends behind one interface, registered with transformers.
+
+A packed token looks at itself and its ancestors. `Layout` says so for a forward pass of _N queries over _P keys that an
+earlier pass left and _N of its own; a back end computes it:
+
+- `dense`: one call under a boolean mask [_N, _P + _N]: the oracle of the tests;
+- `gather`: one call a segment, on the keys of its path gathered together;
+- `cascade`: one causal call a segment and one unmasked call of its descendants on its keys, merged by log-sum-exp; the
+  backward pass runs per block with the final output and log-sum-exp. Exact; memory in proportion to tokens. CPU only;
+- `varlen`: all segments in one call of variable-length flash attention on gathered keys. CUDA, half precision;
+- `flex`: FlexAttention under a block mask. Compiled on CUDA; on a CPU it has a forward pass alone, which runs plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from midstream.prefix_tree.tree import Segment
+
+Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
+ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
+KeyValues = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values, both [1, _KvHeads, _P, _D]
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Node(NamedTuple):
+    """A run of keys [key_start, key_end) and who looks at it.
+
+    The queries [start, end) are its own tokens', causally (none where an earlier pass computed it); the queries
+    [end, below_end) its descendants', at all of it. `parent` is the index of the node before it on the path, or -1.
+    """
+
+    key_start: int
+    key_end: int
+    start: int
+    end: int
+    below_end: int
+    parent: int
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Who looks at whom in a forward pass of `queries` tokens over `keys` keys; nodes come after their parents."""
+
+    nodes: tuple[Node, ...]
+    queries: int
+    keys: int
+
+    @classmethod
+    def of(cls, segments: tuple[Segment, ...], past: int = 0) -> Layout:
+        """A pass over a whole trie, of which all tokens also look at all of `past` keys before its own."""
+        queries = segments[-1].end
+        stem = (Node(0, past, 0, 0, queries, -1),) if past else ()
+        own = (
+            Node(past + one.start, past + one.end, one.start, one.end, one.subtree_end, one.parent + len(stem))
+            for one in segments
+        )
+        return cls((*stem, *own), queries, past + queries)
+
+    @cached_property
+    def causal(self) -> tuple[tuple[slice, slice], ...]:
+        """(keys, queries) of each run of tokens that looks at itself."""
+        return tuple(
+            (slice(one.key_start, one.key_end), slice(one.start, one.end)) for one in self.nodes if one.end > one.start
+        )
+
+    @cached_property
+    def unmasked(self) -> tuple[tuple[slice, slice], ...]:
+        """(keys, queries) of each run of tokens that its descendants look at."""
+        return tuple(
+            (slice(one.key_start, one.key_end), slice(one.end, one.below_end))
+            for one in self.nodes
+            if one.below_end > one.end
+        )
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Per node, the nodes from its root down to it."""
+        paths: list[tuple[int, ...]] = []
+        for index, node in enumerate(self.nodes):
+            paths.append((*(paths[node.parent] if node.parent >= 0 else ()), index))
+        return tuple(paths)
+
+    def visible(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key k is seen by the queries [first[k], last[k]): two int64 tensors [_P + _N]."""
+        first = torch.empty(self.keys, dtype=torch.long)
+        last = torch.empty(self.keys, dtype=torch.long)
+        for node in self.nodes:
+            own = node.end > node.start
+            first[node.key_start : node.key_end] = torch.arange(node.start, node.end) if own else node.end
+            last[node.key_start : node.key_end] = node.below_end
+        return first.to(device), last.to(device)
+
+    @cached_property
+    def _cache(self) -> dict[Any, Any]:
+        """What a back end derives from the layout once for all layers, by its name and device."""
+        return {}
+
+    def once(self, name: str, device: torch.device, make: Callable[[], Any]) -> Any:
+        """`make()`, kept for the next layer."""
+        key = (name, device)
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Packed:
+    """What one forward pass over a trie gives to every attention layer, as the keyword `packed`.
+
+    `past` are the keys and values that earlier passes left, from the first on, for each a list of layers; `kept`, where
+    it is given, receives this pass's own, by layer.
+    """
+
+    layout: Layout
+    backend: Backend
+    past: Sequence[list[KeyValues]] = ()
+    kept: dict[int, KeyValues] | None = None
+
+
+def implementation(backend: Backend) -> str:
+    """The name of a back end among transformers' attention implementations."""
+    return f"midstream_{backend}"
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed: Packed,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention interface: query [1, _H, _N, _D], key and value [1, _KvHeads, _N, _D] -> [1, _N, _H, _D].
+
+    Transformers makes no mask for an implementation that is not its own; a layer may make one. Dropout and sliding
+    windows were looked at before (`support.choose`).
+
+    Raises:
+        NotImplementedError: the layer adds to its scores what no back end knows.
+    """
+    more["attention_mask"] = attention_mask
+    added = sorted(name for name in ADDED_TO_SCORES if more.get(name) is not None)
+    if added:
+        raise NotImplementedError(f"attention with {added[0]}")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if packed.kept is not None:
+        packed.kept[layer] = (key, value)
+    if packed.past:
+        pieces = [*(one[layer] for one in packed.past), (key, value)]
+        key, value = (torch.cat([pair[i] for pair in pieces], 2) for i in (0, 1))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attention(packed.backend, query, key, value, packed.layout, scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attention(
+    backend: Backend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float
+) -> torch.Tensor:
+    """One layer's attention, [1, _H, _N, _D], by a back end; q [1, _H, _N, _D], k and v [1, _KvHeads, _P + _N, _D]."""
+    return _BACKENDS[backend](q, k, v, layout, scale)
+
+
+def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    def mask() -> torch.Tensor:
+        first, last = layout.visible(q.device)
+        queries = torch.arange(layout.queries, device=q.device)[:, None]
+        return (first <= queries) & (queries < last)
+
+    seen = layout.once("dense", q.device, mask)
+    return functional.scaled_dot_product_attention(q, _per_head(k, q), _per_head(v, q), attn_mask=seen, scale=scale)
+
+
+def _gather(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    out = []
+    k, v = _per_head(k, q), _per_head(v, q)
+    for node, path in zip(layout.nodes, layout.paths, strict=True):
+        count = node.end - node.start
+        if not count:
+            continue
+        spans = [(layout.nodes[i].key_start, layout.nodes[i].key_end) for i in path]
+        keys = torch.cat([k[:, :, a:b] for a, b in spans], 2)
+        values = torch.cat([v[:, :, a:b] for a, b in spans], 2)
+        alone = len(spans) == 1
+        mask = None if alone else _lower_right(count, keys.shape[2], q.device)
+        piece = q[:, :, node.start : node.end]
+        out.append(
+            functional.scaled_dot_product_attention(piece, keys, values, attn_mask=mask, is_causal=alone, scale=scale)
+        )
+    return torch.cat(out, 2)
+
+
+def _lower_right(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Causal where the last query is at the last key: bool [queries, keys]."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def _per_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Keys or values repeated for the query heads that share them."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+class _Cascade(torch.autograd.Function):
+    """Flash attention over the blocks of a layout; q [1, _H, _N, _D], k and v [1, _KvHeads, _P + _N, _D].
+
+    Sums over blocks are kept in single precision or better.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float
+    ) -> torch.Tensor:
+        sums = torch.promote_types(q.dtype, torch.float32)
+        out, lse = torch.empty_like(q, dtype=sums), q.new_empty(q.shape[:3], dtype=sums)
+        for keys, own in layout.causal:
+            out[:, :, own], lse[:, :, own] = _flash(
+                q[:, :, own], _per_head(k[:, :, keys], q), _per_head(v[:, :, keys], q), 0.0, True, scale=scale
+            )
+        for keys, below in layout.unmasked:
+            folded = _fold(q[:, :, below], k)
+            more, more_lse = _flash(folded, k[:, :, keys], v[:, :, keys], 0.0, False, scale=scale)
+            _merge(out[:, :, below], lse[:, :, below], more, more_lse)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        grad = grads[0]
+        sums = torch.promote_types(q.dtype, torch.float32)
+        dq = torch.empty_like(q, dtype=sums)
+        dk, dv = torch.zeros_like(k, dtype=sums), torch.zeros_like(v, dtype=sums)
+        for keys, own in layout.causal:
+            repeated = _per_head(k[:, :, keys], q), _per_head(v[:, :, keys], q)
+            args = grad[:, :, own], q[:, :, own], *repeated, out[:, :, own], lse[:, :, own]
+            dq[:, :, own], key_grad, value_grad = _flash_backward(*args, 0.0, True, scale=scale)
+            dk[:, :, keys] = _per_key_head(key_grad, k)
+            dv[:, :, keys] = _per_key_head(value_grad, v)
+        for keys, below in layout.unmasked:
+            g, queries, o, sums_of = (_fold(x[:, :, below], k) for x in (grad, q, out, lse))
+            args = g, queries, k[:, :, keys], v[:, :, keys], o, sums_of
+            query_grad, key_grad, value_grad = _flash_backward(*args, 0.0, False, scale=scale)
+            dq[:, :, below] += query_grad.reshape(dq[:, :, below].shape)
+            dk[:, :, keys] += key_grad
+            dv[:, :, keys] += value_grad
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _cascade(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    return _Cascade.apply(q, k, v, layout, scale)  # type: ignore[no-any-return]
+
+
+def _fold(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[1, _H, _Q, ...] -> [1, _KvHeads, _H / _KvHeads * _Q, ...]: heads that share keys are, unmasked, more queries."""
+    return x.reshape(1, k.shape[1], -1, *x.shape[3:])
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> None:
+    """Add attention over further keys, folded, to `out` [1, _H, _Q, _D] and `lse` [1, _H, _Q], in place."""
+    more, more_lse = more.reshape(out.shape), more_lse.reshape(lse.shape)
+    out.lerp_(more.to(out.dtype), torch.sigmoid(more_lse - lse)[..., None])
+    torch.logaddexp(lse, more_lse, out=lse)
+
+
+def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The sum over the query heads that share a key head: [1, _H, _K, _D] -> [1, _KvHeads, _K, _D]."""
+    return x.reshape(1, k.shape[1], -1, *x.shape[2:]).sum(2)
+
+
+def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """Causal flash attention of each segment on its gathered path, aligned at the last key."""
+    from torch.nn.attention.varlen import varlen_attn  # imported where used: it takes seconds
+
+    def spans() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+        index, query_ends, key_ends = [], [0], [0]
+        longest_queries = longest_keys = 0
+        for node, path in zip(layout.nodes, layout.paths, strict=True):
+            if node.end > node.start:
+                index += [torch.arange(layout.nodes[i].key_start, layout.nodes[i].key_end) for i in path]
+                keys = sum(layout.nodes[i].key_end - layout.nodes[i].key_start for i in path)
+                query_ends.append(node.end)
+                key_ends.append(key_ends[-1] + keys)
+                longest_queries, longest_keys = max(longest_queries, node.end - node.start), max(longest_keys, keys)
+        ends = (torch.tensor(one, dtype=torch.int32, device=q.device) for one in (query_ends, key_ends))
+        return torch.cat(index).to(q.device), *ends, longest_queries, longest_keys  # type: ignore[return-value]
+
+    index, query_ends, key_ends, most_queries, most_keys = layout.once("varlen", q.device, spans)
+    keys, values = (x[0].transpose(0, 1)[index] for x in (k, v))
+    out: Any = varlen_attn(
+        q[0].transpose(0, 1).contiguous(),
+        keys,
+        values,
+        query_ends,
+        key_ends,
+        most_queries,
+        most_keys,
+        window_size=(-1, 0),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.transpose(0, 1)[None]
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # takes a second
+
+    def mask() -> BlockMask:
+        first, last = layout.visible(q.device)
+
+        def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (first[key] <= query) & (query < last[key])
+
+        return create_block_mask(seen, None, None, layout.queries, layout.keys, device=q.device)
+
+    attend = _compiled(flex_attention) if q.is_cuda else flex_attention
+    block_mask = layout.once("flex", q.device, mask)
+    return attend(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+_BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
+    "dense": _dense,
+    "gather": _gather,
+    "cascade": _cascade,
+    "varlen": _varlen,
+    "flex": _flex,
+}
+for _name in get_args(Backend):
+    AttentionInterface.register(implementation(_name), _attend)

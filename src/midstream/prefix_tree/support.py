@@ -1,0 +1,148 @@
+"""Which attention back end a model can use, found out by trying: a few tokens by the trie and by plain forward passes.
+
+A model that keeps a state from token to token, or mixes tokens elsewhere than in attention, gives other hidden states
+by the trie. What a short trial cannot show (a window longer than it) is read off the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed, attention
+from midstream.prefix_tree.forward import causal_lm, packed_hidden, using
+from midstream.prefix_tree.stages import Stage, stages_of
+from midstream.prefix_tree.tree import Tree, tree_of
+
+Wanted = Literal["auto", "rows"] | Backend
+TRIAL = ((3, 1, 4, 1, 5, 9, 2, 6), (3, 1, 4, 1, 5, 8), (3, 1, 4, 2, 7, 1, 8), (2, 7))  # forks early, late and at once
+STAGED = 12  # a budget of tokens that cuts the trial into a trunk and stages that hang on it
+TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05  # relative L2 distance of hidden states and gradients
+LENGTH_SCALED = {"dynamic", "longrope"}  # positions that depend on the longest row of a batch
+
+
+class Choice(NamedTuple):
+    """A back end for rows of at most `longest` tokens; None and why, where rows are computed one beside the other."""
+
+    backend: Backend | None
+    reason: str = ""
+    longest: float = float("inf")
+
+
+def choose(model: PreTrainedModel, wanted: Wanted = "auto") -> Choice:
+    """The first back end that computes what the model computes; only `wanted` is tried if it names one."""
+    if wanted == "rows":
+        return Choice(None, "the recipe asks for rows")
+    name = type(causal_lm(model)).__name__
+    hindrance = _hindrance(model)
+    if hindrance:
+        return Choice(None, f"{name} {hindrance}")
+    failure = ""
+    for backend in _candidates(model) if wanted == "auto" else (wanted,):
+        failure = _failure(model, backend)
+        if not failure:
+            return Choice(backend, longest=_window(model))
+    return Choice(None, f"{name} {failure}")
+
+
+def _hindrance(model: PreTrainedModel) -> str:
+    """What in a model's configuration speaks against the trie, or nothing."""
+    config = causal_lm(model).config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if other:
+        return f"has layers of type {min(other)}"
+    if not getattr(causal_lm(model), "_supports_attention_backend", False):
+        return "takes no attention function of others"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *rope.values()):  # of all layers, or a table a type of layer
+        if isinstance(one, dict) and one.get("rope_type") in LENGTH_SCALED:
+            return f"scales its positions by the longest row ({one['rope_type']})"
+    drops = any(one.training and one.p for one in model.modules() if isinstance(one, torch.nn.Dropout))
+    if drops or (model.training and getattr(config, "attention_dropout", 0)):
+        return "is in training mode and drops out at random"
+    return ""
+
+
+def _window(model: PreTrainedModel) -> float:
+    """How many tokens a sliding window spans; within it, it is plain causal attention."""
+    config = causal_lm(model).config.get_text_config()
+    return getattr(config, "sliding_window", None) or float("inf")
+
+
+def _candidates(model: PreTrainedModel) -> tuple[Backend, ...]:
+    """From the best on."""
+    if model.device.type == "cpu":
+        return ("cascade", "gather")
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    return ("varlen", "flex", "gather") if half and model.device.type == "cuda" else ("flex", "gather")
+
+
+def _failure(model: PreTrainedModel, backend: Backend) -> str:
+    """How a trial of the back end ended, or nothing where it went well."""
+    vocabulary = causal_lm(model).get_input_embeddings().weight.shape[0]
+    tree = tree_of([[token % vocabulary for token in row] for row in TRIAL])
+    layout = Layout.of(tree.segments)
+    try:
+        expected = _plain_hidden(model, tree)
+        heads: dict[int, KeyValues] = {}
+        with torch.no_grad(), using(model, backend):
+            packed = Packed(layout=layout, backend=backend, kept=heads)
+            hidden = packed_hidden(model, *_tensors(tree, slice(None), model.device), packed)
+            staged = torch.cat(_staged_hidden(model, backend, tree, stages_of(tree, STAGED), []))
+        query_heads = getattr(causal_lm(model).config.get_text_config(), "num_attention_heads", heads[0][0].shape[1])
+        gradients = [_gradients(way, layout, heads[0][0], query_heads) for way in (backend, "dense")]
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        return f"cannot attend over a trie: {backend}: {error}".splitlines()[0].split(". ")[0]
+    distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    if not max(distances) <= (HALF_TOLERANCE if half else TOLERANCE):  # also where it is not a number
+        return f"computes something else over a trie by {backend} (relative distance {max(distances):.1g})"
+    return ""
+
+
+def _plain_hidden(model: PreTrainedModel, tree: Tree) -> torch.Tensor:
+    """Each row's own forward pass, its hidden states put at its packed places: [_N, hidden]."""
+    hidden: dict[int, torch.Tensor] = {}
+    for path in tree.paths:
+        ids = torch.from_numpy(tree.ids[path]).to(model.device)
+        with torch.no_grad():
+            own = causal_lm(model).get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        hidden |= dict(zip(path.tolist(), own, strict=True))
+    return torch.stack([hidden[i] for i in range(tree.unique)])
+
+
+def _staged_hidden(
+    model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[list[KeyValues]]
+) -> list[torch.Tensor]:
+    """Hidden states of stages and of those below them, in packed order: a layer may run twice, and keep but one."""
+    hidden: list[torch.Tensor] = []
+    for stage in stages:
+        kept: dict[int, KeyValues] = {}
+        layout = Layout.of(stage.segments(tree), sum(one[0][0].shape[2] for one in past))
+        packed = Packed(layout=layout, backend=backend, past=past, kept=kept)
+        hidden.append(packed_hidden(model, *_tensors(tree, slice(stage.start, stage.end), model.device), packed))
+        pairs = [kept[layer] for layer in sorted(kept)]
+        hidden += _staged_hidden(model, backend, tree, stage.below, [*past, pairs])
+    return hidden
+
+
+def _tensors(tree: Tree, tokens: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(tree.ids[tokens]).to(device), torch.from_numpy(tree.positions[tokens]).to(device)
+
+
+def _gradients(backend: Backend, layout: Layout, key: torch.Tensor, query_heads: int) -> list[torch.Tensor]:
+    """Of a fixed sum of attention outputs to queries, keys and values of a layer's shape (`key`'s: [1, _K, _N, _D])."""
+    _, heads, tokens, size = key.shape
+    noise = np.random.default_rng(0).standard_normal((1, 2 * query_heads + 2 * heads, tokens, size))
+    parts = torch.from_numpy(noise).to(key).split([query_heads, heads, heads, query_heads], dim=1)
+    q, k, v = (part.clone().requires_grad_() for part in parts[:3])
+    out = attention(backend, q, k, v, layout, size**-0.5)
+    return list(torch.autograd.grad((out * parts[3]).sum(), [q, k, v]))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())

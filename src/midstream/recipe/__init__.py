@@ -1,0 +1,1 @@
+"""Recipes: schema, registry, checks, and the objects built from them."""

@@ -1,0 +1,138 @@
+"""The library in an agent's prompts, `agent.library` of a recipe: read, rendered, and checked against the prompts.
+
+Learning, `eval`, `solve` and a recipe's own environment all come by their lessons here or in `practice/playing.py`,
+and both ask `library.render_modules`: the same library is the same text wherever the agent runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from midstream.core.errors import RecipeError, UsageError
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.stream_template import load_template
+from midstream.practice.history import VERSIONS, History
+from midstream.practice.identity import identity
+from midstream.practice.library import Library, render_modules
+from midstream.practice.library_text import read_library
+from midstream.recipe.registry import ROOMS, resolve
+from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
+
+_DIRECTORY = "library"  # of a practice run's directory: what holds its versions
+
+
+def with_library(table: Table, named: str | None) -> Table:
+    """The table of a recipe whose agent has the library that `--library` names; None leaves it as it is."""
+    if named is None:
+        return table
+    if not named.strip():
+        raise UsageError(
+            f"--library names none: {named!r}",
+            cause="the variable that it came from is not set",
+            mend="name a practice run, one version of its library (RUN@VERSION), or a file",
+        )
+    return merge(table, {"agent": {"library": named}})
+
+
+def read(named: str | Path) -> Library:
+    """The library of a run directory, of one version of it (`RUN@VERSION`), or of a JSON or Markdown file.
+
+    Raises:
+        RunError: there is none, or no such version.
+    """
+    path, number = split(named)
+    return read_library(path) if number is None else history(path).get(number).library
+
+
+def split(named: str | Path) -> tuple[Path, int | None]:
+    """`RUN@VERSION` as both, any other path with no version."""
+    path, _, wanted = str(named).rpartition("@")
+    if Path(path).is_dir() and wanted.isdecimal() and not Path(named).exists():
+        return Path(path), int(wanted)
+    return Path(named), None
+
+
+def history(path: Path) -> History:
+    """The versions of a practice run's library; `path` is the run, or the library's own directory in it."""
+    own = path / _DIRECTORY
+    return History(path if (path / VERSIONS).exists() else own)
+
+
+def pinned(named: str | Path) -> str:
+    """What `agent.library` says in a resolved recipe: the file, or the version that a run's library has now.
+
+    A run may go on learning; what was begun with its library goes on with the version it began with.
+    """
+    path, number = split(named)
+    if path.is_dir() and number is None:
+        current = history(path).current()
+        number = current.number if current else None
+    return os.path.abspath(path) + (f"@{number}" if number is not None else "")
+
+
+def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None) -> Lessons:
+    """What a library puts into an agent's prompts, by module; nothing where none is named.
+
+    Raises:
+        RecipeError: a module that has lessons does not show them.
+    """
+    if named is None:
+        return NO_LESSONS
+    lessons = render_modules(read(named))
+    check_shown(agent, lessons, f"agent.library = {str(named)!r}")
+    return lessons
+
+
+def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
+    """What to tell whoever uses a library that no test has accepted for this very agent; "" where one has.
+
+    Args:
+        named: the library, as `read` takes it.
+        resolved: the agent's recipe with every default filled in.
+        weights: the digest of the checkpoint that the planner samples from, "" for the recipe's own.
+    """
+    library, agent = read(named), identity(resolved, weights)
+    if not library.rendered or library.proven_for == agent:
+        return ""
+    whom = f", only for {library.proven_for}" if library.proven_for else ""
+    mend = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if whom else "")
+    return f"library {named} is unproven for this agent, {agent}{whom}: {mend}"
+
+
+def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
+    """Whether a module of the agent has a prompt with a place for lessons."""
+    component, config = resolve(ROOMS[module], getattr(agent, module), f"agent.{module}")
+    if isinstance(agent, InterleavedConfig):
+        return component.asks and load_template(agent.template).shows_lessons
+    return getattr(component.make(config), "shows_lessons", False)
+
+
+def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
+    """Refuse lessons that no prompt would show: who measures with them would measure the agent without.
+
+    Raises:
+        RecipeError: one of `modules` is none of the agent's, a program, or has a prompt file without `{{lessons}}`.
+    """
+    own = MODULES[agent.type]
+    for name in modules:
+        if name not in own:
+            raise RecipeError(
+                f"{where} has lessons for {name!r}",
+                cause="the agent has no such module",
+                mend=f"name one of: {', '.join(own)}",
+            )
+        if shows_lessons(agent, name):
+            continue
+        table = getattr(agent, name)
+        raise RecipeError(
+            f"{where} has lessons for the {name}, which shows none",
+            cause=f"its prompt_file {table['prompt_file']} has no place for them"
+            if "prompt_file" in table
+            else f"a {name} of type {table['type']!r} has no prompt that could hold them",
+            mend="put {{lessons}} before {{tools}} or {{query}} in that file"
+            if "prompt_file" in table
+            else f"choose a type or template that has one, or take the {name}'s lessons out",
+        )

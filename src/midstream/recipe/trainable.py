@@ -1,0 +1,128 @@
+"""From the objects of a recipe to what a training session needs; what cannot be trained is refused before any work."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.protocols import Engine
+from midstream.recipe.build import Build
+from midstream.recipe.registry import ROOMS, resolve
+from midstream.recipe.schema import Recipe
+from midstream.worlds.gazetteer import programs
+
+if TYPE_CHECKING:
+    from midstream.training.session import Parts
+
+
+def parts_of(build: Build) -> Parts:
+    """Everything that a training session needs."""
+    from midstream.training.session import Parts
+
+    recipe = build.recipe
+    if build.runs_code and build.sandbox.tier == "unsafe":
+        raise UnsupportedError(
+            f"recipe {recipe.name!r} would be trained without a sandbox",
+            cause="in training a model writes code by the thousand and nobody looks at it",
+            mend="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
+        )
+    if recipe.training is None:
+        raise RecipeError(
+            f"recipe {recipe.name!r} trains nothing",
+            cause="it has no [training] and no [practice] table",
+            mend="add one, or use `midstream eval`",
+        )
+    _check_trainable(recipe, build.planner_engine())
+    names = place_names(build)
+    _draw_all(build)
+    learner = build.learner
+    return Parts(
+        seed=recipe.seed,
+        source=build.source,
+        families=build.source.families,
+        place_names=names,
+        set_tasks=build.set_tasks,
+        student=build.student(),
+        learner=learner,
+        make_environment=build.environment,
+        clumsy_planner=clumsy(recipe),
+        role=recipe.trained,
+        teacher=recipe.training.supervised.planner,
+        publish=build.publish,
+        warm_start=recipe.warm_start,
+        training=recipe.training,
+        evaluation=recipe.evaluation,
+    )
+
+
+def clumsy(recipe: Recipe) -> Any:
+    """The program whose transcripts warm-start a small planner or policy."""
+    config = recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
+    return ROOMS[recipe.trained]["clumsy"].make(config)
+
+
+def _draw_all(build: Build) -> None:
+    """Draw what is trained and evaluated on: what a source cannot give is found before any work."""
+    from midstream.training.supervised import at_once
+    from midstream.training.transcripts import read_transcripts
+
+    training = build.recipe.training
+    assert training is not None
+    warm = build.recipe.warm_start
+    drawn = [at_once(warm)] if warm and warm.file is None else []
+    if warm and warm.file is not None:
+        deque(read_transcripts(warm.file), maxlen=0)
+    if training.steps:
+        imitates = training.algorithm == "supervised"
+        drawn.append(at_once(training.supervised) if imitates else training.tasks_per_step)
+    for count in drawn:
+        build.source.sample("train", count, build.recipe.seed)
+    for chosen in (*build.recipe.evaluation.sets, build.recipe.evaluation.validation):
+        build.set_tasks(chosen)
+
+
+def place_names(build: Build) -> frozenset[str]:
+    """The places that validation questions name, which a warm planner must be able to copy."""
+    warm, validation = build.recipe.warm_start, build.recipe.evaluation.validation
+    if warm is None or warm.file is not None:
+        return frozenset()
+    found = set(build.world.names())
+    found &= {word for task in build.set_tasks(validation) for word in task.question.split()}
+    if not found and warm.min_copy_rate:
+        raise RecipeError(
+            f"no question of evaluation.validation ({validation.name}) names a place of the offline world",
+            cause="they are of another source, or of families that ask about none; the copy gate asks them",
+            mend="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
+        )
+    return frozenset(found)
+
+
+def _check_trainable(recipe: Recipe, engine: Engine) -> None:
+    """Token ids and log-probabilities of the planner's calls, over the whole distribution it samples from."""
+    if not engine.token_exact:
+        raise UnsupportedError(
+            f"engine {engine.name!r} cannot be trained on",
+            cause="it does not record sampled token ids and log-probabilities",
+            mend="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
+        )
+    named = recipe.training and recipe.training.weights
+    if named not in (None, engine.name) and not (recipe.learner.lora and hasattr(engine, "use_adapter")):
+        raise RecipeError(
+            f"training.weights = {named!r} cannot reach the planner's engine {engine.name!r}",
+            cause="weights trained apart from the planner are handed to its server as a LoRA adapter before every step",
+            mend="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+        )
+    if named not in (None, engine.name) and "chat_template_kwargs" in recipe.engines[engine.name].get("extra_body", {}):
+        raise RecipeError(
+            f"engines.{engine.name}.extra_body.chat_template_kwargs would not be heard",
+            cause=f"the planner's prompts go there as token ids, made with the chat template of engine {named!r}",
+            mend=f"move chat_template_kwargs to [engines.{named}]",
+        )
+    _, config = resolve(ROOMS[recipe.trained], recipe.modules[recipe.trained], f"agent.{recipe.trained}")
+    if config.sampling.top_p < 1 or config.sampling.temperature == 0:
+        raise RecipeError(
+            f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",
+            cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
+            mend="set temperature above 0 and top_p = 1",
+        )

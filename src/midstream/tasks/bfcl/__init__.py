@@ -1,0 +1,1 @@
+"""Serve the multi-turn tasks of the Berkeley Function-Calling Leaderboard."""

@@ -1,0 +1,1 @@
+"""Serve the tasks of tau-bench from a clone of its repository."""

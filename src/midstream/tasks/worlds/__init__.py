@@ -1,1 +1,0 @@
-"""Offline worlds that generate endless verifiable tasks."""

@@ -1,1 +1,0 @@
-"""The desks: five made-up offices with state, and dialogues with a user who wants things done at them."""

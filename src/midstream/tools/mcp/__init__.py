@@ -1,0 +1,1 @@
+"""Tools of any server of the Model Context Protocol."""

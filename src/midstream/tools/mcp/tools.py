@@ -1,0 +1,277 @@
+"""Any MCP server as a set of tools: a command that is started, or an address.
+
+The server is read once, when the tools are made: tools that it changes later stay as they were. It gets no model, no
+person and no files of ours: requests for sampling, elicitation and roots are refused. See docs/mcp.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.protocols import ToolResult
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult, Tool
+
+    from midstream.tools.mcp.offer import Offered
+    from midstream.tools.mcp.session import Link, Server
+
+SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
+MAX_STORY = 1000  # characters of a server's own text in an error
+warn = logging.getLogger("midstream.tools").warning
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MEGABYTE = 1 << 20
+
+
+class Config(Frozen):
+    """Settings of an MCP server: either `command` or `url`.
+
+    `env_pass` and `headers_env` name environment variables; what those hold goes to the server and nowhere else.
+    """
+
+    command: tuple[str, ...] = ()
+    cwd: Path | None = None
+    env_pass: tuple[str, ...] = ()
+    url: str = ""
+    headers_env: dict[str, str] = {}
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    prefix: str | None = None
+    max_tools: int = Field(default=64, ge=1)
+    connect_timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = Field(default=60.0, gt=0)
+    output_tokens: int = Field(default=4000, ge=1)
+    max_reply_mb: float = Field(default=8.0, gt=0, le=256)
+
+    @model_validator(mode="after")
+    def _is_one_server(self) -> Config:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either `command` or `url`")
+        if self.url and (self.env_pass or self.cwd):
+            raise ValueError("`env_pass` and `cwd` are for a `command`; a `url` takes `headers_env`")
+        if self.command and self.headers_env:
+            raise ValueError("`headers_env` is for a `url`; a `command` takes `env_pass`")
+        return self
+
+    @field_validator("env_pass", "headers_env")
+    @classmethod
+    def _are_names(cls, value: Any) -> Any:
+        names = value.values() if isinstance(value, dict) else value
+        if not all(_VARIABLE.fullmatch(name) for name in names):
+            raise RecipeError(  # a ValueError would show the value, which may be a key
+                "env_pass or headers_env holds something that is no name of an environment variable",
+                cause="the key itself may stand there; it would be written into run directories",
+                mend='export SERVICE_KEY=<your key>, and env_pass = ["SERVICE_KEY"]',
+            )
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        if any(mark in value for mark in "@?#"):
+            raise RecipeError(  # a ValueError would show the address
+                "url holds a user name, a password, a query or a fragment",
+                cause="it is written into run directories, where no secret belongs",
+                mend='url = "https://host/mcp", and the key in a variable that headers_env names',
+            )
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[^!-~]", value)):
+            raise ValueError("not an address such as http://127.0.0.1:8000/mcp")
+        return value
+
+
+def make(config: Config, name: str) -> list[McpTool]:
+    """The tools of the server that the table `[tools.NAME]` describes, connected.
+
+    Raises:
+        RecipeError: an environment variable is not set, the command cannot be started, a tool of `include` is missing
+            or unusable, or there are too many tools.
+        ToolServerError: the server does not come up or does not speak the protocol.
+        UnsupportedError: the MCP SDK is not installed.
+    """
+    try:
+        from midstream.tools.mcp.offer import clean, offer
+        from midstream.tools.mcp.session import Server
+    except ImportError as failure:
+        raise UnsupportedError(
+            "the MCP SDK is not installed",
+            cause=f"no module {failure.name!r}",
+            mend="pip install 'midstream[mcp]'",
+        ) from failure
+    secrets = _secrets(config, name)
+
+    def hide(text: str) -> str:
+        for secret in secrets.values():
+            if len(secret) >= SHORTEST_KEY:
+                text = text.replace(secret, "***")
+        return text
+
+    def harmless(text: str) -> str:
+        return clean(hide(text), MAX_STORY)
+
+    server = Server(
+        name,
+        lambda: _link(config, secrets),
+        connect_timeout_s=config.connect_timeout_s,
+        timeout_s=config.timeout_s,
+        clean=harmless,
+    )
+    listed = server.start()
+    prefix = f"{name}_" if config.prefix is None else config.prefix
+    wanted = [one for one in listed if one.name in (config.include or [one.name]) and one.name not in config.exclude]
+    offered, refused = offer(wanted[: config.max_tools], prefix)
+    with ExitStack() as undo:
+        undo.callback(server.stop)
+        _check(config, name, listed, wanted, refused)
+        undo.pop_all()
+    for tool, why in refused.items():
+        warn("MCP server %s: its tool %r is left out: %s", name, harmless(tool)[:80], harmless(why))
+    users: set[str] = {tool.name for tool in offered}
+    return [McpTool(tool, server, config, users, hide) for tool in offered]
+
+
+def _secrets(config: Config, name: str) -> dict[str, str]:
+    """What is passed on, by the name of its environment variable."""
+    wanted = (*config.env_pass, *config.headers_env.values())
+    missing = [variable for variable in wanted if not os.environ.get(variable, "").strip()]
+    if missing:
+        raise RecipeError(
+            f"${missing[0]} is not set",
+            cause=f"tools.{name} passes it to its MCP server",
+            mend=f"export {missing[0]}=<its value>, or take it out of [tools.{name}]",
+        )
+    return {variable: os.environ[variable].strip() for variable in wanted}
+
+
+def _link(config: Config, secrets: Mapping[str, str]) -> Link:
+    limit = int(config.max_reply_mb * _MEGABYTE)
+    if config.command:
+        from mcp.client.stdio import get_default_environment
+
+        from midstream.tools.mcp.stdio import StdioLink
+
+        return StdioLink(config.command, config.cwd, {**get_default_environment(), **secrets}, limit)
+    from midstream.tools.mcp.http import HttpLink
+
+    headers = {header: _header(header, secrets[variable]) for header, variable in config.headers_env.items()}
+    return HttpLink(
+        config.url,
+        headers,
+        limit,
+        connect_timeout_s=config.connect_timeout_s,
+        read_timeout_s=max(config.timeout_s, config.connect_timeout_s) + 5,
+    )
+
+
+def _header(header: str, value: str) -> str:
+    """A bare key for `Authorization` gets the word that goes before it."""
+    return f"Bearer {value}" if header.lower() == "authorization" and " " not in value else value
+
+
+def _check(
+    config: Config, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
+) -> None:
+    """Refuse a choice of tools that leaves none or too many, or names one that cannot be had."""
+    from midstream.tools.mcp.offer import clean
+
+    names = ", ".join(clean(tool.name, 40) for tool in listed[:50])
+    for one in config.include:
+        if one in refused or one not in [tool.name for tool in listed]:
+            raise RecipeError(
+                f"tools.{name}.include names {one!r}: {refused.get(one, 'the server has no such tool')}",
+                cause=f"the server's tools are {names or 'none'}",
+                mend="correct `include`",
+            )
+    if len(wanted) > config.max_tools:
+        raise RecipeError(
+            f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
+            cause="every tool costs room in every prompt",
+            mend=f"choose some with tools.{name}.include = [...]: {names}",
+        )
+    if all(tool.name in refused for tool in wanted):
+        raise RecipeError(
+            f"tools.{name} offers no tool that can be used",
+            cause="; ".join(refused.values())[:500] or "the server lists none, or `include` and `exclude` leave none",
+            mend=f"the server's tools are {names or 'none'}: correct `include` or `exclude`, or the server",
+        )
+
+
+class McpTool:
+    """One tool of an MCP server. The server is closed with the last of its tools.
+
+    `timeout_s` is what all of a call can take: connecting again, the call itself, and asking whether the server lives.
+    """
+
+    def __init__(
+        self, offered: Offered, server: Server, config: Config, users: set[str], hide: Callable[[str], str]
+    ) -> None:
+        from midstream.tools.mcp.session import PAUSES_S, PROBE_S, STOP_S
+
+        self.name, self.description = offered.name, offered.description
+        self.parameters: Mapping[str, Any] = offered.parameters
+        self.timeout_s = max(PAUSES_S) + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
+        self.output_tokens = config.output_tokens
+        self._original, self._server, self._users, self._hide = offered.original, server, users, hide
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """The server's result as text; a key that it was given and repeats is hidden.
+
+        `ok=False` if it says so itself, refuses the arguments, or the call took longer than the recipe's `timeout_s`
+        while the server answers other requests.
+
+        Raises:
+            ToolServerError: the server is gone, hangs, or answers with something that is no result.
+        """
+        from midstream.tools.mcp.session import Refused
+
+        try:
+            result = await self._server.call(self._original, arguments)
+        except Refused as refusal:
+            return ToolResult(text=f"{self.name}: {refusal}", ok=False)
+        return ToolResult(text=self._hide(text_of(result)), ok=not result.is_error)
+
+    async def close(self) -> None:
+        """Done with this tool; the last one ends the server."""
+        self._users.discard(self.name)
+        if not self._users:
+            await asyncio.to_thread(self._server.stop)
+
+
+def text_of(result: CallToolResult) -> str:
+    """A result as text: its texts; what is no text by kind and size; else its structured content as JSON."""
+    parts = [_shown(block) for block in result.content]
+    if not any(block.type == "text" for block in result.content) and result.structured_content is not None:
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    silent = "the tool failed and did not say why" if result.is_error else "(no output)"
+    return "\n".join(part for part in parts if part) or silent
+
+
+def _shown(block: Any) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type in ("image", "audio"):
+        return f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]"
+    if block.type == "resource_link":
+        size = "" if block.size is None else f", {_size(block.size)}"
+        return f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]"
+    kind, content = block.resource.mime_type or "unknown type", block.resource
+    if hasattr(content, "text"):
+        return f"[resource: {content.uri}, {kind}]\n{content.text}"
+    return f"[resource: {content.uri}, {kind}, {_size(len(content.blob) * 3 // 4)}]"
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"

@@ -1,0 +1,1 @@
+"""Search engines, encyclopedias and web pages as tools."""

@@ -1,0 +1,189 @@
+"""Who answers a web search: `ddgs` (no key, several search engines) or `serper` (Google's results, with a key)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.http import TransientError
+from midstream.tools.web import api
+
+SERPER_URL = "https://google.serper.dev/search"
+NOTHING_FOUND = "No results found."  # what ddgs says where no engine raised an error and none had a result
+CONTROL_QUERY = "weather"  # every search engine has something for it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One result; any of the three may be empty."""
+
+    title: str
+    url: str = ""
+    snippet: str = ""
+
+
+class Provider(Protocol):
+    """Answers searches. `label` says who it is and where its results come from."""
+
+    label: str
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """Up to `top_k` pages, best first, after what the provider answers itself; [] if there is nothing.
+
+        Raises:
+            ToolServerError: no search could be made.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections and threads."""
+        ...
+
+
+class Serper:
+    """Google's results from serper.dev: an answer box and a knowledge panel, where Google shows them, then pages."""
+
+    label = "serper (Google)"
+
+    def __init__(self, config: api.Config, region: str, api_key_env: str, base_url: str | None = None) -> None:
+        key = api.Key(header="X-API-KEY", env=api_key_env) if api_key_env else None
+        if key:
+            key.read()  # a missing key is told before a run starts
+        self._country, self._language = region.split("-")
+        self._service = api.Service("serper", base_url or SERPER_URL, config, key=key)
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """As `Provider.search`."""
+        body = {"q": query, "num": top_k, "gl": self._country, "hl": self._language}
+        data = await self._service.post(body, _check_serper)
+        extra = [hit for hit in (_answer_box(data), _knowledge_graph(data)) if hit]
+        pages = [
+            Hit(title=_text(item, "title"), url=_text(item, "link"), snippet=_text(item, "snippet"))
+            for item in data.get("organic", [])
+            if isinstance(item, dict)
+        ]
+        return extra + [page for page in pages if page.url][:top_k]
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        await self._service.close()
+
+
+def _check_serper(data: Any, pause_s: float) -> None:
+    """An answer without a list of pages is no search: Serper's own has one, empty where Google finds nothing."""
+    if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
+        raise TransientError("the answer holds no list of results", pause_s)
+
+
+def _answer_box(data: Mapping[str, Any]) -> Hit | None:
+    box = data.get("answerBox")
+    if not isinstance(box, dict):
+        return None
+    text = _text(box, "answer") or _text(box, "snippet")
+    return Hit(title=f"answer box: {_text(box, 'title')}", url=_text(box, "link"), snippet=text) if text else None
+
+
+def _knowledge_graph(data: Mapping[str, Any]) -> Hit | None:
+    graph = data.get("knowledgeGraph")
+    if not isinstance(graph, dict) or not _text(graph, "title"):
+        return None
+    attributes = graph.get("attributes")
+    facts = [f"{name}: {fact}" for name, fact in attributes.items()] if isinstance(attributes, dict) else []
+    kind = _text(graph, "type")
+    return Hit(
+        title=f"knowledge panel: {_text(graph, 'title')}" + (f" ({kind})" if kind else ""),
+        url=_text(graph, "descriptionLink") or _text(graph, "website"),
+        snippet="; ".join([text for text in (_text(graph, "description"),) if text] + facts),
+    )
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    """A field's text; "" for anything else: `answer` may be a number, a snippet may be missing."""
+    value = item.get(name)
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+class Ddgs:
+    """Several search engines through the package `ddgs`, which reads their result pages.
+
+    It runs in threads of its own. A search that is given up keeps its thread until `ddgs` gives up as well, which is
+    bounded: each of its requests has an equal part of `timeout_s`. Proxies: `ddgs` reads DDGS_PROXY alone.
+    """
+
+    def __init__(self, config: api.Config, region: str, backends: Sequence[str]) -> None:
+        ddgs, engines = _package()
+        known = sorted(engines["text"])
+        unknown = [name for name in backends if name not in (*known, "auto")]
+        if unknown or not backends:  # ddgs itself would ask all engines instead, and say so in a log only
+            raise RecipeError(
+                f"tools.web_search.backends = {list(backends)!r} cannot be asked",
+                cause=f"unknown to ddgs: {', '.join(unknown)}" if unknown else "it names none",
+                mend=f"name some of: auto, {', '.join(known)}",
+            )
+        self.label = f"ddgs ({', '.join(backends)})"
+        self._new, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
+        self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
+        self._slots = api.Slots(config.concurrency)
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """As `Provider.search`."""
+
+        async def attempt() -> list[Hit]:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="web-search")
+            loop, timeout_s = asyncio.get_running_loop(), self._config.timeout_s
+            async with self._slots.here():
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        return await loop.run_in_executor(self._threads, self._search, query, top_k)
+                except TimeoutError as failure:
+                    raise TransientError(f"no results within {timeout_s:g} s") from failure
+
+        return await api.try_again(attempt, self._config, self.label)
+
+    def _search(self, query: str, top_k: int) -> list[Hit]:
+        found = self._ask(query, top_k)
+        # Engines that refuse (403, 429) look to ddgs like engines that find nothing.
+        if not found and not self._ask(CONTROL_QUERY, 1):
+            raise TransientError(f"it finds nothing, not even for {CONTROL_QUERY!r}: the engines refuse")
+        return [
+            Hit(title=_text(item, "title"), url=_text(item, "href"), snippet=_text(item, "body"))
+            for item in found[:top_k]
+        ]
+
+    def _ask(self, query: str, top_k: int) -> list[dict[str, Any]]:
+        from ddgs.exceptions import DDGSException
+
+        try:
+            return self._new(timeout=self._request_timeout_s).text(
+                query, region=self._region, max_results=top_k, backend=self._backend
+            )
+        except DDGSException as failure:
+            if str(failure) == NOTHING_FOUND:
+                return []
+            raise TransientError(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
+
+    async def close(self) -> None:
+        """Let the threads end; later searches start new ones."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+def _package() -> tuple[Any, Any]:
+    """The class DDGS and its table of engines."""
+    try:
+        from ddgs import DDGS
+        from ddgs.engines import ENGINES
+    except ImportError as failure:
+        raise UnsupportedError(
+            f"{failure.name} is not installed",
+            cause="web search without a key needs the extra `web`",
+            mend="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
+        ) from failure
+    return DDGS, ENGINES

@@ -1,0 +1,192 @@
+"""Wikipedia: a page's lead section and the names of its other sections, or one of them; or an index of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, JsonValue
+
+from midstream.core.protocols import ToolResult
+from midstream.tools import local_search
+from midstream.tools.local_search import LocalSearch
+from midstream.tools.web import api
+from midstream.tools.web.mediawiki import MediaWiki, Page, QueryError
+
+_NEAR = 5  # other titles that are named
+_MOST_SECTIONS = 80
+_MOST_OPTIONS = 60
+_EXTRA_TOKENS = 3000  # for titles and section names
+
+
+class Config(api.Config):
+    """Settings of Wikipedia; `timeout_s` and its neighbours are `tools.api.Config`'s.
+
+    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file as `local_search` reads it,
+    whose documents are then the pages: nothing goes over the network. `max_characters` bounds a section's text.
+    """
+
+    language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]*$")
+    base_url: str | None = None
+    index: Path | None = None
+    max_characters: int = Field(default=6000, ge=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A heading with its level (2 is the highest) and the text below it, up to the next heading."""
+
+    level: int
+    name: str
+    text: str
+
+
+class Wikipedia:
+    """Gives the page of a title, or the best one for a query.
+
+    `provider` says which Wikipedia answers; the first line of every page repeats it.
+
+    Raises:
+        RecipeError: `config.index` is no index, or `config.base_url` no address.
+    """
+
+    name = "wikipedia"
+    description = (
+        "Looks things up in Wikipedia. Give as `query` a page's title, or words to search for. Returns the lead "
+        "section of the page of that title, or else of the best one found, and the names of its other sections; to "
+        "read one of those, ask again with the page's title and `section`. If a title means several things it lists "
+        "the pages to choose from. For established facts about people, places, things and ideas; not for news, "
+        "opinions or arithmetic."
+    )
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "title of a page, or words to search for"},
+            "section": {"type": "string", "description": "name of a section of the page; without it, the lead"},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    timeout_s = api.NEVER_S
+
+    def __init__(self, config: Config | None = None) -> None:
+        self._config = config = config or Config()
+        self.output_tokens = config.max_characters // 4 + _EXTRA_TOKENS
+        self._wiki = self._index = None
+        if config.index is not None:
+            self.provider = f"Wikipedia (index {config.index.name})"
+            self._index = LocalSearch(local_search.Config(index=config.index, match="any"))
+        else:
+            url = config.base_url or f"https://{config.language}.wikipedia.org/w/api.php"
+            self.provider = f"Wikipedia ({config.base_url or config.language})"
+            self._wiki = MediaWiki(url, config)
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """A page for `query`; `ok=False` if there is none, or it lacks the section.
+
+        Raises:
+            ToolServerError: the wiki gave no answer that can be used, or the index could not be read.
+        """
+        query, section = (api.valid(arguments.get(name) or "") for name in ("query", "section"))
+        if not query:
+            return ToolResult(text="`query` is empty", ok=False)
+        if self._index is not None:
+            return await self._from_index(self._index, query, section)
+        assert self._wiki is not None
+        try:
+            return await self._from_wiki(self._wiki, query, section)
+        except QueryError as failure:
+            return ToolResult(text=str(failure), ok=False)
+
+    async def _from_wiki(self, wiki: MediaWiki, query: str, section: str) -> ToolResult:
+        page, others = await wiki.page(query), []
+        if page is None:
+            found, suggestion = await wiki.search(query, 1 + _NEAR)
+            if not found:
+                hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+                return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
+            title, *others = found
+            page = await wiki.page(title)
+        if page is None:  # the search finds what is no longer there
+            return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
+        if page.ambiguous and not section:
+            return self._options(page, await wiki.links(page.title))
+        came_from = f", redirected from {page.redirected_from!r}" if page.redirected_from else ""
+        return self._show(f"{page.title}{came_from} ({page.url})", page.text, section, others)
+
+    async def _from_index(self, index: LocalSearch, query: str, section: str) -> ToolResult:
+        found = await index.titled(query) or await index.find(query, 1 + _NEAR)
+        if not found:
+            return ToolResult(text=f"no page matches {query!r}", ok=False)
+        (title, text), *others = found
+        return self._show(title or "(no title)", text, section, [other for other, _ in others if other])
+
+    def _options(self, page: Page, titles: Sequence[str]) -> ToolResult:
+        options = _listed("titles to choose from", titles[:_MOST_OPTIONS])
+        text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
+        return ToolResult(text=text + self._cut(page.text) + options)
+
+    def _show(self, heading: str, text: str, section: str, others: Sequence[str]) -> ToolResult:
+        lead, sections = split(text)
+        if section:
+            wanted = within(sections, section)
+            if wanted is None:
+                text = f"{heading} has no section {section!r}"
+                return ToolResult(text=text + _listed("sections", _names(sections)), ok=False)
+            return ToolResult(text=f"{self.provider}: {heading}, section {section}\n{self._cut(wanted)}")
+        text = f"{self.provider}: {heading}\n{self._cut(lead) or '(no text before the first section)'}"
+        return ToolResult(text=text + _listed("sections", _names(sections)) + _listed("other pages found", others))
+
+    def _cut(self, text: str) -> str:
+        limit = self._config.max_characters
+        return text if len(text) <= limit else f"{text[:limit]} ...\n[cut: {len(text)} characters]"
+
+    async def close(self) -> None:
+        """Release connections, or the index."""
+        for source in (self._wiki, self._index):
+            if source is not None:
+                await source.close()
+
+
+def split(text: str) -> tuple[str, list[Section]]:
+    """A page's lead and its sections, told apart by headings such as `== History ==`."""
+    blocks: list[tuple[int, str, list[str]]] = [(0, "", [])]
+    for line in text.splitlines():
+        level, name = _heading(line)
+        if name:
+            blocks.append((level, name, []))
+        else:
+            blocks[-1][2].append(line)
+    sections = [Section(level=level, name=name, text="\n".join(lines).strip()) for level, name, lines in blocks]
+    return sections[0].text, sections[1:]
+
+
+def within(sections: Sequence[Section], name: str) -> str | None:
+    """The text of the first section of that name, with its subsections; None if there is none."""
+    wanted = name.casefold().strip("= ")
+    start = next((place for place, one in enumerate(sections) if one.name.casefold() == wanted), None)
+    if start is None:
+        return None
+    parts = [sections[start].text]
+    for one in sections[start + 1 :]:
+        if one.level <= sections[start].level:
+            break
+        parts.append(f"{'=' * one.level} {one.name} {'=' * one.level}\n{one.text}")
+    return "\n\n".join(part for part in parts if part) or "(no text)"
+
+
+def _heading(line: str) -> tuple[int, str]:
+    """Level and name; the name is "" where the line is no heading."""
+    line = line.strip()
+    level = min(len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("=")))
+    return (level, line[level:-level].strip()) if 2 <= level <= 6 else (0, "")
+
+
+def _names(sections: Sequence[Section]) -> list[str]:
+    return [section.name for section in sections[:_MOST_SECTIONS]]
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""

@@ -1,0 +1,1 @@
+"""Worlds made up for offline use: tasks, tools, programs and scripted models."""

@@ -1,0 +1,1 @@
+"""Made-up offices with state, and dialogues with a user who wants things done there."""

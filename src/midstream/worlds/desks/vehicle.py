@@ -1,0 +1,238 @@
+"""The vehicle: a car with a tank, doors, a brake, tyres and a way to go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from midstream.core.seeds import derive_seed
+from midstream.worlds.desks.desk import Desk, Result, function, refused
+from midstream.worlds.desks.goals import Goal, Step, Values
+from midstream.worlds.desks.names import TOWNS
+
+TANK_L, L_PER_100_KM = 60, 5
+WHEELS = ("front left", "front right", "rear left", "rear right")
+
+
+@dataclass
+class Vehicle(Desk):
+    """A parked car. Its motor starts with locked doors and a set brake alone."""
+
+    fuel_l: float = 20
+    locked: bool = False
+    brake_set: bool = False
+    motor_on: bool = False
+    cabin_c: int = 12
+    fan: str = "gentle"
+    lights: str = "off"
+    tyres_bar: dict[str, float] = field(default_factory=dict)
+    destination: str = ""
+
+    @classmethod
+    def stocked(cls, draws: Random) -> Vehicle:
+        """A car that stands with its motor off."""
+        tyres = {wheel: draws.randint(16, 20) / 10 for wheel in WHEELS}
+        return cls(fuel_l=draws.randint(5, 25), cabin_c=draws.randint(8, 14), tyres_bar=tyres)
+
+    @function()
+    def vehicle_status(self) -> Result:
+        """Tells the fuel in litres, and whether doors are locked, the brake is set and the motor runs."""
+        return {
+            "fuel_l": self.fuel_l,
+            "locked": self.locked,
+            "brake_set": self.brake_set,
+            "motor_on": self.motor_on,
+        }
+
+    @function(litres="how many litres")
+    def fill_tank(self, litres: float) -> Result:
+        """Puts fuel into the tank, which holds 60 litres."""
+        if litres <= 0 or self.fuel_l + litres > TANK_L:
+            return refused(f"the tank holds 60 litres and has {self.fuel_l}; {litres} cannot be added")
+        self.fuel_l = round(self.fuel_l + litres, 2)
+        return {"fuel_l": self.fuel_l}
+
+    @function(locked="true locks, false unlocks")
+    def lock_doors(self, locked: bool) -> Result:
+        """Locks or unlocks all doors."""
+        self.locked = locked
+        return {"locked": locked}
+
+    @function(on="true sets it, false releases it")
+    def set_brake(self, on: bool) -> Result:
+        """Sets or releases the parking brake."""
+        self.brake_set = on
+        return {"brake_set": on}
+
+    @function()
+    def start_motor(self) -> Result:
+        """Starts the motor; doors must be locked and the brake set before."""
+        if not (self.locked and self.brake_set and self.fuel_l > 0):
+            return refused("the motor starts with locked doors, a set brake and fuel alone")
+        self.motor_on = True
+        return {"motor_on": True}
+
+    @function()
+    def stop_motor(self) -> Result:
+        """Stops the motor."""
+        if not self.motor_on:
+            return refused("the motor does not run")
+        self.motor_on = False
+        return {"motor_on": False}
+
+    @function(celsius="16 to 28 degrees", fan="how the fan blows")
+    def set_cabin(self, celsius: int, fan: Literal["gentle", "strong"] = "gentle") -> Result:
+        """Heats or cools the cabin."""
+        if not 16 <= celsius <= 28:
+            return refused(f"the cabin can have 16 to 28 degrees, not {celsius}")
+        self.cabin_c, self.fan = celsius, fan
+        return {"cabin_c": celsius, "fan": fan}
+
+    @function(beam="which beam")
+    def set_lights(self, beam: Literal["off", "low", "high"]) -> Result:
+        """Switches the lights."""
+        self.lights = beam
+        return {"lights": beam}
+
+    @function()
+    def read_tyres(self) -> Result:
+        """Tells the pressure of every tyre in bar."""
+        return {"tyres_bar": dict(self.tyres_bar)}
+
+    @function(wheel="which one", bar="pressure to reach, up to 3.5")
+    def pump_tyre(self, wheel: Literal["front left", "front right", "rear left", "rear right"], bar: float) -> Result:
+        """Pumps one tyre up."""
+        if not self.tyres_bar[wheel] < bar <= 3.5:
+            return refused(f"the {wheel} tyre has {self.tyres_bar[wheel]} bar; {bar} cannot be pumped up to")
+        self.tyres_bar[wheel] = bar
+        return {"wheel": wheel, "bar": bar}
+
+    @function(town="its name")
+    def plan_route(self, town: str) -> Result:
+        """Tells how far a town is, in km, and the litres of fuel that the way takes."""
+        if town not in TOWNS:
+            return refused(f"no way leads to {town}")
+        distance_km = 20 * (1 + derive_seed("desk route", town) % 25)
+        return {"town": town, "distance_km": distance_km, "litres": distance_km * L_PER_100_KM / 100}
+
+    @function(town="its name")
+    def set_destination(self, town: str) -> Result:
+        """Makes a town the destination."""
+        if town not in TOWNS:
+            return refused(f"no way leads to {town}")
+        self.destination = town
+        return {"destination": town}
+
+
+def _fuel(car: Vehicle, draws: Random) -> Values | None:
+    room = int(TANK_L - car.fuel_l)
+    return {"litres": draws.randint(3, room)} if room >= 3 else None
+
+
+def _town(car: Vehicle, draws: Random) -> Values | None:
+    return {"town": draws.choice([town for town in TOWNS if town != car.destination])}
+
+
+def _way(car: Vehicle, draws: Random) -> Values | None:
+    return _town(car, draws) if car.fuel_l + 25 <= TANK_L else None  # no way takes more than 25 litres
+
+
+def _tyre(car: Vehicle, draws: Random) -> Values | None:
+    wheel = draws.choice(WHEELS)
+    bar = draws.randint(21, 30) / 10
+    return {"wheel": wheel, "bar": bar} if car.tyres_bar[wheel] < bar else None
+
+
+def _cabin(car: Vehicle, draws: Random) -> Values | None:
+    return {"celsius": draws.choice([one for one in range(16, 29) if one != car.cabin_c])}
+
+
+_CABIN = Step("set_cabin", {"celsius": "{celsius}"})
+_PUMP = Step("pump_tyre", {"wheel": "{wheel}", "bar": "{bar}"})
+
+GOALS = (
+    Goal(
+        texts=("Fill up {litres} litres of fuel.", "Please put {litres} litres into the tank."),
+        steps=(Step("fill_tank", {"litres": "{litres}"}),),
+        draw=_fuel,
+        vague=(("The tank needs fuel.", "Put in {litres} litres."),),
+        hold="fill_tank",
+    ),
+    Goal(
+        texts=(
+            "Lock the doors, set the brake and start the motor.",
+            "Get it running, with locked doors and the brake set.",
+        ),
+        steps=(Step("lock_doors", {"locked": True}), Step("set_brake", {"on": True}), Step("start_motor")),
+        draw=lambda car, draws: None if car.locked or car.brake_set or car.motor_on else {},
+    ),
+    Goal(
+        texts=("Release the brake.", "We are off, so let go of the brake."),
+        steps=(Step("set_brake", {"on": False}),),
+        draw=lambda car, draws: {} if car.brake_set else None,
+        hold="set_brake",
+    ),
+    Goal(
+        texts=("Stop the motor.", "We are there, turn the motor off."),
+        steps=(Step("stop_motor"),),
+        draw=lambda car, draws: {} if car.motor_on else None,
+        hold="stop_motor",
+    ),
+    Goal(
+        texts=("Set the cabin to {celsius} degrees.", "I would like {celsius} degrees in the car."),
+        steps=(_CABIN,),
+        draw=_cabin,
+        vague=(("It is cold in the car, make it warmer.", "Make it {celsius} degrees."),),
+        hold="set_cabin",
+    ),
+    Goal(
+        texts=("Heat the cabin to {celsius} degrees and let the fan blow hard.",),
+        steps=(Step("set_cabin", {"celsius": "{celsius}", "fan": "strong"}),),
+        draw=_cabin,
+        hold="set_cabin",
+    ),
+    Goal(
+        texts=("Switch the lights to the {beam} beam.",),
+        steps=(Step("set_lights", {"beam": "{beam}"}),),
+        draw=lambda car, draws: {"beam": draws.choice([one for one in ("low", "high") if one != car.lights])},
+        vague=(("I need other lights.", "The {beam} beam, I mean."),),
+        hold="set_lights",
+    ),
+    Goal(
+        texts=("Pump the {wheel} tyre up to {bar} bar.", "The {wheel} tyre should have {bar} bar."),
+        steps=(_PUMP,),
+        draw=_tyre,
+        vague=(("The {wheel} tyre looks soft, pump it up.", "It should get {bar} bar."),),
+        hold="pump_tyre",
+    ),
+    Goal(
+        texts=("Read me the pressure of all tyres, then bring the {wheel} one to {bar} bar.",),
+        steps=(Step("read_tyres"), _PUMP),
+        draw=_tyre,
+        hold="pump_tyre",
+    ),
+    Goal(
+        texts=("Look up how much fuel the way to {town} takes and fill up just that much.",),
+        steps=(Step("plan_route", {"town": "{town}"}), Step("fill_tank", {"litres": "$litres"})),
+        draw=_way,
+        hold="fill_tank",
+    ),
+    Goal(
+        texts=("Tell me how far {town} is and make it the destination.",),
+        steps=(Step("plan_route", {"town": "{town}"}), Step("set_destination", {"town": "{town}"})),
+        draw=_town,
+        hold="set_destination",
+    ),
+    Goal(
+        texts=("Take {town} as the destination.", "We are going to {town}, set that as the destination."),
+        steps=(Step("set_destination", {"town": "{town}"}),),
+        draw=_town,
+        vague=(("Set the destination for me.", "We are going to {town}, of course."),),
+        hold="set_destination",
+    ),
+    Goal(
+        texts=("How is the car doing, and how much fuel is left?",),
+        steps=(Step("vehicle_status"),),
+    ),
+)

@@ -1,0 +1,1 @@
+"""A simulated world in which lessons have known effects."""

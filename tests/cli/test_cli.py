@@ -1,0 +1,368 @@
+"""Every command, in process: what it prints, what it leaves behind, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core.trajectory import Trajectory
+from midstream.core.version import __version__
+from midstream.runs import RunDirectory
+from midstream.training.flow_grpo import FlowGRPO
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocker:
+    blocked = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy")
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.blocked:
+            raise ImportError(f"{name} is not installed", name=name.partition(".")[0])
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run(capsys, *arguments):
+    """(exit code, standard output, standard error) of one command; argparse's own exits count too."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def bare(code, *arguments):
+    """Run Python code where nothing of the extra `train` is installed."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH + code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compare", "study", "library")
+
+# -- the base install ------------------------------------------------------------------------------------------------
+
+
+def test_help_and_import_need_no_torch():
+    code = "import midstream, midstream.training, midstream.build; from midstream.cli import main; main(['--help'])"
+    done = bare(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in COMMANDS:
+        assert command in done.stdout
+
+
+def test_recipes_are_validated_without_torch(ten_steps):
+    done = bare("from midstream.cli import main; sys.exit(main(sys.argv[1:]))", "train", ten_steps, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'name = "ten-steps"' in done.stdout
+
+
+def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
+    code = "from midstream.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = bare(code, "train", ten_steps, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "is not installed" in done.stderr
+    assert "pip install 'midstream[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_version_and_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(capsys, "--version") == (0, f"midstream {__version__}\n", "")
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "midstream demo" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for command in COMMANDS:
+        code, out, _ = run(capsys, command, "--help")
+        assert (code, "--help" in out) == (0, True)
+
+
+# -- what is done ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_the_resolved_recipe_and_starts_nothing(ten_steps, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "train", ten_steps, "--dry-run", "--seed", "8", "--set", "training.steps=7")
+    assert (code, err) == (0, "")
+    table = tomllib.loads(out)
+    assert (table["seed"], table["training"]["steps"], table["training"]["loss"]["kl_kind"]) == (8, 7, "k3")
+    assert "112  of 4 turns: training, 7 steps x 4 tasks x 4" in out
+    assert list(tmp_path.iterdir()) == []
+    for command in (["eval", ten_steps], ["demo"], ["solve", "q", "--recipe", ten_steps]):
+        code, out, _ = run(capsys, *command, "--dry-run")
+        assert code == 0
+        assert tomllib.loads(out)["agent"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_prints_what_changed_and_where(ten_steps, tmp_path, capsys):
+    options = ("--set", "training.steps=1", "--set", "warm_start.steps=2", "--set", "warm_start.transcripts=20")
+    code, out, err = run(capsys, "train", ten_steps, "--out", tmp_path / "run", *options)
+    assert code == 0
+    assert "Success on test" in out
+    assert "arith" in out
+    assert "step 1/1" in err
+    resolved = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    assert (resolved["training"]["steps"], resolved["warm_start"]["steps"]) == (1, 2)
+    info = RunDirectory.open(tmp_path / "run").info()
+    assert (info.recipe_name, info.seed) == ("ten-steps", 3)
+    assert info.resolved["training"]["steps"] == 1
+
+
+def test_quiet_json_is_all_that_train_prints(ten_steps, tmp_path, capsys):
+    options = ("--set", "training.steps=1", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
+    code, out, _ = run(capsys, "train", ten_steps, "--out", tmp_path / "run", "--quiet", "--json", *options)
+    assert code == 0
+    result = json.loads(out)
+    assert result["run"] == str(tmp_path / "run")
+    assert {one["policy"] for one in result["evaluations"]} == {"warm start", "trained"}
+
+
+def test_the_default_run_directory_is_named_after_recipe_and_seed(ten_steps, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("--set", "training.steps=0", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
+    assert run(capsys, "train", ten_steps, "--quiet", *options)[0] == 0
+    [root] = (tmp_path / "runs").iterdir()
+    assert root.name.startswith("ten-steps-s3-")
+
+
+def test_eval_of_a_run_repeats_its_last_evaluation(finished_run, tmp_path, capsys):
+    code, out, _ = run(capsys, "eval", finished_run, "--json", "--quiet", "--out", tmp_path / "evaluation")
+    assert code == 0
+    last = [one for one in RunDirectory.open(finished_run).read_evaluations() if one.step == 10]
+    recorded = {one.sampling: json.loads(one.model_dump_json()) for one in last if one.set_name == "test"}
+    found = {one["sampling"]: one for one in json.loads(out)["evaluations"]}
+    assert found.keys() == recorded.keys() == {"T=1", "greedy"}
+    for sampling, one in found.items():
+        assert {**one, "policy": "", "seed": 0} == {**recorded[sampling], "policy": "", "seed": 0}
+
+
+def test_eval_takes_other_settings(finished_run, ten_steps, tmp_path, capsys):
+    options = ("--set", "evaluation.temperatures=[0.0]", "--set", "agent.max_turns=1", "--json", "--quiet", "--out")
+    code, out, _ = run(capsys, "eval", finished_run, *options, tmp_path / "run")
+    [result] = json.loads(out)["evaluations"]
+    assert (code, result["turns_mean"], result["step"]) == (0, 1.0, 10)
+    code, out, _ = run(capsys, "eval", ten_steps, *options, tmp_path / "recipe")  # its planner as it is: untrained
+    [result] = json.loads(out)["evaluations"]
+    assert (code, result["success"], result["step"]) == (0, 0.0, None)
+
+
+def test_eval_shows_a_table(finished_run, tmp_path, capsys):
+    options = ("--quiet", "--set", "evaluation.temperatures=[0.0]", "--out", tmp_path / "evaluation")
+    code, out, _ = run(capsys, "eval", finished_run, *options)
+    assert code == 0
+    assert "Success (95% interval over tasks)" in out
+    assert "greedy" in out
+
+
+def test_solve_answers_with_a_runs_planner(finished_run, capsys):
+    question = "What is 45 plus 17 ?"
+    code, out, _ = run(capsys, "solve", question, "--planner", finished_run, "--json")
+    assert code == 0
+    trajectory = Trajectory.model_validate_json(out)
+    assert (trajectory.question, trajectory.status, trajectory.gold, trajectory.reward) == (question, "ok", None, None)
+    assert trajectory.turns
+    assert all(call.sampling.temperature == 0 for call in trajectory.calls)
+    again = Trajectory.model_validate_json(run(capsys, "solve", question, "--planner", finished_run, "--json")[1])
+    assert again.calls == trajectory.calls
+    warm = run(capsys, "solve", question, "--planner", finished_run, "--json", "--temperature", "0.8")[1]
+    assert {call.sampling.temperature for call in Trajectory.model_validate_json(warm).calls} == {0.8}
+
+
+def test_solve_shows_the_turns(finished_run, capsys):
+    code, out, _ = run(capsys, "solve", "What is 45 plus 17 ?", "--planner", finished_run)
+    assert code == 0
+    assert re.match(r"What is 45 plus 17 \?\nsandbox (strong|standard): [^\n]+\n\nturn 1\n", out)
+    assert "  stopped  " in out
+    assert "\x1b" not in out
+
+
+def test_show_gives_a_runs_numbers(finished_run, capsys):
+    code, out, _ = run(capsys, "show", finished_run)
+    assert code == 0
+    assert "ten-steps" in out
+    assert "status  finished" in out
+    code, out, _ = run(capsys, "show", finished_run, "--json")
+    shown = json.loads(out)
+    run_directory = RunDirectory.open(finished_run)
+    assert shown["metrics"] == [one.model_dump(mode="json") for one in run_directory.read_metrics()]
+    assert len(shown["evaluations"]) == 7
+    assert shown["status"]["state"] == "finished"
+
+
+def test_show_gives_one_trajectory_turn_by_turn(finished_run, capsys):
+    wanted = RunDirectory.open(finished_run).read_trajectories(3)[5]
+    code, out, _ = run(capsys, "show", finished_run, wanted.id, "--json")
+    assert code == 0
+    assert Trajectory.model_validate_json(out) == wanted
+    code, out, _ = run(capsys, "show", finished_run, wanted.id)
+    assert code == 0
+    assert " ".join(wanted.question.split()) in " ".join(out.split())
+
+
+# -- how it says no --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "unknown recipe": (["train", "flow-grpo-tinny"], "'flow-grpo-tinny' was not found", "flow-grpo-tiny"),
+    "unknown key": (["train", "RECIPE", "--set", "training.stps=3"], "training.stps = 3", "known keys"),
+    "impossible value": (["train", "RECIPE", "--set", "training.group_size=1"], "training.group_size = 1", "--set"),
+    "malformed override": (["train", "RECIPE", "--set", "steps"], "--set 'steps'", "training.steps=50"),
+    "negative seed": (["train", "RECIPE", "--seed", "-3"], "seed = -3", "mend"),
+    "unknown tool": (["train", "RECIPE", "--set", "tools.browser={}"], "'browser' does not exist", "local_search"),
+    "unknown reward": (["train", "RECIPE", "--set", "reward.type=magic"], "'magic' does not exist", "exact_match"),
+    "unknown engine": (["train", "RECIPE", "--set", "agent.planner.engine=gpt"], "engine = 'gpt'", "policy"),
+    "unknown family": (["train", "RECIPE", "--set", 'tasks.families=["riddle"]'], "'riddle' does not exist", "lookup"),
+    "too small a world": (["train", "RECIPE", "--set", "tasks.countries=3"], "countries = 3", "between 20"),
+    "too few questions": (
+        ["train", "RECIPE", "--set", "evaluation.validation.per_family=200", "--set", "warm_start.steps=1",
+         "--set", "evaluation.sets=[]"],
+        "were found in the validation split", "per_family",
+    ),
+    "nothing to evaluate on": (["eval", "RECIPE", "--set", "evaluation.sets=[]"], "nothing to evaluate", "per_family"),
+    "a run that is not there": (["resume", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
+    "a directory that is no run": (["show", "TMP"], "is not a run directory", "--out"),
+    "a run of another version": (["show", "TMP/old"], "has run format 99", "midstream==9.9"),
+    "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
+    "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "mend"),
+    "several trajectories": (["show", "RUN", "train-"], "train-", "mend"),
+    "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "policy"),
+    "impossible sampling": (
+        ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
+    ),
+    "impossible temperature": (["solve", "q", "--planner", "RUN", "--temperature", "nan"], "ture = nan", "--set"),
+    "an empty question": (["solve", "  ", "--planner", "RUN"], "the question is empty", "midstream solve"),
+    "a question in another encoding": (["solve", "caf\udcff", "--planner", "RUN"], "not valid UTF-8", "iconv"),
+    "no address": (["solve", "q", "--base-url", "localhost:8000"], "base_url = 'localhost:8000'", "http://"),
+    "half an address": (["solve", "q", "--base-url", "http://[::1"], "base_url = 'http://[::1'", "http://"),
+    "a port out of range": (["solve", "q", "--base-url", "http://h:99999"], "'http://h:99999'", "http://"),
+    "eval of a run that is not there": (["eval", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
+    "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is missing", "run.json"),
+    "a run with half a recipe": (["resume", "TMP/torn"], "recipe.toml is damaged", "run.json"),
+    "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "nowhere is not a run directory", "mend"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
+    case, ten_steps, finished_run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "run.json").write_text(json.dumps({"format": 99, "midstream": "9.9"}))
+    for name in ("bare", "torn"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_bytes((finished_run / "run.json").read_bytes())
+    (tmp_path / "torn" / "recipe.toml").write_text("[training")
+    arguments, value, mend = REFUSED[case]
+    places = {"RECIPE": str(ten_steps), "RUN": str(finished_run), "TMP": str(tmp_path)}
+    for name, place in places.items():
+        arguments = [argument.replace(name, place) for argument in arguments]
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
+    code, out, err = run(capsys, *arguments, "--quiet")
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert value in err
+    assert mend in err
+    assert "mend:" in err
+    assert "Traceback" not in err
+    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
+
+
+def test_wrong_arguments_are_exit_code_two(capsys):
+    for arguments in (
+        [],
+        ["fly"],
+        ["train"],
+        ["train", "x", "--sede", "3"],
+        ["solve", "q", "--planner", "a", "--recipe", "b"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2
+        assert "usage: midstream" in err
+
+
+def test_refused_input_leaves_no_run_behind(ten_steps, tmp_path, capsys):
+    root = tmp_path / "run"
+    assert run(capsys, "train", ten_steps, "--out", root, "--set", "tools.browser={}")[0] == 2
+    assert not root.exists()
+
+
+def test_a_server_that_is_not_there_is_said_once(capsys):
+    """`solve` on a dead address: exit code 1, since nothing was wrong with the input, and what to start."""
+    code, out, err = run(
+        capsys, "solve", "What is 1 plus 1 ?", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--json"
+    )
+    trajectory = Trajectory.model_validate_json(out)
+    assert (code, trajectory.status) == (1, "error")
+    assert trajectory.error is not None
+    assert "nothing answers at http://127.0.0.1:9/v1" in trajectory.error.message
+    assert "Traceback" not in out + err
+
+
+def test_an_evaluation_without_any_result_tells_why(tmp_path, capsys):
+    """Not "success 0%": nothing was learnt about the agent."""
+    root = tmp_path / "evaluation"
+    overrides = ("engines.model.base_url=http://127.0.0.1:9/v1", 'evaluation.sets=[{ name = "t", per_family = 1 }]')
+    code, out, err = run(capsys, "eval", "agentflow-prompted", "--set", overrides[0], "--set", overrides[1], "--json",
+                         "--out", root)  # fmt: skip
+    assert (code, out) == (1, "")
+    assert "ended without a result; the first:" in err
+    assert "nothing answers at http://127.0.0.1:9/v1" in err
+
+
+def test_a_reader_that_stops_early_gets_no_traceback(finished_run):
+    show = f"{sys.executable} -m midstream show {finished_run} --json"
+    piped = subprocess.run(f"{show} | head -c 1", shell=True, capture_output=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("{", "")
+
+
+def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatch):
+    def stop(self, step):
+        raise KeyboardInterrupt
+
+    root = tmp_path / "run"
+    options = ("--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5", "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(FlowGRPO, "step", stop)
+        assert run(capsys, "train", ten_steps, "--out", root, *options)[0] == 130
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys\nfrom pathlib import Path\nfrom midstream.runs import RunDirectory\n"
+         "with RunDirectory.open(Path(sys.argv[1])).lock():\n    print('held', flush=True)\n    sys.stdin.read()\n",
+         str(root)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        code, _, err = run(capsys, "resume", root, "--quiet")
+        assert code == 2
+        assert str(root) in err
+        assert "mend:" in err
+    finally:
+        holder.communicate()
+
+
+def test_what_cannot_be_built_leaves_no_run_behind(ten_steps, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["train", str(ten_steps), "--out", str(out), "--quiet", "--set", "tools.local_search.index=nosuch.db"]
+    assert main(arguments) == 2
+    assert "no search index at nosuch.db" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_untrained_planner_answers_nothing(capsys):
+    assert main(["solve", "What is 45 plus 17 ?", "--recipe", "flow-grpo-tiny"]) == 2
+    assert "is not trained" in capsys.readouterr().err

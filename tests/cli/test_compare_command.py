@@ -1,0 +1,158 @@
+"""`midstream compare`: directories in, a verdict out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.runs import RunDirectory
+from support.evaluations import write
+
+WEAK = {f"t{i}": [float(i < 10)] for i in range(40)}
+STRONG = {f"t{i}": [float(i < 30)] for i in range(40)}
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def compare(capsys, *arguments: str) -> str:
+    assert main(["compare", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert main(["compare", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_two_evaluations(capsys):
+    write(Path("a"), WEAK, resolved={"agent": {"max_turns": 3}, "tools": {"python": {"timeout_s": 2.0}}})
+    write(Path("b"), STRONG, resolved={"agent": {"max_turns": 10}, "tools": {"python": {"timeout_s": 2.0}}})
+    text = compare(capsys, "a", "b")
+    assert "B is better than A by 50.0 points (95% interval" in text
+    assert "agent.max_turns: 3 | 10" in text
+    assert "python" not in text
+    assert "t25" not in text
+    assert "B is better on t25" in compare(capsys, "a", "b", "--tasks")
+
+
+def test_json_has_everything(capsys):
+    write(Path("a"), WEAK)
+    write(Path("b"), STRONG)
+    found = json.loads(compare(capsys, "a", "b", "--json"))
+    [one] = found["compared"]
+    assert (one["first"], one["other"], one["verdict"], one["wins"]) == ("a", "b", "better", 20)
+    assert one["said"].startswith("B is better than A by 50.0 points")
+    assert "differing" not in one
+    [one] = json.loads(compare(capsys, "a", "b", "--json", "--tasks"))["compared"]
+    assert len(one["differing"]) == 20
+
+
+def test_an_evaluation_with_itself(capsys):
+    write(Path("a"), WEAK)
+    assert "B and A are the same" in compare(capsys, "a", "a")
+
+
+def test_a_run_is_compared_at_its_last_evaluated_step_or_the_one_named(capsys):
+    write(Path("run"), WEAK, step=0, trained=True)
+    write(Path("run"), STRONG, step=300, trained=True)
+    write(Path("run"), WEAK, step=0, trained=True, sampling="greedy")
+    text = compare(capsys, "run@0", "run")
+    assert "B is better than A by 50.0 points" in text
+    assert "A has held-out greedy, B has not" in text
+    assert "run has no evaluation at step 7\n  cause: it was evaluated at 0, 300" in refused(capsys, "run", "run@7")
+
+
+def test_an_evaluation_of_a_checkpoint_with_its_run(capsys):
+    write(Path("run"), WEAK, step=0, trained=True)
+    write(Path("of-300"), STRONG, step=300)
+    assert "B is better than A by 50.0 points" in compare(capsys, "run", "of-300")
+
+
+def test_a_directory_may_have_an_at_sign_in_its_name(capsys):
+    write(Path("run@0"), WEAK)
+    assert "are the same" in compare(capsys, "run@0", "run@0")
+
+
+def test_three_share_the_confidence(capsys):
+    for name, scores in (("a", WEAK), ("b", STRONG), ("c", WEAK)):
+        write(Path(name), scores)
+    text = compare(capsys, "a", "b", "c")
+    assert "B is better than A" in text
+    assert "C and A are the same" in text
+    assert "97.5% interval" in text
+    assert "2 comparisons against A" in text
+
+
+def test_what_only_one_has_is_named(capsys):
+    write(Path("a"), WEAK)
+    write(Path("a"), WEAK, sampling="greedy")
+    write(Path("b"), {name: [1.0, 0.0] for name in WEAK})
+    text = compare(capsys, "a", "b")
+    assert "A has held-out greedy, B has not" in text
+    assert "held-out T=1: 1 trial a task in A, 2 in B" in text
+
+
+def test_what_cannot_be_compared(capsys):
+    write(Path("a"), WEAK)
+    write(Path("greedy"), WEAK, sampling="greedy")
+    write(Path("judged"), WEAK, judged=True, metric="judge (model)")
+    assert "a and greedy have no set and sampling in common" in refused(capsys, "a", "greedy")
+    assert "'held-out' was scored by exact match in a" in refused(capsys, "a", "judged")
+    assert "nowhere is not a run directory" in refused(capsys, "a", "nowhere")
+    assert "27 evaluations are too many" in refused(capsys, *["a"] * 27)
+
+
+def test_a_set_that_cannot_be_compared_does_not_hide_the_others(capsys):
+    for name, scores in (("a", WEAK), ("b", STRONG)):
+        write(Path(name), scores)
+        write(Path(name), scores, set_name="other", metric=f"metric of {name}")
+        write(Path(name), {f"{name} {task}": value for task, value in scores.items()}, set_name="third")
+    text = " ".join(compare(capsys, "a", "b").split())
+    assert "B is better than A by 50.0 points" in text
+    assert "not compared: 'other' was scored by metric of a in a and by metric of b in b (scores of two rewards" in text
+    assert "not compared: a and b have no task of 'third' in common" in text
+    assert len(json.loads(compare(capsys, "a", "b", "--json"))["compared"]) == 1
+
+
+def test_one_that_is_not_finished_says_so(capsys):
+    write(Path("a"), WEAK)
+    RunDirectory(write(Path("b"), STRONG)).set_status("interrupted")
+    text = compare(capsys, "a", "b")
+    assert "B is interrupted: what it has so far is compared" in text
+    assert "A is" not in text
+
+
+def test_an_evaluation_without_a_finished_set(capsys):
+    write(Path("a"), WEAK)
+    write(Path("b"), WEAK)
+    Path("b/evaluations.jsonl").unlink()
+    assert "b has no finished evaluation" in refused(capsys, "a", "b")
+
+
+def test_agents_of_two_kinds_stand_side_by_side(capsys):
+    modular = {
+        "type": "agentflow", "max_turns": 3, "planner": {"type": "prompted"}, "executor": {"type": "arguments"},
+    }  # fmt: skip
+    stream = {"type": "interleaved", "template": "artist-math", "max_turns": 10, "policy": {"type": "model"}}
+    write(Path("a"), WEAK, resolved={"agent": modular})
+    write(Path("b"), STRONG, resolved={"agent": stream})
+    text = compare(capsys, "a", "b")
+    assert "A  a (agentflow, agent)" in text
+    assert "B  b (interleaved artist-math, agent)" in text
+    assert "B is better than A by 50.0 points" in text
+    assert 'agent.type: "agentflow" | "interleaved"' in text
+    assert 'agent.template: - | "artist-math"' in text
+    assert "agent.max_turns: 3 | 10" in text
+    assert "agent.planner" not in text, "what only one kind has is no setting that differs"
+    effort = text[text.index("held-out, T=1: what a task took") :]
+    assert [line.split()[:2] for line in effort.splitlines() if line.strip()[:2] in ("A ", "B ")] == [
+        ["A", "0.00"],
+        ["B", "0.00"],
+    ]

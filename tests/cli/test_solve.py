@@ -1,0 +1,350 @@
+"""`midstream solve` on real servers and runs: what it shows, what it asks, how it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from argparse import Namespace
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core.trajectory import Trajectory
+from midstream.recipe.overrides import set_server
+from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
+
+QUESTION = "What is 45 plus 17 ?"
+SUM = AgentFlowReplies(tool="python", arguments={"code": "45 + 17"}, turns=2, answer="62")
+FAST = ("--set", "engines.model.first_pause_s=0")
+
+
+def solve(capsys, *options):
+    """(exit code, standard output, standard error)."""
+    capsys.readouterr()
+    code = main(["solve", QUESTION, *map(str, options)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def lines(text):
+    return [re.sub("  +", "  ", line.strip()) for line in text.splitlines()]
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_the_turns_are_shown_as_they_happen(capsys):
+    with LLMServer(SUM, faults=[None, 429, 503]) as server:
+        code, out, err = solve(capsys, "--base-url", server.base_url, "--model", "m", *FAST)
+    assert (code, err) == (0, "")
+    found = [re.sub(r"  [\d.]+s(  \d+ tokens)?$", "", line) for line in lines(out)]
+    assert [found[0], *found[2:4]] == [QUESTION, "", "turn 1"]
+    assert re.match(r"sandbox (strong|standard): ", found[1])
+    assert found[6].startswith("context")
+    retries = [line for line in found if line.startswith("retry")]
+    assert [line[:19] for line in retries] == ["retry 1  executor: ", "retry 2  executor: "]
+    assert "429" in retries[0]
+    assert "503" in retries[1]
+    assert found.index('command  python(code="45 + 17")') > found.index(retries[1])
+    assert "observation  62" in found
+    assert found[-4:-2] == ["answer  62", "stopped  verified, 2 turns"]
+    assert re.fullmatch(r"spent  [\d.]+s, 7 requests, [\d,]+ \+ \d+ tokens, no price set", found[-2])
+    assert found[-1] == "requests  2 request failures"
+
+
+def test_json_is_all_that_is_printed(capsys):
+    with LLMServer(SUM) as server:
+        code, out, err = solve(capsys, "--base-url", server.base_url, "--model", "m", "--json")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 1
+    trajectory = Trajectory.model_validate_json(out)
+    assert (trajectory.answer, trajectory.gold, trajectory.reward) == ("62", None, None)
+
+
+def test_quiet_prints_the_answer_alone(capsys):
+    with LLMServer(SUM) as server:
+        assert solve(capsys, "--base-url", server.base_url, "--model", "m", "--quiet") == (0, "62\n", "")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--quiet",)])
+def test_a_lost_run_says_why_on_standard_error(capsys, form):
+    code, out, err = solve(capsys, "--base-url", "http://127.0.0.1:9/v1", "--model", "m", *form)
+    assert code == 1
+    assert err.startswith("error: EngineError: model: nothing answers at http://127.0.0.1:9/v1")
+    assert "\n  mend: " in err
+    assert "Traceback" not in out + err
+    if form == ("--json",):
+        assert json.loads(out)["status"] == "error"
+    else:
+        assert ("stopped  error, no answer, 1 turn" in lines(out)) == (form == ())
+
+
+def test_a_price_is_added_up(capsys):
+    with LLMServer(SUM) as server:
+        options = ("--base-url", server.base_url, "--model", "m", "--set", "engines.model.price_completion_usd=1000")
+        _, out, _ = solve(capsys, *options)
+    assert re.search(r"tokens, \$0\.\d+\n", out)
+
+
+def test_a_reader_that_stops_early_gets_no_traceback():
+    with LLMServer(SUM) as server:
+        command = f"{sys.executable} -m midstream solve '{QUESTION}' --base-url {server.base_url} --model m"
+        done = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{QUESTION}\n", "")
+
+
+def test_an_answer_that_the_terminal_cannot_write_ends_nothing():
+    with LLMServer(AgentFlowReplies(tool="python", arguments={"code": "6 * 7"}, turns=1, answer="四十二")) as server:
+        command = [sys.executable, "-m", "midstream", "solve", QUESTION, "--base-url", server.base_url]
+        done = subprocess.run(
+            [*command, "--model", "m"], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u56db" in done.stdout
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def test_replies_are_streamed_unless_told_otherwise(capsys):
+    for override, streamed in (("price_prompt_usd=0", {True}), ("stream=false", {None})):
+        with LLMServer(SUM) as server:
+            options = ("--base-url", server.base_url, "--model", "m", "--set", f"engines.model.{override}")
+            assert solve(capsys, *options)[0] == 0
+            assert {body.get("stream") for body in server.bodies} == streamed
+
+
+def test_exactly_the_named_tools_are_offered(capsys):
+    with LLMServer(SUM) as server:
+        options = ("--base-url", server.base_url, "--model", "m", "--tools", " python, base_generator")
+        assert solve(capsys, *options)[0] == 0
+        planner = json.dumps(server.bodies[0]["messages"])
+    assert re.findall(r'\\"name\\": ?\\"(\w+)\\"', planner) == ["python", "base_generator"]
+
+
+def test_a_replay_says_so(capsys, tmp_path):
+    with LLMServer(SUM) as server:
+        options = ("--base-url", server.base_url, "--model", "m", "--tools", "python")
+        assert "replayed" not in solve(capsys, *options, "--record", tmp_path / "kept")[1]
+        code, out, _ = solve(capsys, *options, "--replay", tmp_path / "kept")
+    assert code == 0
+    assert f"tools   replayed from {tmp_path / 'kept'}" in out.replace("\n", "")
+    assert "sandbox" not in out
+
+
+def test_a_tool_keeps_the_recipes_settings(capsys):
+    code, out, _ = solve(capsys, "--tools", "local_search", "--dry-run")
+    assert code == 0
+    assert tomllib.loads(out)["tools"]["local_search"]["top_k"] == 3
+    assert list(tomllib.loads(out)["tools"]) == ["local_search"]
+
+
+def test_the_planner_of_a_run_works_with_another_model_in_the_other_modules(finished_run, capsys):
+    with LLMServer(AgentFlowReplies(turns=1, answer="62")) as server:
+        options = ("--planner", finished_run, "--base-url", server.base_url, "--model", "m", "--json")
+        code, out, _ = solve(capsys, *options)
+        roles = {body["messages"][0]["content"].partition("\n")[0].lstrip("# ").lower() for body in server.bodies}
+    trajectory = Trajectory.model_validate_json(out)
+    assert (code, trajectory.answer) == (0, "62")
+    assert {call.engine for call in trajectory.calls if call.role == "planner"} == {"policy"}
+    assert "planner" not in roles
+    assert roles >= {"verifier", "generator"}
+
+
+def test_a_planner_that_is_served_as_model_keeps_its_server():
+    prompted = {"type": "prompted", "engine": "model"}
+    table = {
+        "name": "t", "tasks": {}, "reward": {}, "tools": {},
+        "agent": {name: dict(prompted) for name in ("planner", "executor", "verifier", "generator")},
+        "engines": {"model": {"type": "openai_compatible", "model": "trained", "base_url": "http://a/v1"}},
+    }  # fmt: skip
+    table["agent"]["executor"]["structured_output"] = True
+    options = Namespace(model="other", base_url="http://b/v1", provider=None)
+    set_server(table, options, planner_from_run=True)
+    assert table["engines"]["model"]["model"] == "trained"
+    assert table["engines"]["frozen"] == {"type": "openai_compatible", "model": "other", "base_url": "http://b/v1"}
+    assert [table["agent"][name]["engine"] for name in ("planner", "executor")] == ["model", "frozen"]
+    assert table["agent"]["executor"]["structured_output"] is True
+
+
+def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "agentflow-prompted"\n[engines.model]\nbase_url = "http://h/v1"\napi_key_env = "X"\n')
+    _, out, _ = solve(capsys, "--recipe", mine, "--provider", "ollama", "--model", "m", "--dry-run")
+    engine = tomllib.loads(out)["engines"]["model"]
+    assert (engine["provider"], engine["base_url"]) == ("ollama", "http://localhost:11434/v1")
+    assert engine["api_key_env"] != "X"
+
+
+# -- how it says no --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "an unknown tool": (["--tools", "python,browser"], "no tool is called 'browser'", "local_search, python"),
+    "no tool": (["--tools", " ,"], "no tool is named", "local_search, python"),
+    "two tools of one name": (["--tools", "a.py:f,b.py:f"], "would have one name", "rename one"),
+    "other tools than a tiny planner knows": (["--planner", "RUN", "--tools", "python"], "vocabulary", "--tools"),
+    "an unknown provider": (["--provider", "acme", "--model", "m"], "provider = 'acme'", "'ollama'"),
+    "a provider without a model": (["--provider", "ollama"], "no model is named", "--model NAME"),
+    "a planner and a server without a model": (["--planner", "RUN", "--base-url", "http://h/v1"], "no model", "mend"),
+    "a model nobody asks": (["--recipe", "control-random", "--model", "m"], "--model does nothing", "engine"),
+    "no sandbox without consent": (["--set", "sandbox.tier=unsafe"], 'sandbox.tier = "unsafe"', "--unsafe"),
+    "a recipe without an agent": (["--recipe", "TMP/bare.toml", "--model", "m"], "agent", "known keys"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_refused_with_its_mend(case, finished_run, tmp_path, capsys):
+    (tmp_path / "bare.toml").write_text('name = "bare"\n')
+    options, said, mend = REFUSED[case]
+    options = [option.replace("RUN", str(finished_run)).replace("TMP", str(tmp_path)) for option in options]
+    code, out, err = solve(capsys, *options)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert mend in err
+    assert "mend:" in err
+
+
+def test_programs_are_run(capsys):
+    """The executor's program runs, and its code and result are on screen."""
+    replies = AgentFlowReplies(tool="python", turns=1, answer="62")
+
+    def reply(body):
+        executor = "executor" in body["messages"][0]["content"].partition("\n")[0].lower()
+        return "```python\nprint(python(code='print(45 + 17)'))\n```" if executor else replies(body)
+
+    with LLMServer(reply) as server:
+        options = ("--base-url", server.base_url, "--model", "m", "--set", "agent.executor.mode=code")
+        code, out, err = solve(capsys, *options)
+    assert (code, err) == (0, "")
+    found = [re.sub(r"  [\d.]+s(  \d+ tokens)?$", "", line) for line in lines(out)]
+    first = found.index("code  print(python(code='print(45 + 17)'))")
+    assert found[first + 1 : first + 3] == ['call  python(code="print(45 + 17)") -> 62', "observation  62"]
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+class Stuck:
+    """Plays all roles until the second turn's verifier, which never answers until it is let go."""
+
+    def __init__(self):
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def __call__(self, body):
+        text = json.dumps(body["messages"])
+        if "verifier" in body["messages"][0]["content"].partition("\n")[0].lower() and '{\\"turn\\":1' in text:
+            self.reached.set()
+            self.free.wait(30)
+        return SUM(body)
+
+
+def interrupted(*options, terminal):
+    """Start solve in a session of its own, press Ctrl-C in the middle: (exit code, output, errors, session id)."""
+    stuck = Stuck()
+    with LLMServer(stuck) as server:
+        command = [sys.executable, "-m", "midstream", "solve", QUESTION, "--model", "m", *options]
+        command += ["--base-url", server.base_url]
+        mine, its = pty.openpty() if terminal else (None, subprocess.PIPE)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.PIPE, start_new_session=True,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+        )  # fmt: skip
+        try:
+            assert stuck.reached.wait(30)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the tools' processes get it, too
+            if mine is None:
+                out, err = process.communicate(timeout=30)
+            else:
+                os.close(its)
+                err, out = process.communicate(timeout=30)[1], b""
+                while chunk := _read(mine):
+                    out += chunk
+                os.close(mine)
+        finally:
+            stuck.free.set()
+            process.kill()
+            process.wait()
+    return process.returncode, out.decode(), err.decode(), process.pid
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody has it open any more
+        return b""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_keeps_what_was_done_and_leaves_nothing_behind(terminal):
+    code, out, err, session = interrupted(terminal=terminal)
+    assert (code, err) == (130, "")
+    assert out.count("observation") == 2
+    assert re.search(r"stopped by Ctrl-C in turn 2 \(verifier\) after [\d.]+s, [\d,]+ \+ \d+ tokens", out)
+    assert "Traceback" not in out
+    with pytest.raises(ProcessLookupError):
+        os.killpg(session, 0)
+    if terminal:
+        assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+    else:
+        assert "\x1b" not in out
+
+
+def test_ctrl_c_leaves_no_half_json():
+    code, out, _, _ = interrupted("--json", terminal=False)
+    assert (code, out) == (130, "")
+
+
+def test_an_agent_whose_tasks_are_dialogues_answers_no_single_question(capsys):
+    assert main(["solve", "What is 45 plus 17 ?", "--recipe", "function-calling-simulated"]) == 2
+    said = capsys.readouterr().err
+    assert "the agent of recipe 'function-calling-simulated' answers no single question" in said
+    assert "midstream eval function-calling-simulated" in said
+
+
+def test_what_to_do_instead_names_the_recipe_as_it_was_given(tmp_path, capsys):
+    mine = tmp_path / "file.toml"
+    mine.write_text('name = "mine"\nextends = "function-calling-simulated"\n', encoding="utf-8")
+    assert main(["solve", QUESTION, "--recipe", str(mine)]) == 2
+    assert f"midstream eval {mine}" in capsys.readouterr().err
+    assert main(["solve", QUESTION, "--recipe", "artist-tiny"]) == 2
+    assert "midstream train artist-tiny --out runs/mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("agent.policy.engine=modl", "agent.policy.engine = 'modl' does not exist"),
+        ("agent.policy.type=modle", "agent.policy.type = 'modle' does not exist"),
+    ],
+)
+def test_a_server_beside_a_misspelt_name_hides_nothing(capsys, setting, said):
+    options = ["--recipe", "artist-prompted", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--set", setting]
+    assert main(["solve", QUESTION, *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_stream_is_solved_live_with_its_marks(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def policy(body):
+        done = "<output>\n62\n</output>" in prompt_of(body)
+        return "<think>So.</think><answer>62</answer>" if done else "<think>Add.</think><python>print(45 + 17)</python>"
+
+    with LLMServer(policy) as server:
+        arguments = ["--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url]
+        assert main(["solve", "What is 45 plus 17 ?", *arguments]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    places = [next(at for at, line in enumerate(lines) if line.startswith(part)) for part in (
+        "▸ written by the policy ◂ put in by tools and users", "reply 1", "▸ think Add.",
+        '▸ call python(code="print(45 + 17)")', "◂ output 62", "reply 2", "▸ think So.", "answer 62",
+        "stopped answered, 1 turn",
+    )]  # fmt: skip
+    assert places == sorted(places)

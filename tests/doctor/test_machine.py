@@ -1,0 +1,206 @@
+"""`midstream doctor` on the machine it runs on: the whole command, its screen, its exit code, and docs/doctor.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from midstream.cli.main import main
+from midstream.doctor import checks
+from midstream.doctor.attacks import ATTACKS
+from midstream.report.machine import Check, machine_screen
+from support.llm_server import LLMServer
+
+ROOT = Path(__file__).parents[1]
+KEY = "sk-canary-Zq7wLp2Xr9Vt"
+CODES = [
+    "MS101", "MS102", "MS111", "MS112", "MS113", "MS201", "MS202", "MS301", "MS302",
+    "MS401", "MS411", "MS412", "MS413", "MS414", "MS415", "MS501", "MS502", "MS503", "MS601",
+]  # fmt: skip
+LONG = "/a/very/long/path/" * 8
+
+
+def shown(*found: Check, width: int = 80) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(machine_screen(found), crop=False)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def check(code: str, status: str = "ok", words: str = "there", mend: str = "") -> Check:
+    return Check.model_validate({"code": code, "what": "thing", "status": status, "words": words, "mend": mend})
+
+
+def attacks(status: str, words: str) -> list[Check]:
+    return [check(attack.code, status, words).model_copy(update={"what": attack.what}) for attack in ATTACKS]
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_sees_a_calm_screen() -> None:
+    """A laptop with neither key nor GPU, and without the tools' extras."""
+    text = shown(
+        *(check(code) for code in ("MS101", "MS102")),
+        check("MS111", words="not installed", mend="pip install 'midstream[math]'"),
+        *(check(code) for code in ("MS201", "MS202", "MS301", "MS302", "MS401")),
+        *attacks("ok", "held back, tried in 4 ways"),
+        *(check(code, "not checked", "no model is named") for code in ("MS501", "MS502", "MS503")),
+    )
+    assert "The offline demo will run without key, GPU or network: midstream demo\n" in text
+    assert "Nothing failed, no warnings." in text
+    assert "MS111  thing    not installed: pip install 'midstream[math]'" in text
+    assert re.search(r"ok +MS411  attacks  5 held back: read files, write files,", text)
+    assert text.count("no model is named") == 1
+    assert len(text.splitlines()) <= 18
+    assert "To mend" not in text
+
+
+def test_what_mends_is_whole_on_a_line_of_its_own() -> None:
+    text = shown(check("MS301", "failed", "no room", f"du {LONG}"), check("MS201", "warning", mend="pip install x"))
+    lines = text.splitlines()
+    assert f"  du {LONG}" in lines
+    assert lines[lines.index("  pip install x") - 1] == "To mend MS201, thing:"
+    assert "1 failed, 1 warning." in lines
+    assert "The offline demo will not run yet: see MS301 and MS201." in lines
+
+
+def test_little_room_is_enough_for_the_demo() -> None:
+    text = shown(check("MS201"), check("MS301", "warning", "1.5 GiB free", "du"))
+    assert "The offline demo will run" in text
+
+
+def test_one_attack_that_got_through_is_never_folded_away() -> None:
+    held = attacks("ok", "held back")
+    text = shown(held[0], held[1].model_copy(update={"status": "failed", "words": "got through: create"}), *held[2:])
+    assert re.search(r"failed +MS412  write files +got through: create", text)
+    assert all(code in text for code in ("MS411", "MS413"))
+    text = shown(*attacks("failed", "not known"))
+    assert text.count("not known") == 5
+
+
+def test_what_a_server_says_cannot_steer_the_terminal() -> None:
+    text = shown(check("MS502", "failed", "\x1b[2J[bold]x", "\x1b]0;x\x07"))
+    assert "\x1b" not in text
+    assert "[bold]x" in text
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither PyTorch nor the sandbox is tried out."""
+
+    async def training() -> list[Check]:
+        return [check("MS201"), check("MS202")]
+
+    async def sandbox(*_: object, wanted: bool) -> list[Check]:
+        return [check("MS401", "failed" if wanted else "warning", "none")]
+
+    monkeypatch.setattr(checks, "check_training", training)
+    monkeypatch.setattr(checks, "check_sandbox", sandbox)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_model_the_machine_alone_is_looked_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main(["doctor", "--quiet"]) == 0, "warnings do not fail"
+    out = capsys.readouterr().out
+    assert out.endswith("Examine a model: midstream doctor --model NAME --base-url URL\n")
+    assert "Conclusion" not in out
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failed_check_is_the_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("in the way")
+    assert main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [one["code"] for one in found["machine"] if one["status"] == "failed"] == ["MS301"]
+    assert (found["works"], found["roles"], found["probes"]) == (False, [], [])
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("named", [("--roles",), ("--recipe", "agentflow-prompted")])
+def test_the_recipes_own_model_is_examined_if_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    assert main(["doctor", *named, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    statuses = {one["code"]: one["status"] for one in found["machine"]}
+    assert (statuses["MS501"], statuses["MS502"]) == ("failed", "not checked")
+    assert statuses["MS401"] == "failed", "the recipe has the python tool"
+    assert {role["skipped"] for role in found["roles"]} == {"its server or key failed, see above"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_machine_is_shown_before_the_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLMServer() as server:
+        main(["doctor", "--model", "m", "--base-url", server.base_url, "--set", "tools.python={}", "--quiet"])
+    out = capsys.readouterr().out
+    assert out.index("This machine") < out.index("MS503") < out.index("play AgentFlow's roles?")
+    assert "Examine a model" not in out
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_failure_of_the_machine_is_told_again_below_the_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLMServer() as server:
+        assert main(["doctor", "--model", "m", "--base-url", server.base_url, "--quiet"]) == 1
+    assert capsys.readouterr().out.endswith("On this machine MS401 failed, see above.\n")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_server_that_is_down_ends_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLMServer() as server:
+        gone = server.base_url
+    assert main(["doctor", "--model", "m", "--provider", "vllm", "--base-url", gone, "--quiet"]) == 1
+    out = capsys.readouterr().out
+    assert f"  vllm serve m --port {gone.split(':')[2][:-3]}\n" in out
+    assert out.endswith("The roles were not examined: a key or a server failed.\n")
+
+
+def test_the_whole_machine_and_no_key_anywhere(tmp_path: Path) -> None:
+    """The command as people run it, every check for real; no canary key is in anything that it prints."""
+    keys = ("OPENAI_API_KEY", "SERPER_API_KEY", "OPENROUTER_API_KEY")
+    environment = {**os.environ, **dict.fromkeys(keys, KEY), "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "midstream", "doctor"]
+    with LLMServer() as server:
+        model = ["--model", "m", "--base-url", server.base_url, "--set", "engines.model.max_attempts=1"]
+        for more in (["--json"], model):
+            done = subprocess.run(
+                [*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120
+            )
+            assert KEY[3:9] not in done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+            if more == ["--json"]:
+                found = json.loads(done.stdout)
+                assert [one["code"] for one in found["machine"]] == CODES
+                assert done.returncode == (0 if found["works"] else 1)
+        assert any(headers.get("authorization") == f"Bearer {KEY}" for headers in server.headers), "it was in use"
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_code_is_explained_and_no_other() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (MS\d{3}) \| [^|]+ \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    assert rows == CODES
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/midstream/machine").glob("*.py"))
+    assert set(re.findall(r'"(MS\d{3})"', source)) == set(CODES)
+    assert not set(re.findall(r"MS\d{3}", page)) - set(CODES)

@@ -1,0 +1,160 @@
+"""Token ids of prompts, of what is put into a stream and of what a chat puts between two replies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import Codec, Request
+from midstream.core.trajectory import Message
+from midstream.engines.local.codec import TokenizerCodec
+from support.small_tokenizers import CHATML, FORGETFUL, HEADERS, SPECIAL, STRICT, byte_pairs, sentence_pieces
+
+PLAIN = TokenizerCodec(byte_pairs(), "policy")
+PIECES = TokenizerCodec(sentence_pieces(), "policy")
+CHATS = {
+    "chatml": TokenizerCodec(byte_pairs(CHATML), "policy"),
+    "headers": TokenizerCodec(byte_pairs(HEADERS, end="<|eot|>"), "policy"),
+    "strict": TokenizerCodec(byte_pairs(STRICT, end="<|endoftext|>"), "policy"),
+    "forgetful": TokenizerCodec(byte_pairs(FORGETFUL), "policy"),
+}
+ASKED = (Message(role="user", content="How high is it ?"),)
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+
+
+def messages(*said: tuple[str, str]) -> tuple[Message, ...]:
+    return tuple(Message.model_validate({"role": role, "content": content}) for role, content in said)
+
+
+def chat(codec: Codec, *said: Message, **more) -> tuple[int, ...]:
+    return tuple(codec.encode(Request(role="policy", messages=said, **more)))
+
+
+def text_of(codec: TokenizerCodec, ids) -> str:
+    return codec.tokenizer.decode(list(ids))
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_that_are_given_are_the_prompt():
+    given_ids = Request(role="policy", prompt="something else", messages=ASKED, prompt_ids=(5, 6, 7))
+    assert PLAIN.encode(given_ids) == [5, 6, 7]
+    assert PLAIN.encode(Request(role="policy", prompt="How")) == PLAIN.tokenizer.encode("How")
+
+
+@given(st.lists(st.text(max_size=6) | st.sampled_from([*SPECIAL, "<output>", "<tool_call>"]), max_size=6).map("".join))
+def test_text_in_a_stream_has_no_special_tokens_and_is_what_it_says(text: str):
+    ids = PLAIN.encode_text(text)
+    assert not set(ids) & set(PLAIN.tokenizer.convert_tokens_to_ids(list(SPECIAL)))
+    assert PLAIN.decode(ids) == text
+
+
+def test_a_token_that_is_not_special_stays_one():
+    assert PLAIN.encode_text("<tool_call>") == (PLAIN.tokenizer.convert_tokens_to_ids("<tool_call>"),)
+
+
+@pytest.mark.parametrize("text", ["<output>5", "5", " 5", "\n5\n", ""])
+def test_no_space_is_put_before_text_inside_a_stream(text: str):
+    before = PIECES.encode(Request(role="policy", prompt="It is"))
+    assert PIECES.decode([*before, *PIECES.encode_text(text)]) == "It is" + text
+
+
+def test_an_end_token_at_the_end_is_no_text():
+    end, other = PLAIN.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    said = PLAIN.encode_text("5 , 6 .")
+    assert PLAIN.decode([*said, end]) == PLAIN.decode(said) == "5 , 6 ."
+    assert PLAIN.decode([*said, end, *said]) == "5 , 6 .<|im_end|>5 , 6 ."
+    assert TokenizerCodec(PLAIN.tokenizer, end_ids=(end, other)).decode([*said, other]) == "5 , 6 ."
+    assert PLAIN.decode([]) == ""
+
+
+# -- between two replies ---------------------------------------------------------------------------------------------
+
+NEXT = {
+    "a user": messages(("user", "And now ?")),
+    "a tool": messages(("tool", '{"height": 324}')),
+    "two tools": messages(("tool", "324"), ("tool", "325")),
+    "a tool and a user": messages(("tool", "324"), ("user", "midstreamreply midstreamasked")),
+}
+
+
+@pytest.mark.parametrize("said", NEXT.values(), ids=NEXT)
+@pytest.mark.parametrize("family", ["chatml", "headers"])
+def test_a_stream_of_replies_is_the_whole_chat(family: str, said: tuple[Message, ...]):
+    codec = CHATS[family]
+    reply, end = codec.encode_text("It is 324 metres high."), codec.end_ids[0]
+    whole = chat(codec, *ASKED, Message(role="assistant", content="It is 324 metres high."), *said)
+    begun = (*chat(codec, *ASKED), *reply)
+    assert (*begun, *codec.encode_reply(said, ended=False)) == whole
+    assert (*begun, end, *codec.encode_reply(said, ended=True)) == whole
+
+
+def test_who_takes_turns_does_so_in_a_stream():
+    codec = CHATS["strict"]
+    said = codec.encode_reply(NEXT["a user"], ended=True)
+    assert text_of(codec, said) == "[INST] And now ? [/INST]"
+    assert codec.encode_reply(NEXT["a user"], ended=False) == (*codec.end_ids, *said)
+
+
+def test_thoughts_that_a_template_would_leave_out_stay_in_the_stream():
+    codec = CHATS["chatml"]
+    thought = codec.encode_text("<think>hm</think>324.")
+    stream = (*chat(codec, *ASKED), *thought, *codec.encode_reply(NEXT["a user"], ended=False))
+    assert "<think>hm</think>324.<|im_end|>\n<|im_start|>user\nAnd now ?" in text_of(codec, stream)
+    whole = chat(codec, *ASKED, Message(role="assistant", content="<think>hm</think>324."), *NEXT["a user"])
+    assert "<think>hm" not in text_of(codec, whole)
+
+
+def test_thoughts_that_a_template_opens_are_opened_after_every_reply():
+    codec = TokenizerCodec(byte_pairs(CHATML), "policy", {"thoughts": True})
+    assert text_of(codec, chat(codec, *ASKED)).endswith("<|im_start|>assistant\n<think>\n")
+    assert text_of(codec, codec.encode_reply(NEXT["a tool"], ended=True)) == (
+        '\n<|im_start|>user\n<tool_response>\n{"height": 324}\n</tool_response><|im_end|>\n'
+        "<|im_start|>assistant\n<think>\n"
+    )
+
+
+def test_any_end_token_stands_for_the_templates_own():
+    tokenizer = byte_pairs(CHATML)
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    codec = TokenizerCodec(tokenizer, "policy", end_ids=ends)
+    after = codec.encode_reply(NEXT["a user"], ended=True)
+    assert not set(after[:1]) & set(ends)
+    assert codec.encode_reply(NEXT["a user"], ended=False) == (ends[1], *after)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("strict", r"refuses user\+assistant\+tool messages[\s\S]*must alternate"), ("forgetful", "leaves out messages")],
+)
+def test_a_template_without_tools_is_named(family: str, reason: str):
+    codec = CHATS[family]
+    for _ in range(2):  # what is known of a role is no accident of the first time
+        with pytest.raises(RecipeError, match=rf"policy {reason}[\s\S]*mend"):
+            codec.encode_reply(NEXT["a tool and a user"], ended=True)
+    assert codec.encode_reply(NEXT["a user"], ended=True)
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    with pytest.raises(RecipeError, match=r"policy was sent chat messages but has no chat template"):
+        PLAIN.encode_reply(NEXT["a user"], ended=True)
+    with pytest.raises(RecipeError, match="no chat template"):
+        chat(PLAIN, *ASKED)
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_told_as_the_template_does():
+    codec = CHATS["chatml"]
+    told = text_of(codec, chat(codec, *ASKED, tools=(ADD,)))
+    assert told.startswith('<|im_start|>system\nBe helpful.\n{"type": "function", "function": {"name": "add"')
+    assert "add" not in text_of(codec, chat(codec, *ASKED))
+
+
+def test_a_template_that_leaves_tools_out_is_named():
+    with pytest.raises(RecipeError, match=r"policy leaves out the 1 tools[\s\S]*mend"):
+        chat(CHATS["headers"], *ASKED, tools=(ADD,))

@@ -1,0 +1,148 @@
+"""Loading: models and LoRA adapters of any family, and everything in their place that is none."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import Request
+from midstream.core.trajectory import Sampling
+from midstream.engines.local.engine import generate
+from midstream.engines.local.pretrained import load_model
+from support.hf_models import forward_logprobs, save_chat_model
+
+EOS = 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dtype_is_honoured(saved_model, dtype):
+    model, _ = load_model(saved_model("llama"), dtype, "cpu")
+    assert model.dtype == getattr(torch, dtype)
+    [(ids, logprobs)] = generate(
+        model, [((5, 6), Request(role="planner", sampling=Sampling(max_tokens=5)))], end_ids=(EOS,)
+    )
+    assert ids
+    assert all(math.isfinite(value) and value <= 0 for value in logprobs)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(RecipeError, match=r"nowhere[\s\S]*cause[\s\S]*mend"):
+        load_model(str(tmp_path / "nowhere"), "float32", "cpu")
+    assert time.monotonic() - started < 20
+
+
+def test_a_model_that_was_cut_off_is_named(saved_model):
+    directory = saved_model("llama")
+    file = Path(directory) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(RecipeError, match=rf"{directory}[\s\S]*cause[\s\S]*mend"):
+        load_model(directory, "float32", "cpu")
+
+
+def test_a_model_that_lacks_weights_is_refused(saved_model):
+    """transformers would draw them at random."""
+    directory = saved_model("llama")
+    file = Path(directory) / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"lacks 1 weights, model.layers.1.mlp.up_proj.weight[\s\S]*cause[\s\S]*mend"):
+        load_model(directory, "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "named"),
+    [("float23", "cpu", "dtype 'float23'"), ("nn", "cpu", "dtype 'nn'"), ("float32", "abacus", "device 'abacus'")],
+)
+def test_an_unknown_dtype_or_device_is_named(saved_model, dtype, device, named):
+    with pytest.raises(RecipeError, match=rf"{named}[\s\S]*cause[\s\S]*mend: set d"):
+        load_model(saved_model("llama"), dtype, device)
+
+
+# -- LoRA adapters ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_adapter(saved_model, tmp_path):
+    """(model directory, adapter directory, a prompt's log-probabilities under the adapter)."""
+    base = saved_model("llama")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a retired name
+        adapted = get_peft_model(load_model(base, "float32", "cpu")[0], LoraConfig(r=4, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.5)
+    adapted.save_pretrained(tmp_path / "policy")
+    return base, tmp_path / "policy", forward_logprobs(adapted, (5, 6, 7), (8, 9, 10, 11))
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_an_adapter_is_sampled_from(saved_adapter, trainable):
+    base, adapter, expected = saved_adapter
+    model, _ = load_model(base, "float32", "cpu", adapter=adapter, trainable=trainable)
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+    assert forward_logprobs(load_model(base, "float32", "cpu")[0], (5, 6, 7), (8, 9, 10, 11)) != pytest.approx(
+        expected, abs=0.1
+    )
+    asked = [((5, 6, 7), Request(role="planner", seed=seed, sampling=Sampling(max_tokens=9))) for seed in range(3)]
+    for ids, logprobs in generate(model, asked, end_ids=(EOS,)):
+        assert logprobs == pytest.approx(forward_logprobs(model, (5, 6, 7), ids), abs=1e-5)
+
+
+def test_only_a_trained_adapter_stays_apart(saved_adapter):
+    base, adapter, _ = saved_adapter
+    merged, _ = load_model(base, "float32", "cpu", adapter=adapter)
+    assert not any("lora_" in name for name, _ in merged.named_parameters())
+    assert all(parameter.requires_grad for parameter in merged.parameters())
+    apart, _ = load_model(base, "float32", "cpu", adapter=adapter, trainable=True)
+    assert all(("lora_" in name) == parameter.requires_grad for name, parameter in apart.named_parameters())
+
+
+def test_a_missing_adapter_is_named(saved_model, tmp_path):
+    with pytest.raises(RecipeError, match=r"adapter '\S*nowhere' is no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+        load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ['{"peft_type": "IA3"}', "{", "[]"])
+def test_what_is_no_lora_adapter_is_named(saved_model, tmp_path, text):
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(RecipeError, match=r"no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+        load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path)
+
+
+def test_an_adapter_of_another_base_is_refused(saved_adapter, saved_model, tmp_path):
+    """By its recorded name, or, where that is the same, because its weights have no place."""
+    base, adapter, _ = saved_adapter
+    with pytest.raises(
+        RecipeError, match=rf"does not fit model '\S*qwen2': it was trained on '{base}'[\s\S]*mend: set"
+    ):
+        load_model(saved_model("qwen2"), "float32", "cpu", adapter=adapter)
+    other = save_chat_model(tmp_path / "elsewhere" / "llama", "gpt2")
+    with pytest.raises(RecipeError, match=r"does not fit model '\S*elsewhere/llama'[\s\S]*mend: set"):
+        load_model(str(other), "float32", "cpu", adapter=adapter)
+
+
+def test_a_base_that_was_moved_is_found_by_its_last_name(saved_adapter, tmp_path):
+    base, adapter, expected = saved_adapter
+    moved = shutil.copytree(base, tmp_path / "moved" / "llama")
+    model, _ = load_model(str(moved), "float32", "cpu", adapter=adapter)
+    assert forward_logprobs(model, (5, 6, 7), (8, 9, 10, 11)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_adapter_named_as_the_model_is_refused_with_both_settings(saved_adapter):
+    base, adapter, _ = saved_adapter
+    with pytest.raises(
+        RecipeError, match=rf'LoRA adapter, not a whole[\s\S]*adapter = "{adapter}" and model = "{base}"'
+    ):
+        load_model(str(adapter), "float32", "cpu")

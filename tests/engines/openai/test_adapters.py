@@ -1,0 +1,217 @@
+"""Adapters on a server: written whole, named by content, loaded once, gone when a newer one is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.errors import EngineError, StorageError
+from midstream.core.http import TransientError
+from midstream.engines.openai import adapters as lora
+from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from support.llm_server import LLMServer
+
+Answer = tuple[int, str]
+
+
+def weights(content: bytes) -> Callable[[Path], None]:
+    """An export of an adapter with that content."""
+
+    def export(directory: Path) -> None:
+        (directory / "adapter_model.safetensors").write_bytes(content)
+        (directory / "adapter_config.json").write_text("{}")
+
+    return export
+
+
+def engine_for(server: LLMServer) -> OpenAICompatibleEngine:
+    config = Config(model="m", base_url=server.base_url, max_attempts=3, first_pause_s=0.001)
+    return OpenAICompatibleEngine(config, "planner")
+
+
+def hand_over(server: LLMServer, root: Path, *versions: tuple[int, bytes]) -> None:
+    async def all_of_them() -> None:
+        engine = engine_for(server)
+        for version, content in versions:
+            await lora.hand_over(engine, weights(content), root, version)
+
+    asyncio.run(all_of_them())
+
+
+def on_disk(root: Path) -> list[str]:
+    return sorted(path.name.rsplit("-", 1)[0] for path in root.iterdir())
+
+
+def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path):
+    with LLMServer() as server:
+        hand_over(server, tmp_path, *((version, b"w%d" % version) for version in range(5)))
+    [path] = server.adapters.values()
+    assert Path(path, "adapter_model.safetensors").read_bytes() == b"w4"
+    assert on_disk(tmp_path) == ["version-3", "version-4"]
+
+
+def test_a_name_tells_version_content_and_place(tmp_path: Path):
+    paths = [
+        lora.write(weights(content), tmp_path / root, version)
+        for root, version, content in [("a", 1, b"x"), ("a", 1, b"y"), ("a", 2, b"x"), ("b", 1, b"x")]
+    ]
+    assert len({lora.name_of(path) for path in paths}) == 4
+    assert lora.write(weights(b"x"), tmp_path / "a", 1) == paths[0]
+    assert all(lora.name_of(path).startswith("midstream-version-") for path in paths)
+
+
+def test_a_resumed_run_with_other_weights_leaves_nothing_of_the_killed_one(tmp_path: Path):
+    with LLMServer() as server:
+        hand_over(server, tmp_path, (3, b"three"), (4, b"four"), (5, b"five"))
+        hand_over(server, tmp_path, (4, b"other four"))  # another process, from checkpoint 4
+    [(name, path)] = server.adapters.items()
+    assert Path(path, "adapter_model.safetensors").read_bytes() == b"other four"
+    assert name == lora.name_of(Path(path))
+    assert on_disk(tmp_path) == ["version-4", "version-5"]
+
+
+def test_equal_weights_are_used_again(tmp_path: Path):
+    with LLMServer() as server:
+        hand_over(server, tmp_path, (3, b"three"))
+        [first] = server.adapters
+        hand_over(server, tmp_path, (3, b"three"))
+        assert list(server.adapters) == [first]
+    assert "/v1/unload_lora_adapter" not in server.paths
+
+
+def test_runs_that_share_a_server_leave_each_other_alone(tmp_path: Path):
+    with LLMServer() as server:
+        hand_over(server, tmp_path / "a", (1, b"x"))
+        hand_over(server, tmp_path / "b", (1, b"x"), (2, b"y"))
+    assert sorted(Path(path).relative_to(tmp_path).parts[0] for path in server.adapters.values()) == ["a", "b"]
+
+
+def test_an_interrupted_export_is_never_seen(tmp_path: Path):
+    def dies(directory: Path) -> None:
+        (directory / "adapter_model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lora.write(dies, tmp_path, 1)
+    assert not list(tmp_path.glob("version-*"))
+    lora.write(weights(b"whole"), tmp_path, 1)
+    assert on_disk(tmp_path) == ["version-1"]
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="could not be written below"):
+        lora.write(weights(b"x"), tmp_path / "file" / "adapters", 1)
+
+
+# -- what the server may answer, as vLLM 0.32 does -----------------------------------------------------------
+
+ALREADY = (400, """{"error":{"message":"The lora adapter 'a' has already been loaded.","code":400}}""")
+UNKNOWN = (404, '{"error":{"message":"The lora adapter \'a\' cannot be found."}}')
+NO_ROUTE = (404, '{"detail":"Not Found"}')
+NO_PATH = (404, '{"error":{"message":"Loading lora a failed: No adapter found for <path>"}}')
+RANK = (500, "Call to add_lora method failed: Worker failed with error 'LoRA rank 16 is greater than max_lora_rank 8.'")
+GOOD = (200, "Success: LoRA adapter 'a' added successfully.")
+
+
+def calls(*answers: Answer | TransientError) -> tuple[lora.AdapterCalls, list[str]]:
+    """Calls to a server that gives these answers, and the paths they went to."""
+    left, seen = list(answers), []
+
+    async def send(action: str, body: dict[str, str]) -> Answer:
+        seen.append(action)
+        answer = left.pop(0)
+        if isinstance(answer, TransientError):
+            raise answer
+        return answer
+
+    return lora.AdapterCalls(send=send, address="http://h/v1", model="m", max_attempts=3, first_pause_s=0), seen
+
+
+def run(awaitable: Awaitable[object]) -> object:
+    async def wait() -> object:
+        return await awaitable
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [GOOD],
+        [ALREADY],
+        [(503, "busy"), GOOD],
+        [TransientError("reset"), ALREADY],  # the first attempt had come through
+        [(429, ""), (500, "oops"), GOOD],
+    ],
+)
+def test_loading_succeeds(answers: list[Answer | TransientError]):
+    server, seen = calls(*answers)
+    assert run(server.load(Path("/run/adapters/version-1-ab"))) == lora.name_of(Path("/run/adapters/version-1-ab"))
+    assert seen == ["load_lora_adapter"] * len(answers)
+
+
+@pytest.mark.parametrize(("answers", "attempts"), [([GOOD], 1), ([UNKNOWN], 1), ([(502, ""), UNKNOWN], 2)])
+def test_unloading_succeeds(answers: list[Answer], attempts: int):
+    server, seen = calls(*answers)
+    run(server.unload(Path("a")))
+    assert seen == ["unload_lora_adapter"] * attempts
+
+
+@pytest.mark.parametrize(
+    ("answer", "mend"),
+    [
+        (NO_ROUTE, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        (NO_PATH, "shared disk"),
+        (RANK, "--max-lora-rank"),
+        ((400, "'m' conflicts with a served base model."), "--enable-lora"),
+    ],
+)
+def test_a_refusal_is_final_and_says_what_to_do(answer: Answer, mend: str):
+    server, seen = calls(answer)
+    with pytest.raises(EngineError, match=f"answered {answer[0]}") as caught:
+        run(server.load(Path("a")))
+    assert mend in caught.value.mend
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("failure", [(503, "busy"), TransientError("reset")], ids=str)
+def test_attempts_come_to_an_end(failure: Answer | TransientError):
+    server, seen = calls(failure, failure, failure)
+    with pytest.raises(EngineError, match=r"failed 3 times, at last: .*(busy|reset)"):
+        run(server.unload(Path("a")))
+    assert len(seen) == 3
+
+
+def test_faults_on_the_way_lose_no_adapter(tmp_path: Path):
+    with LLMServer(faults=[503, "reset", None, "truncate"]) as server:
+        hand_over(server, tmp_path, (1, b"x"), (2, b"y"))
+    [path] = server.adapters.values()
+    assert Path(path).name.startswith("version-2-")
+
+
+@given(versions=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=1)), min_size=1, max_size=12))
+@settings(deadline=None, max_examples=50)
+def test_whatever_the_order_one_adapter_is_loaded(tmp_path_factory: pytest.TempPathFactory, versions):
+    """Steps, resumes and repeats in any order: the server holds the newest hand-over alone, the disk at most two."""
+    root = tmp_path_factory.mktemp("adapters")
+    loaded: dict[str, Path] = {}
+
+    class Server:
+        async def use_adapter(self, version: int, path: Path) -> None:
+            loaded[lora.name_of(path)] = path
+
+        async def drop_adapter(self, path: Path) -> None:
+            loaded.pop(lora.name_of(path), None)
+
+    for version, content in versions:
+        asyncio.run(lora.hand_over(Server(), weights(content), root, version))
+        [path] = loaded.values()
+        assert (path / "adapter_model.safetensors").read_bytes() == content
+        assert path.name.startswith(f"version-{version}-")
+        assert len(list(root.iterdir())) <= lora.KEPT

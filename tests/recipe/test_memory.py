@@ -1,0 +1,394 @@
+"""Memory by formula, against models that PyTorch made: parameters exactly, what an update takes bounded and nearly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from midstream.core.protocols import Row
+from midstream.prefix_tree.stages import stages_of
+from midstream.prefix_tree.tree import tree_of
+from midstream.recipe.memory import (
+    GIB,
+    SHAPES,
+    SLACK,
+    Part,
+    checkpoint_bytes,
+    longest_row,
+    peak,
+    row_bytes,
+    sampling,
+    shape_of,
+    token_bytes,
+    update,
+    weights,
+)
+from midstream.training.learner import LocalLearner
+from midstream.training.losses import PolicyLoss
+from midstream.training.settings import LearnerConfig, LoraConfig
+from support.hf_models import FAMILIES, save_chat_model
+from support.live_bytes import LiveBytes
+from support.tries import batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+# The parameter counts of the safetensors files that are published.
+PUBLISHED = {
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen2.5-14B": 14_770_033_664,
+}
+LORA = LoraConfig(rank=4, alpha=8)
+BYTES = {"float32": 4, "bfloat16": 2}
+PROMPT, COMPLETION = 400, 48
+
+
+def save_model(directory, vocabulary=1000, **settings):
+    """A random Qwen2 of 2 million weights; returns its directory."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=128, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+        intermediate_size=512, tie_word_embeddings=True, **settings,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def make_learner(directory, dtype, config):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+    return LocalLearner(model, config)
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_tables_shapes_have_the_published_number_of_parameters(name):
+    assert SHAPES[name].parameters == PUBLISHED[name]
+    assert shape_of(f"Qwen/{name}-Instruct") == shape_of(name) == SHAPES[name]
+    assert shape_of(f"Qwen/{name.replace('-', '-Math-')}") == SHAPES[name]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_a_directory_are_counted_exactly(family, tmp_path):
+    directory = save_chat_model(tmp_path / "model", family)
+    shape = shape_of(str(directory))
+    if family not in KNOWN:
+        assert shape is None
+        return
+    assert shape is not None
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_an_adapters_weights_are_counted_exactly(family, tmp_path):
+    directory = save_chat_model(tmp_path / "model", family)
+    learner = make_learner(directory, "float32", LearnerConfig(lora=LORA))
+    shape = shape_of(str(directory))
+    assert shape is not None
+    assert shape.adapter(4) == sum(parameter.numel() for parameter in learner.parameters)
+
+
+def test_tied_and_untied_heads_differ_by_one_table(tmp_path):
+    tied = shape_of(str(save_model(tmp_path / "tied")))
+    config = AutoConfig.from_pretrained(tmp_path / "tied")
+    config.tie_word_embeddings = False
+    config.save_pretrained(tmp_path / "untied")
+    untied = shape_of(str(tmp_path / "untied"))
+    assert tied is not None
+    assert untied is not None
+    assert untied.parameters - tied.parameters == config.vocab_size * config.hidden_size
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen3-8B", "other/Qwen2.5-7B"])
+def test_what_is_not_known_is_not_guessed(name):
+    assert shape_of(name) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_type": "llama"}', '{"model_type": "llama", "mlp_bias": 1}'])
+def test_a_directory_that_does_not_tell_is_not_guessed(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert shape_of(str(tmp_path)) is None
+
+
+# -- an update -------------------------------------------------------------------------------------------------------
+
+
+def row_of(prompt, completion):
+    return Row(
+        prompt_ids=tuple(prompt), completion_ids=tuple(completion), old_logprobs=(-6.0,) * len(completion),
+        advantage=1.0, weight=1.0, kl_weight=1.0, temperature=0.5,
+    )  # fmt: skip
+
+
+def agent_rows(static=150):
+    """Two tasks, three rollouts each, of three turns on a growing memory."""
+    draw = random.Random(0)
+
+    def ids(count):
+        return draw.choices(range(1000), k=count)
+
+    rows, instructions, tail = [], ids(static), ids(2)
+    for _ in range(2):
+        query = ids(10)
+        for _ in range(3):
+            memory: list[int] = []
+            for _ in range(3):
+                rows.append(row_of([*instructions, *query, *memory, *tail], ids(20)))
+                memory += ids(15)
+    return rows
+
+
+def kept_by(learner):
+    """Bytes that the forward pass of one row keeps for its backward pass, logits not counted, weights neither."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in learner.model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor):
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    row = row_of(range(1, PROMPT + 1), range(5, COMPLETION + 5))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        learner.forward_backward([row], PolicyLoss(kl_coefficient=0.0))
+    storages = [one.untyped_storage() for pointer, one in kept.items() if pointer not in own]
+    return sum(one.nbytes() for one in storages) - COMPLETION * learner.model.config.vocab_size * 4
+
+
+def taken_by(learner, rows):
+    """Bytes that an update takes at its peak, beside what stays afterwards."""
+    loss = PolicyLoss(kl_coefficient=0.1)
+    learner.forward_backward(rows, loss)  # leaves the gradients, which are added to from here on
+    with LiveBytes() as live:
+        learner.forward_backward(rows, loss)
+    return live.most
+
+
+@pytest.fixture
+def small_head(monkeypatch):
+    """So few logits at a time that layers take most of the memory of a small model."""
+    monkeypatch.setattr("midstream.training.plan.LOGITS", 64_000)
+    monkeypatch.setattr("midstream.recipe.memory.LOGITS", 64_000)
+
+
+def said_of(directory, dtype, config):
+    """What the formula says of an update, beside what stays afterwards."""
+    shape = shape_of(str(directory))
+    assert shape is not None
+    parts = update(shape, dtype, config, "cpu")
+    assert parts is not None
+    return sum(part.bytes for part in parts if part.moment == "update")
+
+
+@pytest.mark.parametrize("attention", ["rows", "cascade"])
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_what_the_backward_pass_keeps_is_the_formula(dtype, lora, attention, tmp_path):
+    directory = save_model(tmp_path / "model")
+    shape = shape_of(str(directory))
+    assert shape is not None
+    tokens = PROMPT + COMPLETION - 1  # the last one predicts nothing
+    kept = kept_by(make_learner(directory, dtype, LearnerConfig(lora=lora, attention=attention)))
+    expected = shape.layers * shape.kept_bytes(BYTES[dtype], lora=lora is not None)
+    assert kept / tokens == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_recomputed_activations_leave_the_layers_inputs(dtype, tmp_path):
+    directory = save_model(tmp_path / "model")
+    shape = shape_of(str(directory))
+    assert shape is not None
+    config = LearnerConfig(lora=LORA, recompute_activations=True)
+    inputs = shape.layers * shape.hidden * BYTES[dtype]
+    kept = kept_by(make_learner(directory, dtype, config)) / (PROMPT + COMPLETION - 1)
+    one_layer = shape.kept_bytes(BYTES[dtype], lora=True)
+    assert inputs <= kept <= token_bytes(shape, BYTES[dtype], config) == inputs + 2 * one_layer
+    assert one_layer > inputs / shape.layers
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_padded_rows_take_what_is_said_and_no_more(lora, recompute, small_head, tmp_path):
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="rows", chunk_tokens=640)
+    said = said_of(directory, "float32", config)
+    taken = taken_by(make_learner(directory, "float32", config), agent_rows()[:6])
+    assert taken <= said <= 1.5 * taken
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_a_whole_trie_takes_what_is_said_and_no_more(lora, recompute, small_head, tmp_path):
+    """It forks soon, so that it goes whole, and takes nearly twice its budget."""
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(lora=lora, recompute_activations=recompute, attention="cascade", chunk_tokens=350)
+    said = said_of(directory, "float32", config)
+    taken = taken_by(make_learner(directory, "float32", config), agent_rows(static=10))
+    assert taken <= said <= 3 * taken
+
+
+@pytest.mark.parametrize("chunk_tokens", [150, 300, 700], ids=["three trunks", "two trunks", "one trunk"])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_stages_on_trunks_take_no_more_than_is_said(recompute, chunk_tokens, small_head, tmp_path):
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(recompute_activations=recompute, attention="cascade", chunk_tokens=chunk_tokens)
+    said = said_of(directory, "float32", config)
+    assert taken_by(make_learner(directory, "float32", config), agent_rows()) <= said
+
+
+@pytest.mark.parametrize(("attention", "chunk_tokens"), [("rows", 640), ("cascade", 350)])
+def test_half_precision_takes_what_is_said_and_no_more(attention, chunk_tokens, small_head, tmp_path):
+    directory = save_model(tmp_path / "model")
+    config = LearnerConfig(lora=LORA, attention=attention, chunk_tokens=chunk_tokens)
+    said = said_of(directory, "bfloat16", config)
+    taken = taken_by(make_learner(directory, "bfloat16", config), agent_rows(static=10))
+    assert taken <= said <= 3 * taken
+
+
+@pytest.mark.parametrize("attention", ["rows", "cascade"])
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_longer_rows_take_what_is_said_for_each_token(recompute, attention, small_head, tmp_path):
+    directory = save_model(tmp_path / "model")
+    shape = shape_of(str(directory))
+    assert shape is not None
+    config = LearnerConfig(recompute_activations=recompute, attention=attention, chunk_tokens=100)
+    rows = agent_rows(static=300)[:6]
+    more = max(row.length for row in rows) - longest_row(config)
+    assert more > 0
+    said = said_of(directory, "float32", config) + more * row_bytes(shape, 4, config)
+    taken = taken_by(make_learner(directory, "float32", config), rows)
+    assert taken <= said <= 3 * taken
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_a_large_vocabulary_is_made_a_piece_at_a_time(lora, monkeypatch, tmp_path):
+    monkeypatch.setattr("midstream.training.plan.LOGITS", 2**20)
+    monkeypatch.setattr("midstream.recipe.memory.LOGITS", 2**20)
+    directory = save_model(tmp_path / "model", vocabulary=30_000)
+    config = LearnerConfig(lora=lora, attention="rows", chunk_tokens=110, recompute_activations=True)
+    rows = [row_of(range(50), range(i, 50 + i)) for i in range(4)]
+    said, taken = said_of(directory, "float32", config), taken_by(make_learner(directory, "float32", config), rows)
+    assert said < 100 * 30_000 * 12, "all heads at once would take more"
+    assert taken <= said <= 2 * taken
+
+
+def most_held(stage):
+    """Tokens of a stage and the most that stages on it hold."""
+    return stage.end - stage.start + max(map(most_held, stage.below), default=0)
+
+
+@given(batches(longest=24), st.integers(1, 100))
+def test_stages_hold_no_more_tokens_than_is_said(sequences, chunk_tokens):
+    tree = tree_of(sequences)
+    free = longest_row(LearnerConfig(chunk_tokens=chunk_tokens))
+    over = max(0, max(map(len, sequences)) - free)
+    assert max(map(most_held, stages_of(tree, chunk_tokens))) <= SLACK * chunk_tokens + over
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_gradient_and_moments_take_what_is_said(lora, tmp_path):
+    """Every tensor that one step leaves behind, beside the model's own weights."""
+    directory, config = save_model(tmp_path / "model"), LearnerConfig(lora=lora)
+    shape = shape_of(str(directory))
+    assert shape is not None
+    learner = make_learner(directory, "bfloat16", config)
+    for parameter in learner.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    learner.optimizer.step()
+    tensors = [parameter.grad for parameter in learner.parameters if parameter.grad is not None]
+    tensors += [one for state in learner.optimizer.state.values() for one in state.values() if one.dim()]
+    tensors += [] if learner.reference is None else list(learner.reference.parameters())
+    tensors += learner.parameters if lora else []
+    parts = update(shape, "bfloat16", config, "cpu")
+    assert parts is not None
+    assert sum(one.numel() * one.element_size() for one in tensors) == sum(
+        part.bytes for part in parts if part.moment == "always"
+    )
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
+def test_a_checkpoint_is_as_large_as_said(lora, tmp_path):
+    directory, config = save_model(tmp_path / "model"), LearnerConfig(lora=lora)
+    shape = shape_of(str(directory))
+    assert shape is not None
+    learner = make_learner(directory, "float32", config)
+    for parameter in learner.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    learner.optimizer.step()
+    learner.save(tmp_path)
+    size = (tmp_path / "learner.pt").stat().st_size
+    said = checkpoint_bytes(shape, 4, config)
+    assert said < size < said * 1.5 + 200_000  # names and shapes of many small tensors
+
+
+def test_an_update_of_unknown_layers_is_not_reckoned():
+    config = LearnerConfig(lora=LoraConfig(target="q_proj"))
+    assert update(SHAPES["Qwen2.5-0.5B"], "float32", config, "cpu") is None
+
+
+# -- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_one_case_reckoned_by_hand():
+    """Qwen2.5-1.5B-Instruct in bfloat16, a LoRA adapter of rank 16, 4,096 tokens recomputed."""
+    config = LearnerConfig(lora=LoraConfig(rank=16), recompute_activations=True, chunk_tokens=4096)
+    shape = SHAPES["Qwen2.5-1.5B"]
+    parts = update(shape, "bfloat16", config, "cuda")
+    assert parts is not None
+    found = {part.name: part.bytes for part in [weights(shape, "bfloat16"), *parts]}
+    rank_sums = 2 * (1536 + 1536) + 2 * (1536 + 256) + 3 * (1536 + 8960)  # q and o; k and v; gate, up and down
+    layer = 2 * (2 * 1536 + 2 * 256)  # attention: query, result, key, value
+    layer += 2 * 1536 * 4 + 6 * 1536 * 4 + 8960 * 4  # two norms; seven adapters' inputs, all in float32
+    layer += 3 * 8960 * 2  # gate, its activation, up
+    assert found == {
+        "weights": 2 * 1_543_714_304,
+        "LoRA adapter": 28 * 16 * rank_sums * 16,
+        "reference policy": 0,
+        "activations": 2 * 4096 * (28 * 1536 * 2 + 2 * layer),
+        # Trunks of three quarters, kept with their gradient, and once as their passes left them.
+        "shared prefixes": 3 * 6144 * 28 * 2 * 256 * 2,
+        # Half the tokens make 32 runs, each with the other half before it; a layer's keys, values and their gradients.
+        "gathered prefixes": 32 * 4096 * 2 * 2 * 256 * 2,
+        "logits": 2**25 * 12,
+    }
+    assert sampling(shape, "bfloat16", 2, 24).bytes == 2 * (1024 * 28 * 2 * 2 * 128 * 2 + 151_936 * 32)
+
+
+def test_only_a_card_in_half_precision_gathers_prefixes():
+    def names(dtype, device, **settings):
+        parts = update(SHAPES["Qwen2.5-0.5B"], dtype, LearnerConfig(**settings), device)
+        assert parts is not None
+        return {part.name for part in parts} & {"shared prefixes", "gathered prefixes"}
+
+    assert names("bfloat16", "cuda") == {"shared prefixes", "gathered prefixes"}
+    assert names("bfloat16", "cuda", attention="varlen") == names("bfloat16", "cuda")
+    assert names("bfloat16", "cuda", attention="flex") == {"shared prefixes"}
+    assert names("float32", "cuda") == names("bfloat16", "cpu") == {"shared prefixes"}
+    assert names("bfloat16", "cuda", attention="rows") == set()
+
+
+def test_moments_follow_one_another():
+    def part(moment, count):
+        return Part(name="x", bytes=count, formula="", moment=moment)
+
+    parts = [part("always", 10), part("update", 5), part("update", 4), part("step", 8), part("sampling", 7)]
+    assert peak(parts) == 19
+    assert peak(parts[:1]) == 10
+
+
+def test_the_config_of_a_saved_model_is_read_as_it_stands(tmp_path):
+    """No weights are opened: a dry run of a model of 100 GB reads one small file."""
+    save_model(tmp_path / "model")
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        file.unlink()
+    shape = shape_of(str(tmp_path / "model"))
+    assert shape is not None
+    assert weights(shape, "float32").bytes < GIB

@@ -1,0 +1,194 @@
+"""What a practice session is made from, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core.errors import UsageError
+from midstream.practice.budget import Meter
+from midstream.practice.metered import MeteredAgent, MeteredEngine
+from midstream.practice.records import read_updates
+from midstream.recipe.build import Build
+from midstream.recipe.check import check
+from midstream.recipe.practisable import practice_parts_of
+from midstream.recipe.schema import load_recipe
+from midstream.runs import RunDirectory
+from support.practice_sessions import SMALL
+
+PLAIN = ["engines.optimiser.http=false", "engines.optimiser.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
+
+
+def parts(*changes):
+    recipe = load_recipe("training-free-simulated", [*PLAIN, *changes])
+    with Build(recipe, meter=Meter(recipe.practice.budget)) as build:
+        return practice_parts_of(build)
+
+
+def refused(*changes):
+    with pytest.raises(UsageError) as failure:
+        parts(*changes)
+    return str(failure.value)
+
+
+def files(tmp_path, **splits):
+    """A set of an evaluation, or [tasks], from questions written to files."""
+    for name, questions in splits.items():
+        lines = [json.dumps({"question": question, "answer": "7"}) for question in questions]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return {name: f'{{type="file", path="{tmp_path / f"{name}.jsonl"}"}}' for name in splits}
+
+
+def test_everything_goes_through_the_meter():
+    found = parts()
+    environment = found.make_environment(chosen=found.validation_set)
+    assert isinstance(environment.agent, MeteredAgent)
+    asked = [*environment.engines.values(), *found.engines.values()]
+    assert all(isinstance(engine, MeteredEngine) and engine.meter is found.meter for engine in asked)
+    assert set(found.engines) == {"summariser", "critic", "merger"}
+    assert found.engines["critic"] is found.engines["merger"]
+    assert (len(found.tasks), len(found.validation)) == (6, 4)
+
+
+def test_a_role_may_have_an_engine_of_its_own():
+    found = parts('engines.other={type="simulated", plays="optimiser"}', 'practice.critic={engine="other"}')
+    assert {role: engine.name for role, engine in found.engines.items()} == {
+        "summariser": "optimiser",
+        "critic": "other",
+        "merger": "optimiser",
+    }
+
+
+def test_without_a_gate_there_are_no_validation_tasks():
+    assert parts("practice.gate.enabled=false").validation == []
+
+
+def test_validation_tasks_of_the_train_split_are_left_out_of_learning():
+    found = parts('evaluation.validation={name="validation", split="train"}', "tasks.train=10")
+    questions = [{task.question for task in some} for some in (found.tasks, found.validation)]
+    assert [len(one) for one in questions] == [6, 4]
+    assert not questions[0] & questions[1]
+
+
+def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_path):
+    """A benchmark may ask the same more than once; an empty batch would teach nothing."""
+    tasks = files(tmp_path, same=[f"{'What' if i % 2 else 'what'} is {i // 2}?" for i in range(12)])["same"]
+    said = refused(
+        f"tasks={tasks[:-1]}, splits={{train=1}}}}",
+        *(f"engines.{name}={{type='openai_compatible', model='m'}}" for name in ("agent", "optimiser")),
+        "evaluation.sets=[]",
+        'evaluation.validation={name="validation", split="train"}',
+    )
+    assert "are left to learn from, fewer than practice.tasks = 6" in said
+
+
+def test_a_question_in_two_splits_is_named(tmp_path):
+    train = [task.question for task in parts().tasks]
+    tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
+    said = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
+    assert "practice.tasks and the set 'mine' ask the same in 1 cases: press-" in said
+    assert "take them from different splits" in said
+
+
+def test_sets_that_are_only_evaluated_may_overlap():
+    sets = '[{name="one", split="test", count=5, seed=1}, {name="two", split="test", count=5, seed=1}]'
+    assert parts(f"evaluation.sets={sets}").evaluation.sets[1].name == "two"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["practice.optimiser.engine=nobody"], "practice.optimiser.engine = 'nobody' does not exist"),
+        (['practice.critic={engine="nobody"}'], "practice.critic.engine = 'nobody' does not exist"),
+        (["practice.group_size=1"], "practice.group_size = 1 never teaches anything"),
+        (['practice.modules=["verifier"]'], "practice.modules has lessons for the verifier, which shows none"),
+        (['practice.modules=["cook"]'], "the agent has no such module"),
+        (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
+        (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
+        (["training.steps=1"], "both [training] and [practice]"),
+        (["practice.gate.tasks=9000"], "lower `count` to 200 or less (asked for by practice.gate.tasks"),
+        (["practice.tasks=9000"], "lower `count` to 200 or less (asked for by practice.tasks"),
+        (["practice.budget.cost_usd=1"], "practice.budget.cost_usd = 1 limits nothing"),
+        (['practice.critic={engine="optimiser", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
+        (['engines.inside={type="tiny"}', 'practice.optimiser={engine="inside"}'], "samples in process"),
+        (['engines.inside={type="tiny"}', "practice.cache=kept"], "practice.cache with engine 'inside'"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes, said):
+    assert said in refused(*changes)
+
+
+def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():
+    assert parts("practice.group_size=1", "practice.skip_uniform=false").practice.group_size == 1
+
+
+def test_a_library_to_begin_with_is_told_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
+    recipe = load_recipe("training-free-simulated", [*PLAIN, "practice.start=mine.json"])
+    assert check(recipe)["practice"]["start"] == str(tmp_path / "mine.json")
+    assert parts("practice.start=mine.json").start.lessons[0].text == "look first"
+
+
+def test_what_cannot_work_leaves_no_run_behind(tmp_path, capsys):
+    words = ["train", "training-free-simulated", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*words, "--set", "practice.gate.tasks=9000"]) == 2
+    assert "9000" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_neither_trains_nor_practises_is_refused(tmp_path, capsys):
+    assert main(["train", "agentflow-prompted", "--out", str(tmp_path / "run")]) == 2
+    assert "no [training] and no [practice] table" in " ".join(capsys.readouterr().err.split())
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def words(changes):
+    return [f"--set={key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
+
+
+@pytest.fixture(scope="module")
+def spent_run(tmp_path_factory):
+    """A run that its budget ended within its second update."""
+    root = tmp_path_factory.mktemp("practised") / "run"
+    limited = {**SMALL, "practice.budget.rollouts": 80, "tasks.test": 20}
+    assert main(["train", "training-free-simulated", "--quiet", "--out", str(root), *words(limited)]) == 0
+    return root
+
+
+def test_a_limit_is_no_error_and_the_status_says_it(spent_run):
+    status = RunDirectory.open(spent_run).status()
+    assert status.state == "finished"
+    assert "(rollouts) is spent" in status.message
+    assert "<html" in (spent_run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_finished_run_is_left_alone_unless_its_limits_change(spent_run, tmp_path, capsys):
+    root = shutil.copytree(spent_run, tmp_path / "run")
+    before = read_updates(RunDirectory(root))
+    assert main(["resume", str(root), "--quiet"]) == 0
+    assert read_updates(RunDirectory(root)) == before
+    assert main(["resume", str(root), "--quiet", "--set", "practice.budget.rollouts=9000"]) == 0
+    run = RunDirectory(root)
+    assert (len(before), len(read_updates(run))) == (1, 2)
+    assert (run.status().state, run.status().message, run.status().step) == ("finished", "", 2)
+
+
+@pytest.mark.parametrize("change", ["practice.group_size=4", "seed=4", "practice.budgets=1"])
+def test_nothing_else_of_a_run_may_change(spent_run, change, capsys):
+    assert main(["resume", str(spent_run), "--quiet", "--set", change]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be changed in" in said or "invalid" in said
+
+
+def test_an_evaluation_goes_on_with_its_own_settings_alone(tmp_path, capsys):
+    root = tmp_path / "evaluation"
+    sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
+    assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
+    assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
+    assert "begin a new evaluation" in capsys.readouterr().err

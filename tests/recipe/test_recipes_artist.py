@@ -1,0 +1,119 @@
+"""The recipes of interleaved agents: each value has its source, papers' numbers stand, what does not fit is refused."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core.errors import RecipeError
+from midstream.recipe import check as recipe_check
+from midstream.recipe import schema as config
+
+RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b"]
+SOURCE = re.compile(r"\b(paper|ours)\b")
+
+
+def file_of(name):
+    return (config.recipes_directory() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_value_below_the_title_names_its_source(name):
+    table, bare = "", []
+    for line in file_of(name).splitlines():
+        table = line if line.startswith("[") else table
+        code, _, comment = line.partition("#")
+        # What names a part, and a benchmark under the set that is called after it, is no value of the paper's.
+        plain = code.strip().startswith(("name =", "split =", "seed =", "engine =", "tasks ="))
+        if table and "=" in code and not plain and not SOURCE.search(comment):
+            bare.append(line)
+    assert not bare
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_dry_run_asks_nobody_and_is_toml(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    pytest.importorskip("bfcl_eval") if "function" in name else None
+    assert main(["train", name, "--dry-run"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["name"] == name
+    assert not list(tmp_path.iterdir())
+
+
+def test_mathematics_as_in_the_paper():
+    recipe = recipe_check.check(config.load_recipe("artist-math-7b"))
+    training, agent = recipe["training"], recipe["agent"]
+    assert (training["group_size"], training["tasks_per_step"], training["steps"]) == (6, 8, 100)
+    assert training["learning_rate"] == 1e-6
+    assert (agent["template"], agent["max_tokens"], agent["policy"]["sampling"]["temperature"]) == (
+        "artist-math",
+        8000,
+        1.0,
+    )
+    assert recipe["reward"] == {"type": "artist_math", "answer": "math", "gated": False}
+    sets = {one["name"]: one["tasks"]["name"] for one in recipe["evaluation"]["sets"]}
+    assert sets == {"math500": "math500", "amc": "amc-artist", "aime": "aime-artist", "olympiad": "olympiadbench"}
+    assert {one["reward"]["type"] for one in recipe["evaluation"]["sets"]} == {"per_task"}
+
+
+def test_function_calling_as_in_the_paper():
+    pytest.importorskip("bfcl_eval")
+    recipe = recipe_check.check(config.load_recipe("artist-function-calling-7b"))
+    sampling = recipe["agent"]["policy"]["sampling"]
+    assert (sampling["temperature"], sampling["max_tokens"], recipe["agent"]["max_tokens"]) == (0.9, 2048, 16384)
+    assert (recipe["training"]["group_size"], recipe["training"]["tasks_per_step"]) == (8, 4)
+    assert recipe["reward"] == {"type": "function_calling", "gated": False}
+
+
+def test_torl_is_rewarded_for_the_answer_alone():
+    recipe = recipe_check.check(config.load_recipe("torl-7b"))
+    assert recipe["reward"]["type"] == "math"
+    assert recipe["agent"]["template"] == "torl"
+    assert recipe["training"]["loss"]["kl_coefficient"] == 0
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------
+
+TINY = "flow-grpo-tiny"
+WRONG = {
+    "a reward of a stream without one": (TINY, ["reward.type=artist_math"], "only an interleaved agent writes one"),
+    "a rule that is none": ("artist-tiny", ["reward.answer=judge"], "is no rule-based reward"),
+    "a template that is none": ("artist-tiny", ["agent.template=artst"], "there is no agent template 'artst'"),
+    "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "calls the tool 'python', which the"),
+    "a mark that leads nowhere": ("search-r1-7b", ["agent.tools={search='google'}"], "calls the tool 'google'"),
+    "dialogues for AgentFlow": (TINY, ["tasks={type='desks'}"], "its tasks are dialogues"),
+    "a template that no program writes": (
+        "artist-tiny",
+        ["agent.template=torl"],
+        "the clumsy policy cannot write",
+    ),
+    "a program's transcripts of another world": (
+        "artist-math-7b",
+        ["agent.template=tiny", "training.algorithm=supervised"],
+        "has no facts and no names of its own",
+    ),
+    "a program that is trained": ("artist-tiny", ["agent.policy={type='clumsy'}"], "it is a program"),
+    "a dialogue's reward for questions": ("artist-tiny", ["reward.type=function_calling"], "judges what came of a"),
+    "a rule for dialogues": ("function-calling-simulated", ["reward.type=exact_match"], "have no answer that is right"),
+    "a tiny policy's chat": ("artist-tiny", ["agent.template=native"], "a tiny policy reads the few words of its own"),
+    "lessons nobody heeds": ("artist-tiny", ["warm_start.lessons=0.5"], "the clumsy policy heeds none"),
+    "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], 'type is "agentflow" or "interleaved"'),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_named_before_anything_is_made(case, capsys, tmp_path):
+    name, overrides, words = WRONG[case]
+    arguments = [part for one in overrides for part in ("--set", one)]
+    code = main(["train", name, "--out", str(tmp_path / "run"), *arguments])
+    assert code in (1, 2)
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_the_other_kind_of_agent_are_named():
+    with pytest.raises(RecipeError, match=r"agent\.memory_update = 'every_turn': Extra inputs") as refused:
+        config.load_recipe("artist-tiny", ["agent.memory_update=every_turn"])
+    assert "known keys here: max_turns, max_tokens, tools, type, template, policy, library" in str(refused.value)

@@ -1,0 +1,220 @@
+"""Recipes: extended, overridden, validated, and written back."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.errors import RecipeError
+from midstream.recipe.check import check
+from midstream.recipe.schema import (
+    find_recipe,
+    load_recipe,
+    merge,
+    parse_recipe,
+    read_table,
+    recipes_directory,
+    to_toml,
+    with_overrides,
+)
+
+
+def test_a_recipe_is_found_by_name_or_path(ten_steps):
+    assert find_recipe("flow-grpo-tiny") == recipes_directory() / "flow-grpo-tiny.toml"
+    assert find_recipe(str(ten_steps)) == ten_steps
+
+
+@pytest.mark.parametrize("name", ["flow-grpo-tinny", "/nowhere/at/all.toml"])
+def test_an_unknown_recipe_is_named_beside_those_there_are(name):
+    with pytest.raises(RecipeError, match=rf"{name}[\s\S]*cause[\s\S]*mend: name one of: .*flow-grpo-tiny"):
+        find_recipe(name)
+
+
+@pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_that_comes_with_midstream_is_valid(path: Path):
+    recipe = load_recipe(path.stem)
+    assert recipe.name == path.stem
+    assert recipe.description
+    check(recipe)
+
+
+def test_extending_changes_only_what_is_said(ten_steps):
+    base, mine = load_recipe("flow-grpo-tiny"), load_recipe(str(ten_steps))
+    assert mine.training is not None
+    assert base.training is not None
+    assert mine.training.steps == 10
+    assert mine.training.loss == base.training.loss
+    assert mine.agent == base.agent
+    assert mine.tools == base.tools
+    assert mine.name == "ten-steps"
+
+
+def test_a_base_beside_the_recipe_comes_first(tmp_path):
+    (tmp_path / "flow-grpo-tiny.toml").write_text('name = "mine"\nseed = 5\n')
+    (tmp_path / "child.toml").write_text('extends = "flow-grpo-tiny"\nseed = 6\n')
+    assert read_table(str(tmp_path / "child.toml")) == {"name": "mine", "seed": 6}
+
+
+def test_a_broken_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("name = 'a'\nseed = = 3\n")
+    with pytest.raises(RecipeError, match=r"broken\.toml is not valid TOML.*line 2"):
+        read_table(str(path))
+
+
+# -- --set ------------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_reach_into_tables_and_are_toml():
+    table = {"a": {"b": 1, "c": 2}, "d": 3}
+    given = ["a.b=5", "a.x.y=true", 'd="text"', "e=bare word", "f=[1, 2]", "g={ h = 1.5 }", "i="]
+    assert with_overrides(table, given) == {
+        "a": {"b": 5, "c": 2, "x": {"y": True}},
+        "d": "text",
+        "e": "bare word",
+        "f": [1, 2],
+        "g": {"h": 1.5},
+        "i": "",
+    }
+    assert table == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_later_overrides_win(ten_steps):
+    recipe = load_recipe(str(ten_steps), ["seed=1", "seed=2", "training.steps=7"])
+    assert recipe.seed == 2
+    assert recipe.training is not None
+    assert recipe.training.steps == 7
+
+
+@pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", ".a=1", ""])
+def test_a_malformed_override_is_refused(override):
+    with pytest.raises(RecipeError, match=r"is not of the form a\.b=value"):
+        with_overrides({}, [override])
+
+
+def test_a_component_of_another_type_replaces_the_whole_table():
+    base = {"engine": {"type": "tiny", "layers": 2}}
+    assert merge(base, {"engine": {"type": "other", "model": "m"}}) == {"engine": {"type": "other", "model": "m"}}
+    assert merge(base, {"engine": {"type": "tiny", "heads": 4}}) == {
+        "engine": {"type": "tiny", "layers": 2, "heads": 4}
+    }
+    assert merge(base, {"engine": {"heads": 4}}) == {"engine": {"type": "tiny", "layers": 2, "heads": 4}}
+    assert merge(base, {"engine": 3}) == {"engine": 3}
+
+
+def test_false_takes_a_table_of_the_base_out():
+    assert merge({"tools": {"python": {"timeout_s": 2}, "guess": {}}}, {"tools": {"guess": False}}) == {
+        "tools": {"python": {"timeout_s": 2}}
+    }
+    assert "local_search" not in load_recipe("agentflow-prompted", ["tools.local_search=false"]).tools
+    with pytest.raises(RecipeError, match=r"tools\.locl_search = False"):
+        load_recipe("agentflow-prompted", ["tools.locl_search=false"])
+
+
+# -- validation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("trainng.steps=3", r"trainng = \{'steps': 3\}: Extra inputs"),
+        ("training.step=3", r"training\.step = 3: Extra inputs"),
+        ("training.group_size=1", r"training\.group_size = 1: .*greater than or equal to 2"),
+        ("training.group_size=many", r"training\.group_size = 'many'"),
+        ("training.learning_rate=-1", r"training\.learning_rate = -1"),
+        ("training.learning_rate=nan", r"training\.learning_rate = nan"),
+        ("training.minibatches=5", r"minibatches 5 exceeds tasks_per_step 4"),
+        ("training.loss.clip_low=1.5", r"training\.loss\.clip_low = 1\.5"),
+        ("training.loss.aggregation=mean", r"training\.loss\.aggregation = 'mean'"),
+        ("training.algorithm=ppo", r"training\.algorithm = 'ppo'"),
+        ("agent.max_turns=0", r"agent\.max_turns = 0"),
+        ("rollout.deadline_s=0", r"rollout\.deadline_s = 0"),
+        ("warm_start.min_copy_rate=2", r"warm_start\.min_copy_rate = 2"),
+        ("learner.lora.rank=0", r"learner\.lora\.rank = 0"),
+        ("seed=-1", r"seed = -1"),
+        ("evaluation.sets=3", r"evaluation\.sets = 3"),
+        ("evaluation.validation.split=tset", r"evaluation\.validation\.split = 'tset'"),
+        ("evaluation.validation.per_family=100000000", r"evaluation\.validation\.per_family = 100000000"),
+        ("evaluation.temperatures=[-1]", r"evaluation\.temperatures\.0 = -1"),
+        ("evaluation.temperatures=[nan]", r"evaluation\.temperatures\.0 = nan"),
+        ("evaluation.temperatures=[]", r"evaluation\.temperatures = \[\]"),
+        ("learner.betas=[1, 2]", r"learner\.betas\.0 = 1"),
+        ("learner.threads=100000", r"learner\.threads = 100000"),
+        ("learner.weight_decay=inf", r"learner\.weight_decay = inf"),
+        ("warm_start.learning_rate=inf", r"warm_start\.learning_rate = inf"),
+        ("seed=99999999999999999999", r"seed = 99999999999999999999"),
+        ("name='../x'", r"name = '\.\./x'"),
+    ],
+)
+def test_a_bad_key_or_value_is_named_with_where_and_what(ten_steps, override, named):
+    with pytest.raises(RecipeError, match=rf"the recipe is invalid: [\s\S]*{named}[\s\S]*cause[\s\S]*known keys"):
+        load_recipe(str(ten_steps), [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "known"),
+    [
+        ("trainng=3", "name, description, seed"),
+        ("training.stps=3", "algorithm, variant, weights"),
+        ("training.loss.clip=3", "clip_low, clip_high"),
+        ("learner.lora={ ranks = 3 }", "rank, alpha, target"),
+        ('evaluation.sets=[{ name = "x", splt = "test" }]', "name, tasks, reward, split, families"),
+    ],
+)
+def test_the_known_keys_are_those_of_the_table_that_is_wrong(ten_steps, override, known):
+    with pytest.raises(RecipeError, match=f"known keys here: {known}"):
+        load_recipe(str(ten_steps), [override])
+
+
+@pytest.mark.parametrize("value", ["3", '["a"]'])
+def test_a_base_that_is_not_text_is_refused(tmp_path, value):
+    (tmp_path / "child.toml").write_text(f"extends = {value}\n")
+    with pytest.raises(RecipeError, match=r"extends = .* is no recipe[\s\S]*cause[\s\S]*mend"):
+        read_table(str(tmp_path / "child.toml"))
+
+
+def test_all_problems_are_named_at_once(ten_steps):
+    with pytest.raises(RecipeError, match=r"agent\.max_turns = 0[\s\S]*training\.steps = -1"):
+        load_recipe(str(ten_steps), ["training.steps=-1", "agent.max_turns=0"])
+
+
+def test_a_missing_table_is_named():
+    with pytest.raises(RecipeError, match=r"agent: Field required"):
+        parse_recipe({"name": "x", "tasks": {}, "tools": {}, "reward": {}})
+
+
+# -- writing back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
+def test_a_resolved_recipe_reads_back_as_itself(path: Path):
+    """What a run directory holds is the whole recipe: resolving it again changes nothing."""
+    resolved = check(load_recipe(path.stem))
+    text = to_toml(resolved)
+    again = check(parse_recipe(tomllib.loads(text)))
+    assert again == resolved
+    assert to_toml(again) == text
+
+
+keys = st.one_of(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), st.text(max_size=5))
+plain = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=20))
+values = st.recursive(
+    plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=8
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(table=st.dictionaries(keys, values, max_size=4))
+def test_any_table_survives_writing(table):
+    assert tomllib.loads(to_toml(table)) == table
+
+
+def test_what_needs_the_offline_world_is_refused_with_other_tasks():
+    recipe = load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }"])
+    with pytest.raises(RecipeError, match=r"tasks.type = 'game24' has no facts[\s\S]*local_search = false"):
+        check(recipe)
+    check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))

@@ -1,0 +1,237 @@
+"""Servers that misbehave: each ends in bounded time with a typed outcome, and the next call is served as well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.protocols import ToolResult
+from midstream.core.tool_calls import call_tool
+from midstream.tools.mcp import session as mcp_session
+from midstream.tools.mcp import stdio as mcp_stdio
+from midstream.tools.mcp import tools as mcp
+from support.processes import gone
+
+SERVER = Path(__file__).parents[1] / "support" / "mcp_servers" / "hostile.py"
+BOUND_S = 20.0  # of what takes a second or two on a quiet machine
+
+# behaviour: what two calls give, True for a result, False for `ok=False`, None for `ToolServerError`; and their texts.
+CALLS: dict[str, tuple[bool | None, str]] = {
+    "answers_twice": (True, "echo: hi"),
+    "noise_at_start": (True, "echo: hi"),
+    "noise_among": (True, "echo: hi"),
+    "stderr_flood": (True, "echo: hi"),
+    "id_as_text": (True, "echo: hi"),
+    "replies_twice": (True, "echo: hi"),
+    "batch": (True, "echo: hi"),
+    "windows_lines": (True, "echo: hi"),
+    "bad_utf8": (True, "echo: \ufffd\ufffdhi"),
+    "half_a_pair": (True, r"echo: \?"),
+    "nul_bytes": (True, "echo: \x00"),
+    "progress": (True, "echo: hi"),
+    "list_changed": (True, "echo: hi"),
+    "odd_notifications": (True, "echo: hi"),
+    "floods_with_requests": (True, "echo: hi"),
+    "no_content": (True, r"\(no output\)"),
+    "modern": (True, "echo: modern"),
+    "asks_for_a_model": (True, "ping result; sampling/createMessage error; elicitation/create error; roots/list error"),
+    "is_error": (False, "no such city"),
+    "is_error_with_empty_content": (False, "did not say why"),
+    "error_of_the_arguments": (False, "text must rhyme"),
+    "long_reply": (False, "more than 1 MB is not read"),
+    "long_reply_id_last": (False, "more than 1 MB is not read"),
+    "hundred_megabytes": (None, "a line of more than 32 MB"),
+    "no_reply": (False, "no result within 0.4 s"),
+    "wrong_id": (False, "no result within 0.4 s"),
+    "id_null": (False, "no result within 0.4 s"),
+    "late": (False, "no result within 0.4 s"),
+    "hangs": (None, "hangs: no result within 0.4 s"),
+    "unfinished_line": (None, "hangs: no result within 0.4 s"),
+    "endless_line": (None, "a line of more than 32 MB"),
+    "endless_notifications": (None, "messages in a row that nobody asked for|no result within"),
+    "exits": (None, "exit code 1; its standard error ends: out of flux"),
+    "closes_input": (None, "ended while a call was under way(.|\n)*it closed its input"),
+    "half_a_reply": (None, "ended while a call was under way(.|\n)*exit code 4"),
+    "leaves_a_child": (None, "exit code 1; its standard error ends: left"),
+    "result_is_text": (None, "a reply that is no JSON-RPC"),
+    "result_is_null": (None, "a reply that is no JSON-RPC"),
+    "content_is_text": (None, "a result that is none: content: Input should be a valid list"),
+    "unknown_content": (None, "a result that is none: content.0"),
+    "is_error_without_content": (None, "a result that is none: content: Field required"),
+    "deep_nesting": (None, "a reply that is no JSON"),
+    "error_is_text": (None, "a reply that is no JSON-RPC"),
+    "error_is_null": (None, "a reply that is no JSON-RPC"),
+    "error_without_code": (None, "a reply that is no JSON-RPC"),
+    "error_of_the_server": (None, r"error -32603\): database is down \[2J"),
+}
+REFUSED: dict[str, str] = {
+    "exit_at_start": "exit code 7",
+    "exit_at_initialize": "exit code 1; its standard error ends: no licence found",
+    "crash_by_signal": "exit code -9",
+    "hang_at_initialize": "not ready within 0.6 s",
+    "reads_nothing": "not ready within 0.6 s",
+    "closes_output": "it closed its output",
+    "endless_line_at_start": "a line of more than 32 MB|not ready",
+    "wrong_version": "Unsupported protocol version from the server: 1999-01-01",
+    "initialize_is_text": "a reply that is no JSON-RPC",
+    "initialize_error_is_text": "a reply that is no JSON-RPC",
+    "initialize_lacks_fields": "does not speak MCP: .*Field required",
+    "list_is_text": "does not speak MCP: tools: Input should be a valid list",
+    "tool_without_schema": "inputSchema: Field required",
+    "schema_of_text": "inputSchema.type: Input should be 'object'",
+    "endless_pages": "not ready within 0.6 s|has no end",
+    "same_page_again": "its list of tools has no end",
+}
+LEFT_OUT: dict[str, str] = {
+    "same_names": "another has the same name",
+    "empty_names": "no letter and no digit",
+    "schema_is_no_schema": "is no JSON schema",
+    "schema_bad_pattern": "'[(]' is not a 'regex'",
+    "schema_elsewhere": "refers to what is not in it: http://127.0.0.1:9/schema.json",
+    "schema_loops": "refers to what is not in it",
+    "schema_deep": "more than 32 levels",
+    "schema_wide": "longer than 20000 characters",
+}
+OTHERS = {"many_tools", "long_description", "name_with_newline", "ignores_end"}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, so that a hundred of them are quick."""
+    monkeypatch.setattr(mcp_session, "PROBE_S", 1.2)
+    monkeypatch.setattr(mcp_session, "PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(mcp_stdio, "GRACE_S", 0.2)
+    monkeypatch.setattr(mcp_stdio, "TERM_S", 0.2)
+
+
+def connect(behaviour: str, **settings: Any) -> list[mcp.McpTool]:
+    patience = 0.6 if behaviour in REFUSED else 10
+    config = mcp.Config(
+        command=(sys.executable, "-S", str(SERVER), behaviour),
+        **{"timeout_s": 0.4, "connect_timeout_s": patience, "max_reply_mb": 1, "prefix": "", **settings},
+    )
+    return mcp.make(config, "hostile")
+
+
+async def outcome(tool: mcp.McpTool) -> ToolResult | ToolServerError:
+    try:
+        return await call_tool(tool, {"text": "hi"})
+    except ToolServerError as error:
+        return error
+
+
+async def close(tools: list[mcp.McpTool]) -> None:
+    for tool in tools:
+        await tool.close()
+
+
+@pytest.mark.parametrize("behaviour", CALLS)
+def test_every_call_has_an_outcome(behaviour):
+    ok, text = CALLS[behaviour]
+    clock = time.monotonic()
+    tools = connect(behaviour)
+
+    async def run() -> list[ToolResult | ToolServerError]:
+        found = [await outcome(tools[0]), await outcome(tools[0])]
+        await close(tools)
+        return found
+
+    for found in asyncio.run(run()):
+        assert (found.ok if isinstance(found, ToolResult) else None) == ok, found
+        assert re.search(text, found.text if isinstance(found, ToolResult) else str(found)), found
+        assert "\x1b" not in str(found)
+        if isinstance(found, ToolServerError) and "left" in str(found):
+            assert gone(int(re.findall(r"left (\d+)", str(found))[0]))
+    assert time.monotonic() - clock < BOUND_S
+
+
+@pytest.mark.parametrize("behaviour", ["exits", "closes_input"])
+def test_many_calls_to_a_server_that_goes_all_fail_without_a_word_on_the_screen(behaviour, caplog):
+    tools = connect(behaviour)
+
+    async def run() -> list[ToolResult | ToolServerError]:
+        found = await asyncio.gather(*(outcome(tools[0]) for _ in range(64)))
+        await close(tools)
+        return found
+
+    assert {type(found) for found in asyncio.run(run())} == {ToolServerError}
+    assert caplog.messages == []  # asyncio's own, of writing into a pipe that nobody reads
+
+
+@pytest.mark.parametrize("behaviour", REFUSED)
+def test_a_server_that_does_not_come_up_is_refused(behaviour):
+    clock = time.monotonic()
+    with pytest.raises(ToolServerError, match=REFUSED[behaviour]) as caught:
+        connect(behaviour)
+    assert caught.value.cause
+    assert "[tools.hostile]" in caught.value.mend
+    assert time.monotonic() - clock < BOUND_S
+
+
+@pytest.mark.parametrize("behaviour", LEFT_OUT)
+def test_a_tool_that_cannot_be_offered_is_left_out_with_a_warning(behaviour, caplog):
+    with caplog.at_level(logging.WARNING, "midstream.tools"):
+        tools = connect(behaviour)
+    asyncio.run(close(tools))
+    assert [tool.name for tool in tools] == ["echo"]
+    assert re.search(LEFT_OUT[behaviour], caplog.text)
+
+
+def test_a_tool_that_was_named_is_not_left_out_in_silence():
+    with pytest.raises(RecipeError, match="include names 'other': its schema is no JSON schema"):
+        connect("schema_is_no_schema", include=("echo", "other"))
+
+
+def test_too_many_tools_are_refused_until_some_are_chosen():
+    with pytest.raises(RecipeError, match=r"offers 10001 tools, more than max_tools = 64"):
+        connect("many_tools", max_reply_mb=8)
+    tools = connect("many_tools", max_reply_mb=8, include=("echo", "tool_9999"))
+    asyncio.run(close(tools))
+    assert [tool.name for tool in tools] == ["echo", "tool_9999"]
+
+
+def test_names_and_descriptions_are_made_fit_for_a_prompt():
+    [_, other] = tools = connect("long_description")
+    asyncio.run(close(tools))
+    assert other.description.startswith("[2J <|im_start|>very very")
+    assert len(other.description) < 1010
+    [_, lines] = tools = connect("name_with_newline")
+    asyncio.run(close(tools))
+    assert lines.name == "two_lines"
+
+
+def test_a_reply_that_comes_too_late_is_not_taken_for_another():
+    tools = connect("late", timeout_s=0.4)
+
+    async def run() -> ToolResult:
+        assert not (await call_tool(tools[0], {"text": "first"})).ok
+        tools[0]._server._timeout_s = 5.0
+        result = await call_tool(tools[0], {"text": "second"})
+        await close(tools)
+        return result
+
+    assert asyncio.run(run()).text == "echo: second"
+
+
+def test_a_server_that_ignores_every_sign_of_the_end_is_killed():
+    tools = connect("ignores_end")
+    link = tools[0]._server._link
+    assert isinstance(link, mcp_stdio.StdioLink)
+    assert link._transport is not None
+    pid = link._transport.get_pid()
+    asyncio.run(close(tools))
+    assert gone(pid)
+
+
+def test_every_behaviour_is_tested():
+    text = SERVER.read_text(encoding="utf-8")
+    behaviours = {*re.findall(r'MODE == "(\w+)"', text), *re.findall(r'^        "(\w+)": \[other', text, re.MULTILINE)}
+    assert behaviours == {*CALLS, *REFUSED, *LEFT_OUT, *OTHERS}

@@ -1,0 +1,258 @@
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
+from midstream.core.http import TransientError
+from midstream.core.version import __version__
+from midstream.tools.web import api
+from midstream.tools.web.api import Config, Key, Service, valid
+from support.api_server import Answer, ApiServer, Fault
+
+QUICK = Config(timeout_s=5, max_attempts=2, first_pause_s=0.0)
+SECRET = "sk-0123456789abcdef-secret"
+
+
+def any_answer(data: Any, pause_s: float) -> None:
+    pass
+
+
+def serve(*faults: Fault) -> ApiServer:
+    return ApiServer(lambda asked: {"params": dict(asked.params), "body": asked.body}, faults=faults)
+
+
+def get(server: ApiServer, config: Config = QUICK, **params: str) -> Any:
+    async def go() -> Any:
+        service = Service("test", server.url, config)
+        try:
+            return await service.get(params, any_answer)
+        finally:
+            await service.close()
+
+    return asyncio.run(go())
+
+
+def failure(*faults: Fault, config: Config = QUICK) -> tuple[ToolServerError, ApiServer]:
+    with serve(*faults) as server:
+        with pytest.raises(ToolServerError) as caught:
+            get(server, config)
+        return caught.value, server
+
+
+def test_asks_and_answers_in_json():
+    with serve() as server:
+        assert get(server, q="Ωmega & עברית")["params"] == {"q": "Ωmega & עברית"}
+        (asked,) = server.asked
+    assert asked.headers["user-agent"] == f"midstream/{__version__}"
+    assert asked.headers["accept-encoding"] == "gzip"
+
+
+def test_says_who_asks():
+    with serve() as server:
+        get(server, Config(user_agent="my-agent/1.0 (me@example.org)"))
+        assert server.asked[0].headers["user-agent"] == "my-agent/1.0 (me@example.org)"
+
+
+@pytest.mark.parametrize("bad", ["", " ", "a\r\nX-Evil: 1", "naïve", "trailing "])
+def test_a_user_agent_that_no_header_can_carry_is_refused(bad: str):
+    with pytest.raises(ValidationError):
+        Config(user_agent=bad)
+
+
+TRANSIENT: list[Fault] = [429, 500, 503, 408, "reset", "truncate", "cut_json", "html", "huge", "bomb", Answer(body="")]
+
+
+@pytest.mark.parametrize("fault", TRANSIENT, ids=str)
+def test_what_may_pass_is_tried_again(fault: Fault):
+    with serve(fault) as server:
+        assert get(server) == {"params": {}, "body": None}
+        assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("fault", TRANSIENT, ids=str)
+def test_what_does_not_pass_is_an_error_that_another_run_may_mend(fault: Fault):
+    error, server = failure(fault, fault, fault)
+    assert len(server.asked) == 2
+    assert error.retryable
+    assert error.what.startswith(f"test at {server.url} failed 2 times, at last: ")
+    assert error.cause
+    assert error.mend
+
+
+@pytest.mark.parametrize("fault", ["drip", "hang"])
+def test_time_is_bounded_as_a_whole(fault: str):
+    error, _ = failure(fault, config=Config(timeout_s=0.2, max_attempts=1))
+    assert "no whole answer within 0.2 s" in error.what
+
+
+def test_size_is_bounded_while_it_is_read():
+    error, server = failure("huge", config=Config(max_attempts=1))
+    assert "longer than 8 MB" in error.what
+    assert server.sent < 30 << 20  # what the sockets hold beyond our 8 MB
+    error, _ = failure("bomb", config=Config(max_attempts=1))
+    assert "longer than 8 MB" in error.what
+
+
+def test_nobody_there():
+    with serve() as server:
+        url = server.url
+    with pytest.raises(ToolServerError, match="failed 2 times, at last: ConnectError"):
+        asyncio.run(Service("test", url, QUICK).get({}, any_answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "mend"),
+    [
+        (Answer(status=403, body="Please set a user-agent"), "user_agent"),
+        (Answer(status=404, body="no such thing"), "base_url"),
+        (Answer(status=302, headers={"Location": "https://elsewhere.example/api"}), "https://elsewhere.example/api"),
+    ],
+)
+def test_a_refusal_is_final(answer: Answer, mend: str):
+    error, server = failure(answer, answer)
+    assert len(server.asked) == 1
+    assert not error.retryable
+    assert f"answered {answer.status}" in error.what
+    assert answer.body in error.what
+    assert mend in error.mend
+
+
+def test_retry_after_is_heard_and_capped(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    monkeypatch.setattr(api.asyncio, "sleep", note)
+    for asked_for in ("30", "86400"):
+        with serve(Answer(status=503, headers={"Retry-After": asked_for})) as server:
+            get(server)
+            assert len(server.asked) == 2
+    assert pauses == [30.0, api.LONGEST_PAUSE_S]
+
+
+def test_pauses_grow(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    async def fail() -> None:
+        raise TransientError("no")
+
+    monkeypatch.setattr(api.asyncio, "sleep", note)
+    with pytest.raises(ToolServerError):
+        asyncio.run(api.try_again(fail, Config(max_attempts=12, first_pause_s=1.0), "test"))
+    assert len(pauses) == 11
+    assert all(0.5 * 2**i <= pause <= 2**i for i, pause in enumerate(pauses[:6]))
+    assert pauses[-1] == api.LONGEST_PAUSE_S
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def post(server: ApiServer) -> Any:
+    key = Key(header="X-API-KEY", env="TEST_API_KEY")
+    return asyncio.run(Service("test", server.url, QUICK, key=key).post({"q": "a"}, any_answer))
+
+
+def test_a_key_goes_out_as_a_header_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_API_KEY", f" {SECRET}\n")
+    with serve() as server:
+        assert post(server)["body"] == {"q": "a"}
+        (asked,) = server.asked
+    assert asked.headers["x-api-key"] == SECRET
+    assert SECRET not in repr(Key(header="X-API-KEY", env="TEST_API_KEY"))
+
+
+@pytest.mark.parametrize("said", [f"bad key {SECRET}", f"bad key ...{SECRET[8:20]}...", SECRET])
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_error_does_not_show_the_key(said: str, status: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_API_KEY", SECRET)
+    answer = Answer(status=status, body=said)
+    with serve(answer, answer) as server, pytest.raises(ToolServerError) as caught:
+        post(server)
+    assert not any(SECRET[i : i + 6] in str(caught.value) for i in range(len(SECRET) - 5))
+    assert f"{status}" in str(caught.value)
+
+
+def test_an_answer_that_repeats_the_key_is_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_API_KEY", SECRET)
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in SECRET)
+    with serve(Answer(body=f'{{"echo": "{escaped}"}}')) as server, pytest.raises(ToolServerError) as caught:
+        post(server)
+    assert "answered with the key" in caught.value.what
+    assert SECRET not in str(caught.value)
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "sk-naïve", "sk-a\nb"])
+def test_a_missing_or_broken_key_is_the_users_to_mend(value: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TEST_API_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TEST_API_KEY", value)
+    with serve() as server, pytest.raises(RecipeError, match="no usable key in") as caught:
+        post(server)
+    assert caught.value.mend == "export TEST_API_KEY=<your key>"
+    assert not server.asked
+
+
+# --- many at once, many loops -------------------------------------------------------------------------------------
+
+
+def test_no_more_at_once_than_allowed_in_one_loop_after_another():
+    def slow(asked: Any) -> Any:
+        time.sleep(0.02)
+        return int(asked.params["n"])
+
+    with ApiServer(slow) as server:
+        service = Service("test", server.url, Config(concurrency=3))
+
+        async def phase() -> list[Any]:
+            return await asyncio.gather(*(service.get({"n": str(n)}, any_answer) for n in range(20)))
+
+        for _ in range(3):  # without close: asyncio.run ends the connections of its loop
+            assert asyncio.run(phase()) == list(range(20))
+        assert server.most_in_flight == 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org",
+        "ftp://a.example/",
+        "http://",
+        "file:///etc/passwd",
+        "http://me:pass@a.example/",
+        "http://a:99999/",
+    ],
+)
+def test_an_address_that_is_none_is_refused(url: str):
+    with pytest.raises(RecipeError, match="is no address") as caught:
+        Service("test", url, QUICK)
+    assert "pass@" not in str(caught.value)
+
+
+def test_a_proxy_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serve() as server, pytest.raises(UnsupportedError, match="proxy"):
+        get(server)
+
+
+@given(st.text() | st.integers() | st.none())
+def test_valid_text_can_always_be_sent(argument: object):
+    text = valid(argument)
+    assert text == text.encode().decode()
+    assert text == " ".join(text.split())
+
+
+def test_half_a_surrogate_pair_is_replaced():
+    assert valid("a\ud800  b\n") == "a? b"

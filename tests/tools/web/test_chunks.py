@@ -1,0 +1,74 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.tools.web.chunks import best_spans, passages
+
+PARAGRAPHS = [f"Paragraph {number} tells of harbours, herons and hay." for number in range(100)]
+PARAGRAPHS[40] = "The lighthouse of Amberbank is 105 metres high."
+PARAGRAPHS[80] = "Lighthouses are white."
+TEXT = "\n".join(PARAGRAPHS)
+SPANS = list(passages(TEXT, 200, 30))
+
+
+def found(query: str, limit: int, text: str = TEXT) -> list[str]:
+    spans = list(passages(text, 200, 30))
+    return [text[start:end] for start, end in best_spans(text, spans, query, limit)]
+
+
+@given(st.text(alphabet="ab .\n灯", max_size=500), st.integers(10, 80), st.integers(0, 4))
+def test_passages_cover_the_text_in_order(text: str, size: int, overlap: int):
+    spans = list(passages(text, size, overlap))
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert all(end - start <= size for start, end in spans)
+    for (start, end), (after, later) in pairwise(spans):
+        assert start < after <= end < later
+        assert end - after <= overlap
+
+
+def test_a_passage_ends_where_a_line_does():
+    assert all(TEXT[end - 1] == "\n" for _, end in SPANS[:-1])
+    words = "one two three four five six " * 30
+    assert all(words[end - 1] == " " and words[start - 1] == " " for start, end in list(passages(words, 100, 20))[1:-1])
+
+
+def test_the_passage_with_the_answer_is_found():
+    assert "105 metres" in found("How high is the lighthouse in Amberbank?", 200)[0]
+    assert len(found("lighthouse", 200)) == 1
+
+
+def test_more_passages_come_in_the_texts_order():
+    both = found("Amberbank lighthouses", 400)
+    assert ["105" in both[0], "white" in both[1]] == [True, True]  # and "lighthouse" finds "lighthouses"
+
+
+def test_neighbours_are_joined():
+    [whole] = found("harbours herons hay", 10**6)
+    assert whole == TEXT
+
+
+def test_without_a_match_the_beginning_is_taken():
+    for query in ("zeppelin", "", "?!", '"'):
+        assert found(query, 300)[0].startswith("Paragraph 0")
+
+
+def test_words_without_spaces_between_them():
+    text = "".join(f"第{number}章、港と鷺と干し草の話。" for number in range(100)) + "琥珀浜の灯台は高さ百五米。"
+    assert "百五米" in found("灯台の高さ", 200, text)[-1]
+
+
+@given(
+    st.lists(st.sampled_from(["hay ", "the ", "lighthouse ", "a. ", "\n"]), max_size=300),
+    st.text(max_size=30),
+    st.integers(1, 400),
+)
+def test_at_most_the_limit_or_one_passage(parts: list[str], query: str, limit: int):
+    text = "".join(parts)
+    spans = list(passages(text, 50, 8))
+    best = best_spans(text, spans, query, limit)
+    assert best
+    assert best == sorted(best)
+    assert len(text) > limit or best == [(0, len(text))]
+    assert len(best) == 1 or sum(end - start for start, end in best) <= limit
+    assert all(before[1] < after[0] for before, after in pairwise(best))
