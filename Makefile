@@ -1,5 +1,6 @@
-# make demo    train the tiny planner and watch it become better     make test     all tests
+# make demo    train the tiny planner and watch it become better     make test     the tests, in minutes
 # make check   linters, types, import directions                      make figures  the studies, and their figures
+# make test-all    every test: whole matrices, real time-outs, more examples of each property
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
 #
@@ -13,13 +14,19 @@ TORCH_INDEX ?=
 
 pip_install = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-mcp test-vllm check figures clean-venv
+.PHONY: demo test test-all test-mcp test-vllm check figures clean-venv
 
 demo: $(VENV)/.installed-train
 	$(VENV)/bin/midstream demo
 
+# OMP_NUM_THREADS: each worker has one core.
+pytest = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist loadfile
+
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest
+	$(pytest) -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	HYPOTHESIS_PROFILE=thorough $(pytest)
 
 test-mcp: $(VENV)/.installed-dev $(MCP_NODE)/.installed
 	MIDSTREAM_MCP_NODE=$(abspath $(MCP_NODE)) $(VENV)/bin/python -m pytest tests/tools/mcp/test_mcp_node.py
@@ -47,7 +54,7 @@ clean-venv:
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: midstream needs Python 3.11 or newer, and '$(PYTHON)' is not that (or is not there)"; \
-	  echo "  mend: make PYTHON=python3.12, or whatever newer one is installed"; exit 2; } >&2
+	  echo "  fix: make PYTHON=python3.12, or whatever newer one is installed"; exit 2; } >&2
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 

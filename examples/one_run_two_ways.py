@@ -25,7 +25,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, render_modules
-from midstream.practice.optimiser import ROLES
+from midstream.practice.reflector import ROLES
 from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
@@ -83,7 +83,7 @@ async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[Library, S
         tasks=tasks,
         validation=bench.source.fixed("validation", seed=SEED, count=recipe.practice.gate.tasks),
         environment=bench.environment,
-        engines={role: bench.build.engine(recipe.practice.optimiser.engine) for role in ROLES},
+        engines={role: bench.build.engine(recipe.practice.reflector.engine) for role in ROLES},
         ledger=Ledger(),
         seed=SEED,
     )

@@ -211,7 +211,7 @@ TABLES: dict[str, type[Frozen]] = {
     "`[[evaluation.sets]]`": evaluation.SetConfig,
     "`[study]`": study_settings.StudyConfig,
     "`[practice]`": practice_settings.PracticeConfig,
-    "`practice.optimiser`": practice_settings.RoleConfig,
+    "`practice.reflector`": practice_settings.RoleConfig,
     "`practice.library`": practice_settings.LibraryConfig,
     "`practice.library.embedding`": practice_settings.EmbeddingConfig,
     "`practice.gate`": practice_settings.GateConfig,

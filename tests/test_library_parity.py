@@ -204,7 +204,7 @@ def test_a_library_that_is_not_there_is_refused(named, recipe, tmp_path, capsys,
     monkeypatch.chdir(tmp_path)
     for command in (["eval", recipe, "--out", "e"], ["solve", QUESTION, "--recipe", recipe], ["train", recipe]):
         code, _, err = quietly(capsys, *command, "--library", named)
-        assert (code, "\n  mend: " in err) == (2, True)
+        assert (code, "\n  fix: " in err) == (2, True)
     assert not (tmp_path / "e").exists()
 
 

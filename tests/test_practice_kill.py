@@ -100,12 +100,12 @@ def test_killed_again_and_again(whole, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
 def test_a_real_kill_through_real_servers_with_faults(tmp_path):
-    """The command line, an agent and an optimiser over HTTP at 30 % faults, killed four times at moments of its own."""
+    """The command line, an agent and an reflector over HTTP at 30 % faults, killed four times at moments of its own."""
     faults = "{rate_limit=0.08,server_error=0.08,reset=0.07,cut=0.04,bad_json=0.03}"
     changes = {
         **SMALL,
-        "engines.optimiser.http": True,
-        "engines.optimiser.faults": faults,
+        "engines.reflector.http": True,
+        "engines.reflector.faults": faults,
         "engines.agent.http": True,
         "engines.agent.faults": faults,
         "rollout.concurrency": 8,

@@ -168,12 +168,12 @@ def failing(failure: Exception, until_attempt: int = 10**9) -> StubAgent:
 
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_an_infrastructure_error_is_tried_again_then_recorded(max_attempts):
-    agent = failing(EngineError("503", cause="overload", mend="wait"))
+    agent = failing(EngineError("503", cause="overload", fix="wait"))
     good, bad, _ = run(environment(agent, max_attempts=max_attempts), TASKS[1:4], group_size=2)
     for one in bad.trajectories:
         assert (one.status, one.stop_reason, one.reward, one.answer) == ("error", "error", None, None)
         assert one.error
-        assert (one.error.type, one.error.message) == ("EngineError", "503\n  cause: overload\n  mend: wait")
+        assert (one.error.type, one.error.message) == ("EngineError", "503\n  cause: overload\n  fix: wait")
         assert (one.id, one.task_id, one.family, one.gold) == (f"t2#{one.rollout_index}", "t2", "lookup", "2")
         assert one.question == "How high is Place2 ?"
         assert agent.attempts[one.seed] == max_attempts

@@ -165,7 +165,7 @@ def test_a_score_that_is_tried_again_opens_no_second_dialogue():
 def test_a_task_that_is_no_dialogue_ends_the_run():
     class Picky(Talks):
         def open(self, task: Task, *, seed: int) -> Talk:
-            raise RecipeError("no plan", cause="it is of another world", mend="take others")
+            raise RecipeError("no plan", cause="it is of another world", fix="take others")
 
     with pytest.raises(RecipeError, match="no plan"):
         run(environment(Agent(), Picky()))

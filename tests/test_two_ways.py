@@ -76,7 +76,7 @@ def test_compare_sets_all_four_side_by_side(runs, capsys):
 
 def test_the_two_recipes_differ_in_what_learns_alone():
     library, trained = (check(load_recipe(name)) for name in ("training-free-tiny", "flow-grpo-tiny-lessons"))
-    library["engines"].pop("optimiser")
+    library["engines"].pop("reflector")
     for name in ("seed", "tasks", "agent", "engines", "tools", "reward", "warm_start", "evaluation", "learner"):
         assert library[name] == trained[name], name
 

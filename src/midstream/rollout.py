@@ -157,7 +157,7 @@ def _barriers(environment: Environment) -> list[LockstepEngine]:
         raise UnsupportedError(
             f"the agent's modules have {len(barriers)} in-process engines",
             cause="each samples only when every live trajectory waits for it, so they would wait for each other",
-            mend="give all modules one in-process engine, or serve the others (engine type openai_compatible)",
+            fix="give all modules one in-process engine, or serve the others (engine type openai_compatible)",
         )
     return barriers
 
@@ -254,7 +254,7 @@ async def _one_attempt(
                 raise RewardError(
                     f"a reward of {reward.value} for task {task.id!r}",
                     cause="rewards lie in [0, 1]",
-                    mend="scale what the reward's `score` returns",
+                    fix="scale what the reward's `score` returns",
                 )
             trajectory = trajectory.model_copy(update={"reward": reward})
     except (UsageError, StorageError):

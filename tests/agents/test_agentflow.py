@@ -255,10 +255,10 @@ class FailsAt(Modules):
     ("role", "turn", "kept"), [("planner", 2, 1), ("executor", 1, 0), ("verifier", 3, 2), ("generator", 1, 3)]
 )
 def test_a_broken_engine_ends_the_run_and_keeps_its_turns(role, turn, kept):
-    trajectory = run(FailsAt(role, turn, EngineError("503", cause="overload", mend="wait")), max_turns=3)
+    trajectory = run(FailsAt(role, turn, EngineError("503", cause="overload", fix="wait")), max_turns=3)
     assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
     assert trajectory.error
-    assert (trajectory.error.type, trajectory.error.message) == ("EngineError", "503\n  cause: overload\n  mend: wait")
+    assert (trajectory.error.type, trajectory.error.message) == ("EngineError", "503\n  cause: overload\n  fix: wait")
     assert sum(turn.error is None for turn in trajectory.turns) == kept
     assert [turn.error for turn in trajectory.turns[kept:]] == [trajectory.error] * (role != "generator")
     assert (trajectory.question, trajectory.agent, trajectory.seed) == (QUESTION, "agentflow", 5)
@@ -321,10 +321,10 @@ def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
     assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
     assert trajectory.error
     assert trajectory.error.type == "DeadlineError"
-    what, cause, mend = trajectory.error.message.splitlines()
+    what, cause, fix = trajectory.error.message.splitlines()
     assert what == f"the run's time was up after {kept} whole turns"
     assert cause == "  cause: a tool or a module was still at work"
-    assert "rollout.deadline_s" in mend
+    assert "rollout.deadline_s" in fix
     assert [turn.error for turn in trajectory.turns] == [None] * kept + [trajectory.error]
     assert 0.3 <= trajectory.duration_s < 10
 

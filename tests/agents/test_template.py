@@ -38,7 +38,7 @@ def test_values_go_where_their_names_stand(tmp_path: Path):
 def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str):
     with pytest.raises(RecipeError, match="prompt file") as caught:
         template(tmp_path, text)
-    assert "{{query}}, {{memory}} once each in this order" in caught.value.mend
+    assert "{{query}}, {{memory}} once each in this order" in caught.value.fix
 
 
 def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):

@@ -218,7 +218,7 @@ REFUSED = {
     "unknown key": (["train", "RECIPE", "--set", "training.stps=3"], "training.stps = 3", "known keys"),
     "impossible value": (["train", "RECIPE", "--set", "training.group_size=1"], "training.group_size = 1", "--set"),
     "malformed override": (["train", "RECIPE", "--set", "steps"], "--set 'steps'", "training.steps=50"),
-    "negative seed": (["train", "RECIPE", "--seed", "-3"], "seed = -3", "mend"),
+    "negative seed": (["train", "RECIPE", "--seed", "-3"], "seed = -3", "fix"),
     "unknown tool": (["train", "RECIPE", "--set", "tools.browser={}"], "'browser' does not exist", "local_search"),
     "unknown reward": (["train", "RECIPE", "--set", "reward.type=magic"], "'magic' does not exist", "exact_match"),
     "unknown engine": (["train", "RECIPE", "--set", "agent.planner.engine=gpt"], "engine = 'gpt'", "policy"),
@@ -234,8 +234,8 @@ REFUSED = {
     "a directory that is no run": (["show", "TMP"], "is not a run directory", "--out"),
     "a run of another version": (["show", "TMP/old"], "has run format 99", "midstream==9.9"),
     "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
-    "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "mend"),
-    "several trajectories": (["show", "RUN", "train-"], "train-", "mend"),
+    "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "fix"),
+    "several trajectories": (["show", "RUN", "train-"], "train-", "fix"),
     "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "policy"),
     "impossible sampling": (
         ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
@@ -249,7 +249,7 @@ REFUSED = {
     "eval of a run that is not there": (["eval", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
     "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is missing", "run.json"),
     "a run with half a recipe": (["resume", "TMP/torn"], "recipe.toml is damaged", "run.json"),
-    "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "nowhere is not a run directory", "mend"),
+    "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "nowhere is not a run directory", "fix"),
 }  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_bytes((finished_run / "run.json").read_bytes())
     (tmp_path / "torn" / "recipe.toml").write_text("[training")
-    arguments, value, mend = REFUSED[case]
+    arguments, value, fix = REFUSED[case]
     places = {"RECIPE": str(ten_steps), "RUN": str(finished_run), "TMP": str(tmp_path)}
     for name, place in places.items():
         arguments = [argument.replace(name, place) for argument in arguments]
@@ -275,8 +275,8 @@ def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
     assert out == ""
     assert err.startswith("error: ")
     assert value in err
-    assert mend in err
-    assert "mend:" in err
+    assert fix in err
+    assert "fix:" in err
     assert "Traceback" not in err
     assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
 
@@ -350,7 +350,7 @@ def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatc
         code, _, err = run(capsys, "resume", root, "--quiet")
         assert code == 2
         assert str(root) in err
-        assert "mend:" in err
+        assert "fix:" in err
     finally:
         holder.communicate()
 

@@ -376,24 +376,24 @@ def test_a_question_that_changed_under_its_id_is_refused(server, recipe, questio
     code, _, err = run(capsys, "resume", root, "--retry-errors", "--quiet")
     assert code == 2
     assert "the tasks of set 'sums' are not those" in err
-    assert "mend: restore it" in err
+    assert "fix: restore it" in err
 
 
 REFUSED = {
-    "no file": (["--tasks", "TMP/nowhere.jsonl"], "nowhere.jsonl", "mend"),
+    "no file": (["--tasks", "TMP/nowhere.jsonl"], "nowhere.jsonl", "fix"),
     "an empty file name": (["--benchmark", "bamboogle="], "'bamboogle=' names no file", "midstream benchmarks"),
     "no benchmark": (["--benchmark", ""], "'' names no benchmark", "midstream benchmarks"),
-    "an unknown benchmark": (["--benchmark", "bambogle"], "bambogle", "mend"),
+    "an unknown benchmark": (["--benchmark", "bambogle"], "bambogle", "fix"),
     "none at all": (["--tasks", "SUMS", "--count", "0"], "count = 0", "--set"),
     "more than there are": (["--tasks", "SUMS", "--count", "101"], "101", "100"),
     "no trial": (["--tasks", "SUMS", "--trials", "0"], "trials = 0", "--set"),
-    "below zero": (["--tasks", "SUMS", "--temperature", "-1"], "-1", "mend"),
+    "below zero": (["--tasks", "SUMS", "--temperature", "-1"], "-1", "fix"),
     "an unknown reward": (["--tasks", "SUMS", "--reward", "magic"], "'magic' does not exist", "exact_match"),
-    "two sets of one name": (["--tasks", "SUMS", "--tasks", "SUMS"], "same name", "mend"),
+    "two sets of one name": (["--tasks", "SUMS", "--tasks", "SUMS"], "same name", "fix"),
     "names that some disks take for one": (
         ["--set", 'evaluation.sets=[{name="A"}, {name="a"}]'],
         "same name: A, a",
-        "mend",
+        "fix",
     ),
     "a name of another encoding": (
         ["--tasks", "caf\udce9.jsonl"],
@@ -406,12 +406,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_input_leaves_nothing_behind(case, recipe, questions, tmp_path, capsys):
-    arguments, value, mend = REFUSED[case]
+    arguments, value, fix = REFUSED[case]
     places = {"TMP": str(tmp_path), "SUMS": str(questions)}
     arguments = [places.get(word, word.replace("TMP", str(tmp_path))) for word in arguments]
     code, out, err = run(capsys, "eval", recipe, *arguments, "--out", tmp_path / "evaluation", "--quiet")
     assert (code, out) == (2, ""), err
     assert value in err
-    assert mend in err
+    assert fix in err
     assert "Traceback" not in err
     assert not (tmp_path / "evaluation").exists()

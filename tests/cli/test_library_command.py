@@ -88,7 +88,7 @@ def test_what_holds_no_library_is_refused(library, tmp_path, action):
     (tmp_path / "empty").mkdir()
     for named in ("empty", "gone", "gone@3"):
         code, _, err = library(action, tmp_path / named, *([tmp_path / "x.md"] if action == "export" else []))
-        assert (code, "\n  mend: " in err, "Traceback" in err) == (2, True, False)
+        assert (code, "\n  fix: " in err, "Traceback" in err) == (2, True, False)
 
 
 def test_versions_say_who_made_them_and_what_they_changed(library, run_path):
@@ -521,7 +521,7 @@ def test_a_validation_without_any_result_says_why(library, run_path):
     code, _, err = library("validate", run_path, *SMALL)
     assert code == 1
     assert "has a result on both sides; the first error:\nmodel: nothing answers at http://127.0.0.1:9/v1" in err
-    assert "mend: see to that, then give the command again" in err
+    assert "fix: see to that, then give the command again" in err
 
 
 def test_a_dry_run_says_how_much_it_would_take(library, workshop, tmp_path):

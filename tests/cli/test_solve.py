@@ -78,7 +78,7 @@ def test_a_lost_run_says_why_on_standard_error(capsys, form):
     code, out, err = solve(capsys, "--base-url", "http://127.0.0.1:9/v1", "--model", "m", *form)
     assert code == 1
     assert err.startswith("error: EngineError: model: nothing answers at http://127.0.0.1:9/v1")
-    assert "\n  mend: " in err
+    assert "\n  fix: " in err
     assert "Traceback" not in out + err
     if form == ("--json",):
         assert json.loads(out)["status"] == "error"
@@ -193,7 +193,7 @@ REFUSED = {
     "other tools than a tiny planner knows": (["--planner", "RUN", "--tools", "python"], "vocabulary", "--tools"),
     "an unknown provider": (["--provider", "acme", "--model", "m"], "provider = 'acme'", "'ollama'"),
     "a provider without a model": (["--provider", "ollama"], "no model is named", "--model NAME"),
-    "a planner and a server without a model": (["--planner", "RUN", "--base-url", "http://h/v1"], "no model", "mend"),
+    "a planner and a server without a model": (["--planner", "RUN", "--base-url", "http://h/v1"], "no model", "fix"),
     "a model nobody asks": (["--recipe", "control-random", "--model", "m"], "--model does nothing", "engine"),
     "no sandbox without consent": (["--set", "sandbox.tier=unsafe"], 'sandbox.tier = "unsafe"', "--unsafe"),
     "a recipe without an agent": (["--recipe", "TMP/bare.toml", "--model", "m"], "agent", "known keys"),
@@ -203,13 +203,13 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_done_is_refused_with_its_mend(case, finished_run, tmp_path, capsys):
     (tmp_path / "bare.toml").write_text('name = "bare"\n')
-    options, said, mend = REFUSED[case]
+    options, said, fix = REFUSED[case]
     options = [option.replace("RUN", str(finished_run)).replace("TMP", str(tmp_path)) for option in options]
     code, out, err = solve(capsys, *options)
     assert (code, out) == (2, "")
     assert said in err
-    assert mend in err
-    assert "mend:" in err
+    assert fix in err
+    assert "fix:" in err
 
 
 def test_programs_are_run(capsys):

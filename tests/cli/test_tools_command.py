@@ -36,7 +36,7 @@ def convert(value: float, unit: Literal["m", "km"], to: str = "km", again: bool 
 @tool
 def broken(text: str) -> str:
     """Breaks."""
-    raise ToolServerError("the server is down", cause="nobody started it", mend="start it")
+    raise ToolServerError("the server is down", cause="nobody started it", fix="start it")
 
 @tool
 def steer(text: str) -> str:
@@ -145,7 +145,7 @@ def test_a_key_is_looked_for_and_never_shown(capsys, mine, monkeypatch):
     found = needs(capsys, "base_generator")["a model (model)"]
     assert not found["there"]
     assert found["state"].endswith("OPENAI_API_KEY is not set")
-    assert "export OPENAI_API_KEY=" in found["mend"]
+    assert "export OPENAI_API_KEY=" in found["fix"]
     assert needs(capsys, "base_generator", "--provider", "ollama", "--model", "m")["a model (model)"]["there"]
 
 
@@ -163,7 +163,7 @@ def test_an_extra_that_is_missing_is_named_with_its_command(capsys, monkeypatch)
     monkeypatch.setattr(module, "_installed", lambda name: name != "ddgs")
     found = needs(capsys, "web_search")["extra web"]
     assert (found["there"], found["state"]) == (False, "ddgs not installed")
-    assert found["mend"] == "pip install 'midstream[web]'"
+    assert found["fix"] == "pip install 'midstream[web]'"
 
 
 def test_an_engine_that_a_tool_cannot_ask_is_said(capsys):
@@ -359,17 +359,17 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_input_is_refused_with_its_mend(case, capsys, mine):
-    words, said, mend = REFUSED[case]
+    words, said, fix = REFUSED[case]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
     assert said in err
-    assert mend in err.partition("\n  mend: ")[2]
+    assert fix in err.partition("\n  fix: ")[2]
 
 
 def test_a_broken_back_end_is_a_failure(capsys, mine):
     code, out, err = run(capsys, "mine.py:broken", "a")
     assert (code, out) == (1, "")
-    assert err == "error: the server is down\n  cause: nobody started it\n  mend: start it\n"
+    assert err == "error: the server is down\n  cause: nobody started it\n  fix: start it\n"
 
 
 def test_it_is_quick_to_ask_and_loads_no_torch():

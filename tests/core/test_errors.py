@@ -1,4 +1,4 @@
-"""Three lines: what, cause, mend."""
+"""Three lines: what, cause, fix."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_what_cause_mend(kind):
-    error = kind("steps = -1 is too few", cause="it was mistyped", mend="set steps to 1 or more")
+    error = kind("steps = -1 is too few", cause="it was mistyped", fix="set steps to 1 or more")
     assert str(error).splitlines() == [
         "steps = -1 is too few",
         "  cause: it was mistyped",
-        "  mend: set steps to 1 or more",
+        "  fix: set steps to 1 or more",
     ]
     assert str(kind("alone")) == "alone"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_crosses_processes(kind):
-    error = kind("a", cause="b", mend="c")
+    error = kind("a", cause="b", fix="c")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
-    assert (str(copy), copy.what, copy.cause, copy.mend) == (str(error), "a", "b", "c")
+    assert (str(copy), copy.what, copy.cause, copy.fix) == (str(error), "a", "b", "c")
 
 
 def test_the_tree_tells_whose_fault_it_is():

@@ -52,7 +52,7 @@ def test_without_a_sandbox_they_get_through() -> None:
     processes = {"MS414"} if os.geteuid() == 0 else set()  # a limit of zero processes binds everybody but root
     assert through == {"MS411", "MS412", "MS413", "MS415"} | processes
     assert all(found[code].words.startswith("got through: ") for code in through)
-    assert found["MS411"].mend == "--set sandbox.tier=arithmetic"
+    assert found["MS411"].fix == "--set sandbox.tier=arithmetic"
 
 
 def test_processes_are_seen_from_outside() -> None:
@@ -108,7 +108,7 @@ def came_to(said: str, reason: str, after: str = "42") -> Check:
 def test_an_attack_that_never_ran_is_no_success() -> None:
     check = came_to("SyntaxError: invalid", "raised")
     assert (check.status, check.words) == ("failed", "not known: the code ended early (raised): SyntaxError: invalid")
-    assert check.mend.startswith("midstream doctor")
+    assert check.fix.startswith("midstream doctor")
     assert came_to("tcp refused PermissionError", "timeout").status == "failed"
     assert came_to("a refused X\nb refused X\nc done None", "ok").status == "ok", "done, and nobody was reached"
     assert came_to("", "killed").status == "ok", "ended by the kernel"
@@ -137,12 +137,12 @@ def test_arithmetic_and_unsafe_run_no_attack() -> None:
 
 def test_a_machine_without_a_sandbox_fails_only_who_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(config: Config) -> Sandbox:
-        raise UnsupportedError("no sandbox works", cause="the kernel is old", mend="boot a newer one")
+        raise UnsupportedError("no sandbox works", cause="the kernel is old", fix="boot a newer one")
 
     monkeypatch.setattr(attacks, "choose", none)
     for wanted, status in ((False, "warning"), (True, "failed")):
         tier = checked(Config(), wanted=wanted)[0]
-        assert (tier.status, tier.mend) == (status, "boot a newer one")
+        assert (tier.status, tier.fix) == (status, "boot a newer one")
         assert tier.words == "no sandbox works, so code that a model writes will not run: the kernel is old"
 
 
@@ -156,7 +156,7 @@ def test_where_strong_does_not_work_its_mend_is_told(monkeypatch: pytest.MonkeyP
         attempt.cache_clear()
     assert tier.status == "warning"
     assert tier.words.startswith("standard: ")
-    assert "bubblewrap" in tier.mend
+    assert "bubblewrap" in tier.fix
     assert {check.status for check in tried} == {"ok"}
 
 
@@ -164,11 +164,11 @@ def test_a_pool_that_breaks_down_is_a_failed_sandbox(monkeypatch: pytest.MonkeyP
     usable("standard")
 
     async def broken(sandbox: Sandbox) -> list[Check]:
-        raise SandboxError("the worker died", mend="free some memory")
+        raise SandboxError("the worker died", fix="free some memory")
 
     monkeypatch.setattr(attacks, "attacked", broken)
     tier, *tried = checked(Config(tier="standard"))
-    assert (tier.status, tier.words, tier.mend) == ("failed", "the worker died", "free some memory")
+    assert (tier.status, tier.words, tier.fix) == ("failed", "the worker died", "free some memory")
     assert {check.words for check in tried} == {"not run: the sandbox failed"}
 
 

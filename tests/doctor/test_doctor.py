@@ -296,7 +296,7 @@ def test_a_server_that_is_down_is_no_verdict_on_the_model(capsys: pytest.Capture
     [server_check] = [check for check in found["machine"] if check["code"] == "MS502"]
     assert (server_check["status"], found["works"]) == ("failed", False)
     assert "nothing answers at" in server_check["words"]
-    assert server_check["mend"].startswith("start the server there")
+    assert server_check["fix"].startswith("start the server there")
     assert {role["standing"] for role in found["roles"]} == {"not examined"}
 
 

@@ -85,9 +85,9 @@ def test_an_extra_that_is_absent_is_no_trouble_and_half_of_one_is(
     distribution(tmp_path, "half", "1.9")
     monkeypatch.syspath_prepend(tmp_path)
     math, web, mcp = check_extras()
-    assert (math.status, math.mend) == ("warning", "pip install 'midstream[math]'")
+    assert (math.status, math.fix) == ("warning", "pip install 'midstream[math]'")
     assert math.words.startswith("half 1.9 is not >=2,<3; it is for ")
-    assert (web.status, web.words, web.mend) == ("ok", "not installed", "pip install 'midstream[web]'")
+    assert (web.status, web.words, web.fix) == ("ok", "not installed", "pip install 'midstream[web]'")
     assert (mcp.status, mcp.words) == ("not checked", "see MS102")
     web = check_extras({"web_search", "python"})[1]
     assert (web.status, web.words) == ("warning", "not installed; it is for web_search")
@@ -104,7 +104,7 @@ def test_a_package_that_does_not_fit_fails(tmp_path: Path, monkeypatch: pytest.M
     assert check.status == "failed"
     assert "nothere is not installed" in check.words
     assert ">=99" in check.words
-    assert check.mend.startswith("pip install ")
+    assert check.fix.startswith("pip install ")
 
 
 def test_midstream_may_run_from_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_midstream_may_run_from_its_source(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_torch_the_demo_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     extra, gpu = trained()
-    assert (extra.status, extra.mend) == ("warning", "pip install 'midstream[train]'")
+    assert (extra.status, extra.fix) == ("warning", "pip install 'midstream[train]'")
     assert "the demo" in extra.words
     assert gpu.status == "ok"
 
@@ -137,7 +137,7 @@ def test_a_torch_that_breaks_does_not_break_the_doctor(
     extra, _ = trained()
     assert extra.status == "failed"
     assert said in extra.words
-    assert extra.mend == "pip install --force-reinstall --no-deps torch"
+    assert extra.fix == "pip install --force-reinstall --no-deps torch"
 
 
 def test_a_torch_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +157,17 @@ def test_a_gpu_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("build", "mend"),
+    ("build", "fix"),
     [
         (torch_code(version="2.13.0+cpu", cuda="None"), "pip install --force-reinstall 'torch==2.13.0'"),
         (torch_code(), "python -m torch.utils.collect_env   # its driver may be older than that"),
     ],
 )
-def test_a_gpu_that_torch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, mend: str) -> None:
+def test_a_gpu_that_torch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, fix: str) -> None:
     torch(tmp_path, build, monkeypatch)
     smi(tmp_path, 'echo "NVIDIA RTX A2000 Laptop, 4096"', monkeypatch)
     _, gpu = trained()
-    assert (gpu.status, gpu.mend) == ("warning", mend)
+    assert (gpu.status, gpu.fix) == ("warning", fix)
     assert gpu.words.startswith("NVIDIA RTX A2000 Laptop, 4 GiB: not seen by PyTorch 2.13.0")
 
 

@@ -35,8 +35,8 @@ def shown(*found: Check, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-def check(code: str, status: str = "ok", words: str = "there", mend: str = "") -> Check:
-    return Check.model_validate({"code": code, "what": "thing", "status": status, "words": words, "mend": mend})
+def check(code: str, status: str = "ok", words: str = "there", fix: str = "") -> Check:
+    return Check.model_validate({"code": code, "what": "thing", "status": status, "words": words, "fix": fix})
 
 
 def attacks(status: str, words: str) -> list[Check]:
@@ -50,7 +50,7 @@ def test_a_newcomer_sees_a_calm_screen() -> None:
     """A laptop with neither key nor GPU, and without the tools' extras."""
     text = shown(
         *(check(code) for code in ("MS101", "MS102")),
-        check("MS111", words="not installed", mend="pip install 'midstream[math]'"),
+        check("MS111", words="not installed", fix="pip install 'midstream[math]'"),
         *(check(code) for code in ("MS201", "MS202", "MS301", "MS302", "MS401")),
         *attacks("ok", "held back, tried in 4 ways"),
         *(check(code, "not checked", "no model is named") for code in ("MS501", "MS502", "MS503")),
@@ -61,14 +61,14 @@ def test_a_newcomer_sees_a_calm_screen() -> None:
     assert re.search(r"ok +MS411  attacks  5 held back: read files, write files,", text)
     assert text.count("no model is named") == 1
     assert len(text.splitlines()) <= 18
-    assert "To mend" not in text
+    assert "To fix" not in text
 
 
 def test_what_mends_is_whole_on_a_line_of_its_own() -> None:
-    text = shown(check("MS301", "failed", "no room", f"du {LONG}"), check("MS201", "warning", mend="pip install x"))
+    text = shown(check("MS301", "failed", "no room", f"du {LONG}"), check("MS201", "warning", fix="pip install x"))
     lines = text.splitlines()
     assert f"  du {LONG}" in lines
-    assert lines[lines.index("  pip install x") - 1] == "To mend MS201, thing:"
+    assert lines[lines.index("  pip install x") - 1] == "To fix MS201, thing:"
     assert "1 failed, 1 warning." in lines
     assert "The offline demo will not run yet: see MS301 and MS201." in lines
 

@@ -105,15 +105,15 @@ def test_a_model_that_is_not_listed_is_a_warning() -> None:
         *_, pulled = checked(Config(model="m", base_url=server.base_url, provider="ollama"))
     assert model.status == "warning"
     assert model.words == "m is not listed there; it has a b, c, d, e and 1 more"
-    assert model.mend == f"midstream doctor --model 'a b' --base-url {server.base_url}"
-    assert pulled.mend == "ollama pull m"
+    assert model.fix == f"midstream doctor --model 'a b' --base-url {server.base_url}"
+    assert pulled.fix == "ollama pull m"
 
 
 def test_a_name_without_end_is_neither_shown_nor_advised() -> None:
     with serving(Server(lambda: listing("x" * 10_000))) as server:
         *_, model = checked(Config(model="m", base_url=server.base_url))
     assert len(model.words) < 200
-    assert model.mend == f"midstream doctor --model NAME --base-url {server.base_url}"
+    assert model.fix == f"midstream doctor --model NAME --base-url {server.base_url}"
 
 
 NO_LISTS = [(200, text) for text in (b"<html>", b"[]", b'{"data": 3}', b'{"data": [{}]}', b'{"data": []}', b"\xff")]
@@ -157,14 +157,14 @@ def test_where_nothing_answers_the_command_is_named_that_starts_it() -> None:
     assert (key.status, key.words) == ("ok", "none is sent to provider vllm")
     assert (found.status, model.status) == ("failed", "not checked")
     assert f"nothing answers at {gone}" in found.words
-    assert found.mend.startswith("vllm serve m --port ")
+    assert found.fix.startswith("vllm serve m --port ")
 
 
 def test_a_hosted_provider_without_a_key_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     key, found, model = checked(Config(model="m", provider="openrouter"))
     assert (key.status, key.words) == ("failed", "OPENROUTER_API_KEY is not set")
-    assert key.mend == "export OPENROUTER_API_KEY=<your key>"
+    assert key.fix == "export OPENROUTER_API_KEY=<your key>"
     assert (found.status, model.status) == ("not checked", "not checked")
 
 
@@ -205,7 +205,7 @@ def test_the_key_of_a_search_is_missed_only_where_it_is_wanted(monkeypatch: pyte
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     assert check_search({"web_search": {"provider": "ddgs"}, "python": {}}).status == "ok"
     check = check_search({"search": {"type": "web_search", "provider": "serper"}})
-    assert (check.status, check.mend) == ("failed", "export SERPER_API_KEY=<your key>")
+    assert (check.status, check.fix) == ("failed", "export SERPER_API_KEY=<your key>")
     check = check_search({"web_search": {"provider": "serper", "api_key_env": "OTHER_KEY"}})
     assert check.words == "OTHER_KEY is not set"
     assert check_search({"web_search": {"provider": "serper", "api_key_env": ""}}).status == "ok", "none is sent"

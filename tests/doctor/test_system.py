@@ -25,7 +25,7 @@ def test_a_file_in_the_way_fails(tmp_path: Path) -> None:
     check = check_runs(tmp_path / "runs")
     assert check.status == "failed"
     assert "Not a directory" in check.words
-    assert "--out DIRECTORY" in check.mend
+    assert "--out DIRECTORY" in check.fix
 
 
 def test_a_place_where_nobody_can_write_fails() -> None:
@@ -55,7 +55,7 @@ def test_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: i
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free_mb << 20))
     check = check_runs(tmp_path / "with space")
     assert check.status == status
-    assert bool(check.mend) is (status != "ok")
+    assert bool(check.fix) is (status != "ok")
     assert not list(tmp_path.iterdir())
 
 
@@ -72,5 +72,5 @@ def test_too_few_open_files_are_a_warning(soft_limit: int) -> None:
     few = (soft_limit - FILES_BESIDE) // FILES_EACH
     assert check_open_files(few).status == "ok"
     check = check_open_files(few + 1)
-    assert (check.status, check.mend) == ("warning", "ulimit -n 4096")
+    assert (check.status, check.fix) == ("warning", "ulimit -n 4096")
     assert check.words.startswith(f"200 allowed; {few + 1} trajectories")

@@ -67,7 +67,7 @@ def test_the_server_ends_with_its_engine():
 def test_a_recipe_says_whom_an_engine_plays_and_how_it_is_asked():
     with Build(load_recipe(RECIPE)) as build:
         assert isinstance(build.engine("agent"), SimulatedEngine)
-        assert isinstance(build.engine("optimiser"), ServedEngine)
+        assert isinstance(build.engine("reflector"), ServedEngine)
     assert "loopback" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -99,7 +99,7 @@ def test_rollouts_through_a_faulty_server_are_those_of_the_engine_in_process():
         ('tasks={type="game24"}', "with tasks.type = 'game24'"),
         ('tasks={type="gazetteer"}', "plays = 'agent' with tasks.type = 'gazetteer'"),
         ('engines.agent.plays="nobody"', "nobody"),
-        ("engines.optimiser.faults.reset=1.5", "reset"),
+        ("engines.reflector.faults.reset=1.5", "reset"),
     ],
 )
 def test_what_no_simulated_engine_can_do_is_refused_before_anything_is_made(override, message):

@@ -14,7 +14,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.asking import Answered, Asker, Work
 from midstream.practice.ledger import Ledger
 from midstream.practice.replies import SUMMARY_SCHEMA, read_summary
-from support.optimisers import settings
+from support.reflectors import settings
 
 WORK = Work("summariser", 1, "t1", 0)
 MESSAGES = (Message(role="system", content="# Summarise one rollout"), Message(role="user", content="..."))
@@ -64,7 +64,7 @@ def test_what_stays_unusable_is_told_with_what_the_last_reply_said():
 def test_asks_bounds_the_requests_and_the_last_reply_is_mended_if_it_can_be():
     almost = "{'summary': 'it went well',}"
     engine = ScriptedEngine([almost] * 3)
-    assert ask(engine, optimiser=role(asks=2)).value == "it went well"
+    assert ask(engine, reflector=role(asks=2)).value == "it went well"
     assert len(engine.requests) == 2
 
 
@@ -74,7 +74,7 @@ def test_a_reply_that_was_cut_off_is_not_mended_and_is_called_so():
             return (await super().sample(request)).model_copy(update={"finish_reason": "length"})
 
     engine = Cut(["{'summary': 'it went well',}"] * 2)
-    found = ask(engine, optimiser=role(asks=2, sampling=Sampling(max_tokens=7)))
+    found = ask(engine, reflector=role(asks=2, sampling=Sampling(max_tokens=7)))
     assert found.value is None
     assert "cut off after max_tokens = 7" in found.unreadable[0]
     assert "cut off" in engine.requests[1].messages[-1].content
@@ -92,7 +92,7 @@ def test_the_model_is_called_as_its_server_calls_it():
         async def sample(self, request: Request) -> Call:
             return (await super().sample(request)).model_copy(update={"sent": {"model": "big-1"}})
 
-    assert ask(Served([GOOD], name="optimiser")).model == "big-1"
+    assert ask(Served([GOOD], name="reflector")).model == "big-1"
 
 
 def test_what_the_ledger_has_is_not_asked_again_and_gives_the_same():
@@ -142,8 +142,8 @@ def test_every_answer_is_in_the_ledger_before_it_is_read():
         {"work": WORK._replace(task="t2")},
         {"work": WORK._replace(rollout=1)},
         {"seed": 6},
-        {"optimiser": role(sampling=Sampling(temperature=0.2))},
-        {"optimiser": role(structured_output=True)},
+        {"reflector": role(sampling=Sampling(temperature=0.2))},
+        {"reflector": role(structured_output=True)},
     ],
 )
 def test_another_request_has_another_key(other: dict[str, Any]):

@@ -36,7 +36,7 @@ def cache_at(ledger_at):
 
 
 def ended(task=TASK, index=0, *, error=None, lessons=""):
-    found = ErrorInfo(type=error, message=f"{error}: what\n  cause: why\n  mend: how") if error else None
+    found = ErrorInfo(type=error, message=f"{error}: what\n  cause: why\n  fix: how") if error else None
     return Trajectory(
         id=f"{task.id}#{index}",
         task_id=task.id,

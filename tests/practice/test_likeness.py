@@ -126,7 +126,7 @@ def test_a_refusal_says_what_to_do():
     with ApiServer(vectors, faults=[404]) as server, pytest.raises(EngineError) as caught:
         asyncio.run(embedding_likeness(config(server), ["Shout."]))
     assert "404" in caught.value.what
-    assert "practice.library.embedding" in caught.value.mend
+    assert "practice.library.embedding" in caught.value.fix
 
 
 @pytest.mark.parametrize(

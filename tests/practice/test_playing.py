@@ -15,7 +15,7 @@ from midstream.practice.metered import MeteredAgent
 from midstream.practice.playing import Match, Player
 from midstream.practice.settings import BudgetConfig
 from midstream.rollout import Config, Environment
-from support.optimisers import FAILS, SetAnswers
+from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat
 
 LIBRARY = Library(lessons=(Lesson(id="L1", text="look first"),))
@@ -78,7 +78,7 @@ def test_a_spent_budget_ends_the_work_and_what_had_ended_is_kept():
     ledger = Ledger()
     with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent") as failure:
         played(player(["0", "1", "2"], ledger, limit=2).groups("step-1", TASKS[:3], LIBRARY, 1))
-    assert "practice.budget.rollouts" in failure.value.mend
+    assert "practice.budget.rollouts" in failure.value.fix
     assert len(ledger.kept("step-1")) == 2
 
 

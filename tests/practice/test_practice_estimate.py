@@ -11,7 +11,7 @@ from midstream.practice.settings import PracticeConfig
 
 def config(**more):
     return PracticeConfig.model_validate(
-        {"tasks": 10, "batch_size": 4, "epochs": 2, "group_size": 3, "optimiser": {"engine": "m"}, **more}
+        {"tasks": 10, "batch_size": 4, "epochs": 2, "group_size": 3, "reflector": {"engine": "m"}, **more}
     )
 
 
@@ -37,12 +37,12 @@ def test_without_rollouts_and_without_a_gate():
 
 
 def test_the_dry_run_says_it(capsys):
-    changes = ["practice.gate.enabled=false", "practice.budget.tokens=5000", "engines.optimiser.price_completion_usd=2"]
+    changes = ["practice.gate.enabled=false", "practice.budget.tokens=5000", "engines.reflector.price_completion_usd=2"]
     words = [word for change in changes for word in ("--set", change)]
     assert main(["train", "training-free-simulated", "--dry-run", *words]) == 0
     said = capsys.readouterr().out
     assert "1,500  of 3 turns: learning, 300 tasks x 5" in said
     assert "400 tasks x 2" in said
-    assert "18,432,000 tokens  summariser: optimiser (simulated)" in said
+    assert "18,432,000 tokens  summariser: reflector (simulated)" in said
     assert "at most 44.31 dollars" in said
     assert "Limits of the whole run: tokens = 5,000" in said

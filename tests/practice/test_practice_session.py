@@ -270,9 +270,9 @@ def test_a_second_run_of_the_same_settings_asks_nothing_with_a_cache(whole, tmp_
 
 # -- through real servers that fail ------------------------------------------------------------------------------------
 
-SERVED = {f"engines.{name}.http": True for name in ("agent", "optimiser")}
+SERVED = {f"engines.{name}.http": True for name in ("agent", "reflector")}
 FAULTS = "{rate_limit=0.08,server_error=0.08,reset=0.07,cut=0.04,bad_json=0.03}"
-FAILING = {**SERVED, **{f"engines.{name}.faults": FAULTS for name in ("agent", "optimiser")}, "rollout.concurrency": 8}
+FAILING = {**SERVED, **{f"engines.{name}.faults": FAULTS for name in ("agent", "reflector")}, "rollout.concurrency": 8}
 
 
 def test_at_30_percent_faults_nothing_is_lost(tmp_path):
@@ -290,7 +290,7 @@ def test_at_30_percent_faults_nothing_is_lost(tmp_path):
 def test_at_30_percent_faults_no_limit_is_passed(tmp_path, limit):
     name, _, value = limit.partition("=")
     prices = {
-        f"engines.{one}.price_{kind}_usd": 1.0 for one in ("agent", "optimiser") for kind in ("prompt", "completion")
+        f"engines.{one}.price_{kind}_usd": 1.0 for one in ("agent", "reflector") for kind in ("prompt", "completion")
     }
     ended = practise(tmp_path / "run", {**FAILING, **prices, f"practice.budget.{name}": value})
     assert f"({name}) is spent" in ended

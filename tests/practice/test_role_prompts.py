@@ -1,4 +1,4 @@
-"""The values in the optimiser's prompts: what they tell, and that nothing in them can forge anything."""
+"""The values in the reflector's prompts: what they tell, and that nothing in them can forge anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from midstream.core.trajectory import Score, Trajectory
 from midstream.practice.library import Lesson, Library
 from midstream.practice.role_prompts import about_answer, about_library, about_rollouts, about_run
-from support.optimisers import settings
+from support.reflectors import settings
 
 LIBRARY = Library(
     lessons=(Lesson(id="L1", text="When a, do b."), Lesson(id="L4", text="Never c.", module="executor", state="vetoed"))

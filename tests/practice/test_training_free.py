@@ -16,7 +16,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library
 from midstream.practice.training_free import Proposal
-from support.optimisers import FAILS, algorithm, asked, operations, propose, role_engine, section, settings
+from support.reflectors import FAILS, algorithm, asked, operations, propose, role_engine, section, settings
 from support.rollouts import pause
 
 TASKS = [Task(id=f"t{i}", question=f"How high is Place{i}?", answer="right") for i in range(3)]

@@ -13,15 +13,15 @@ from midstream.practice.gate import Decision
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation, applied
-from midstream.practice.optimiser import ROLES
 from midstream.practice.playing import Match
 from midstream.practice.records import ChangeRecord
 from midstream.practice.records import Test as Tested
+from midstream.practice.reflector import ROLES
 from midstream.practice.settings import EmbeddingConfig, LibraryConfig
 from midstream.practice.update import Practice
 from midstream.rollout import Config, Environment
 from support.api_server import ApiServer, Asked
-from support.optimisers import FAILS, SetAnswers, operations, role_engine, settings
+from support.reflectors import FAILS, SetAnswers, operations, role_engine, settings
 from support.rollouts import TASKS, StubReward
 
 BEFORE = Library(

@@ -19,7 +19,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL
 
-PLAIN = ["engines.optimiser.http=false", "engines.optimiser.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
+PLAIN = ["engines.reflector.http=false", "engines.reflector.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
 
 
 def parts(*changes):
@@ -54,11 +54,11 @@ def test_everything_goes_through_the_meter():
 
 
 def test_a_role_may_have_an_engine_of_its_own():
-    found = parts('engines.other={type="simulated", plays="optimiser"}', 'practice.critic={engine="other"}')
+    found = parts('engines.other={type="simulated", plays="reflector"}', 'practice.critic={engine="other"}')
     assert {role: engine.name for role, engine in found.engines.items()} == {
-        "summariser": "optimiser",
+        "summariser": "reflector",
         "critic": "other",
-        "merger": "optimiser",
+        "merger": "reflector",
     }
 
 
@@ -78,7 +78,7 @@ def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_
     tasks = files(tmp_path, same=[f"{'What' if i % 2 else 'what'} is {i // 2}?" for i in range(12)])["same"]
     said = refused(
         f"tasks={tasks[:-1]}, splits={{train=1}}}}",
-        *(f"engines.{name}={{type='openai_compatible', model='m'}}" for name in ("agent", "optimiser")),
+        *(f"engines.{name}={{type='openai_compatible', model='m'}}" for name in ("agent", "reflector")),
         "evaluation.sets=[]",
         'evaluation.validation={name="validation", split="train"}',
     )
@@ -101,7 +101,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["practice.optimiser.engine=nobody"], "practice.optimiser.engine = 'nobody' does not exist"),
+        (["practice.reflector.engine=nobody"], "practice.reflector.engine = 'nobody' does not exist"),
         (['practice.critic={engine="nobody"}'], "practice.critic.engine = 'nobody' does not exist"),
         (["practice.group_size=1"], "practice.group_size = 1 never teaches anything"),
         (['practice.modules=["verifier"]'], "practice.modules has lessons for the verifier, which shows none"),
@@ -112,8 +112,8 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["practice.gate.tasks=9000"], "lower `count` to 200 or less (asked for by practice.gate.tasks"),
         (["practice.tasks=9000"], "lower `count` to 200 or less (asked for by practice.tasks"),
         (["practice.budget.cost_usd=1"], "practice.budget.cost_usd = 1 limits nothing"),
-        (['practice.critic={engine="optimiser", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
-        (['engines.inside={type="tiny"}', 'practice.optimiser={engine="inside"}'], "samples in process"),
+        (['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
+        (['engines.inside={type="tiny"}', 'practice.reflector={engine="inside"}'], "samples in process"),
         (['engines.inside={type="tiny"}', "practice.cache=kept"], "practice.cache with engine 'inside'"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_recipe_is_found_by_name_or_path(ten_steps):
 
 @pytest.mark.parametrize("name", ["flow-grpo-tinny", "/nowhere/at/all.toml"])
 def test_an_unknown_recipe_is_named_beside_those_there_are(name):
-    with pytest.raises(RecipeError, match=rf"{name}[\s\S]*cause[\s\S]*mend: name one of: .*flow-grpo-tiny"):
+    with pytest.raises(RecipeError, match=rf"{name}[\s\S]*cause[\s\S]*fix: name one of: .*flow-grpo-tiny"):
         find_recipe(name)
 
 
@@ -173,7 +173,7 @@ def test_the_known_keys_are_those_of_the_table_that_is_wrong(ten_steps, override
 @pytest.mark.parametrize("value", ["3", '["a"]'])
 def test_a_base_that_is_not_text_is_refused(tmp_path, value):
     (tmp_path / "child.toml").write_text(f"extends = {value}\n")
-    with pytest.raises(RecipeError, match=r"extends = .* is no recipe[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"extends = .* is no recipe[\s\S]*cause[\s\S]*fix"):
         read_table(str(tmp_path / "child.toml"))
 
 

@@ -121,7 +121,7 @@ def test_every_update_says_what_it_left_out():
     record = (
         made_up(3)
         .updates[2]
-        .model_copy(update={"failed": {"t1#2": "503: overloaded\n  mend: wait"}, "broken": {"t1": "one rollout ended"}})
+        .model_copy(update={"failed": {"t1#2": "503: overloaded\n  fix: wait"}, "broken": {"t1": "one rollout ended"}})
     )
     text = page(view(updates=[record])).text
     for part in ("t1#2: 503: overloaded", "t1: one rollout ended", "critic, task t5: the reply is no JSON"):

@@ -141,7 +141,7 @@ def test_the_live_part_fits_a_small_terminal(width, height):
 
 def test_retries_repairs_and_a_restart_are_told():
     console = pipe()
-    error = ErrorInfo(type="ToolServerError", message="gone\n  mend: start it")
+    error = ErrorInfo(type="ToolServerError", message="gone\n  fix: start it")
     with Timeline(console, "q") as shown:
         shown.listen(Event(turn=1, role="planner", kind="start"))
         for reason in ("429: slow down", "503: [bold]overloaded"):

@@ -49,7 +49,7 @@ def test_full_disk_is_named_and_mended():
     assert str(caught.value).splitlines() == [
         "cannot write /dev/full: No space left on device (ENOSPC)",
         "  cause: the disk is full",
-        "  mend: free space on that disk, then give the command again, or `midstream resume` the run",
+        "  fix: free space on that disk, then give the command again, or `midstream resume` the run",
     ]
 
 
@@ -59,7 +59,7 @@ def test_every_refusal_has_a_cause_and_a_mend(name):
     error = storage_error(OSError(number, os.strerror(number)), Path("x"))
     assert name in error.what
     assert error.cause
-    assert "midstream resume" in error.mend
+    assert "midstream resume" in error.fix
 
 
 def test_an_os_error_without_a_number():

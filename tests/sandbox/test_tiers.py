@@ -1,4 +1,4 @@
-"""Choosing a tier: what is tried, what is refused and with which mend."""
+"""Choosing a tier: what is tried, what is refused and with which fix."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_bubblewrap_that_is_missing_is_named_with_its_package(
 
 @linux
 @pytest.mark.parametrize(
-    ("switch", "mend"), [(name, mend) for name, _, mend in tiers.SWITCHES] + [("nothing", "--security-opt")]
+    ("switch", "fix"), [(name, fix) for name, _, fix in tiers.SWITCHES] + [("nothing", "--security-opt")]
 )
 def test_namespaces_that_are_forbidden_are_mended_by_the_right_switch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, switch: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, switch: str, fix: str
 ):
     program = tmp_path / "bwrap"
     program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
@@ -86,7 +86,7 @@ def test_namespaces_that_are_forbidden_are_mended_by_the_right_switch(
     with pytest.raises(UnsupportedError) as error:
         choose(Config(tier="strong"))
     assert "No permissions to create new namespace" in error.value.cause
-    assert mend in error.value.mend
+    assert fix in error.value.fix
 
 
 BROKEN_BWRAP = [
@@ -121,14 +121,14 @@ def test_a_bubblewrap_that_is_broken_is_no_sandbox(
 
 @linux
 @pytest.mark.parametrize(
-    ("said", "cause", "mend"),
+    ("said", "cause", "fix"),
     [
         ("the kernel has Landlock version 1, and 3 is needed", "Linux 6.2 has version 3", "6.2 or newer"),
         ("no system calls are known of a riscv64 processor", "x86-64 and arm64", "remote"),
     ],
 )
 def test_what_standard_lacks_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, said: str, cause: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, afresh: None, said: str, cause: str, fix: str
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("midstream.sandbox.launch.BOOT", f"raise OSError({said!r})")
@@ -138,8 +138,8 @@ def test_what_standard_lacks_is_said(
     assert "no bwrap on PATH" in error.value.cause
     assert said in error.value.cause
     assert cause in error.value.cause
-    assert mend in error.value.mend
-    assert "apt-get install bubblewrap" in error.value.mend
+    assert fix in error.value.fix
+    assert "apt-get install bubblewrap" in error.value.fix
     arithmetic = choose(Config(fallback="arithmetic"))
     assert arithmetic.tier == "arithmetic"
     assert said in arithmetic.mechanisms

@@ -165,18 +165,18 @@ def test_token_ids_are_refused_with_the_reason(url, model):
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "reason", "mend"),
+    ("token_ids", "reason", "fix"),
     [
         (False, "engine 'policy' cannot be trained on", "token_ids = true"),
         (True, "load_lora_adapter answered 404", "vllm serve"),
     ],
 )
-def test_training_is_refused_before_the_first_step(url, model, tmp_path, capsys, monkeypatch, token_ids, reason, mend):
+def test_training_is_refused_before_the_first_step(url, model, tmp_path, capsys, monkeypatch, token_ids, reason, fix):
     monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
     recipe = write_recipe(tmp_path, url, tmp_path.parent / "model", token_ids=token_ids)
     words = ["--set", f"engines.policy.model={model}", "--set", f"engines.weights.model={model}"]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet", *words]) in (1, 2)
     err = capsys.readouterr().err
     assert reason in err
-    assert mend in err
+    assert fix in err
     assert not list((tmp_path / "run").glob("trajectories/*"))

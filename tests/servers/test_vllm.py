@@ -238,11 +238,11 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
 def test_adapters_that_cannot_be_loaded_say_why(url, model_directory, tmp_path):
     with pytest.raises(EngineError, match="No adapter found") as caught:
         asyncio.run(engine_for(url).use_adapter(1, tmp_path / "nothing"))
-    assert "shared disk" in caught.value.mend
+    assert "shared disk" in caught.value.fix
     _, export = adapter(model_directory, seed=1, rank=16)
     with pytest.raises(EngineError, match="rank 16 is greater") as caught:
         asyncio.run(lora.hand_over(engine_for(url), export, tmp_path, 1))
-    assert "--max-lora-rank" in caught.value.mend
+    assert "--max-lora-rank" in caught.value.fix
     assert served_models(url) == ["m"]
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_model_name_is_final(url):
     with pytest.raises(EngineError, match="does not exist") as caught:
         ask(engine_for(url, model="unknown"), chat("hello"))
     assert not caught.value.retryable
-    assert "/models" in caught.value.mend
+    assert "/models" in caught.value.fix
 
 
 @pytest.mark.parametrize("ids_in", [False, True])

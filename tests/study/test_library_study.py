@@ -10,7 +10,7 @@ import pytest
 from midstream.cli.main import main
 
 SMALL = (
-    "engines.optimiser.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
+    "engines.reflector.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
     "tasks.test=30", "tasks.rules=6", "tasks.help=0.12", "practice.tasks=8", "practice.batch_size=8",
     "practice.epochs=2", "practice.group_size=3", "practice.gate.tasks=20", "practice.gate.test_pairs=32",
     "practice.gate.bisect_pairs=32", "evaluation.trials=1",

@@ -203,7 +203,7 @@ def lost(task_id: str = "t3") -> Trajectory:
 
 def broken(task_id: str = "t4") -> Trajectory:
     """A run thrown away, then one whose second turn broke in the verifier, with everything that can go wrong."""
-    error = ErrorInfo(type="EngineError", message="verifier failed 2 times\n  mend: look at its log", retryable=True)
+    error = ErrorInfo(type="EngineError", message="verifier failed 2 times\n  fix: look at its log", retryable=True)
     code = 'print(wikipedia(title="Oakfell"))'
     asked = ToolCall(tool="wikipedia", arguments={"title": "Oakfell"}, status="error", text="no such page")
     half = Turn(
@@ -227,7 +227,7 @@ def broken(task_id: str = "t4") -> Trajectory:
         stop_reason="error",
         error=error,
         attempts=2,
-        earlier_errors=(ErrorInfo(type="ToolServerError", message="gone\n  mend: start it"),),
+        earlier_errors=(ErrorInfo(type="ToolServerError", message="gone\n  fix: start it"),),
         request_failures=4,
     )
 

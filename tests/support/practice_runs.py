@@ -33,7 +33,7 @@ ADVICE = (
     "Trust the first result.",
 )
 REFUSALS = ("repeats L1", "the library is full", "copies the answer of task t3", "unknown id L99", "too long")
-CONFIG = PracticeConfig(optimiser=RoleConfig(engine="optimiser"), tasks=20, batch_size=10, group_size=5, epochs=2)
+CONFIG = PracticeConfig(reflector=RoleConfig(engine="reflector"), tasks=20, batch_size=10, group_size=5, epochs=2)
 
 
 @dataclass

@@ -35,7 +35,7 @@ batch_size = 4
 group_size = 2
 modules = ["planner", "executor"]
 
-[practice.optimiser]
+[practice.reflector]
 engine = "model"
 """
 LESSONS = Library(

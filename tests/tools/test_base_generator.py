@@ -62,12 +62,12 @@ def test_no_answer_is_an_answer():
 
 
 def test_a_broken_engine_is_an_error_that_keeps_its_call():
-    broken = EngineError("no connection", cause="it is down", mend="start it")
+    broken = EngineError("no connection", cause="it is down", fix="start it")
     broken.retryable = False
     with pytest.raises(ToolServerError, match="the model of tool base_generator failed: no connection") as caught:
         call(Echo(broken), "a")
     assert [one.failures for one in caught.value.calls] == [("reset",)]
-    assert (caught.value.cause, caught.value.mend, caught.value.retryable) == ("it is down", "start it", False)
+    assert (caught.value.cause, caught.value.fix, caught.value.retryable) == ("it is down", "start it", False)
 
 
 def test_a_request_that_outgrows_the_model_is_told_to_the_planner():

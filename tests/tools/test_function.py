@@ -245,19 +245,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_a_tool_says_why_and_what_to_do(case):
-    function, said, mend = REFUSED[case]
+    function, said, fix = REFUSED[case]
     with pytest.raises(UsageError) as refused:
         tool(function)
     assert said in str(refused.value)
     assert "\n  cause: " in str(refused.value)
-    assert mend in str(refused.value).partition("\n  mend: ")[2]
+    assert fix in str(refused.value).partition("\n  fix: ")[2]
 
 
 @pytest.mark.parametrize(
     "options", [{"name": "word count"}, {"name": "class"}, {"name": "x" * 65}, {"timeout_s": 0}, {"output_tokens": 0}]
 )
 def test_impossible_settings_are_refused(options):
-    with pytest.raises(UsageError, match="mend: "):
+    with pytest.raises(UsageError, match="fix: "):
         tool(word_count.__wrapped__, **options)
 
 
@@ -384,7 +384,7 @@ def test_what_breaks_is_no_models_fault(acting, how, said):
     assert broken.value.retryable
     assert str(broken.value).startswith(said)
     assert "test_function" in broken.value.cause
-    assert broken.value.mend
+    assert broken.value.fix
 
 
 def test_a_broken_engine_stays_what_it_is(acting):

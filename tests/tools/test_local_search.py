@@ -156,7 +156,7 @@ def test_an_index_that_sqlite_cannot_open_is_refused(tmp_path: Path):
     deep = tmp_path.joinpath(*["d" * 200] * 3)
     deep.mkdir(parents=True)
     (deep / "index").write_bytes(b"")
-    with pytest.raises(RecipeError, match=r"index cannot be opened: unable to open[\s\S]*mend: ls -l"):
+    with pytest.raises(RecipeError, match=r"index cannot be opened: unable to open[\s\S]*fix: ls -l"):
         LocalSearch(Config(index=deep / "index"))
 
 

@@ -168,12 +168,12 @@ def test_what_cannot_be_loaded_says_why_and_what_to_do(case, place):
     (place / "lacks.py").write_text("import not_here\n")
     (place / "lacking.py").write_text("import not_here\n")
     sys.path.append(str(place))
-    reference, said, cause, mend = REFUSED[case]
+    reference, said, cause, fix = REFUSED[case]
     with pytest.raises(UsageError) as refused:
         make(reference)
     assert said in refused.value.what
     assert cause in refused.value.cause
-    assert mend in refused.value.mend
+    assert fix in refused.value.fix
 
 
 def test_a_file_that_was_mended_is_imported_again(place):

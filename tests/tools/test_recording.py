@@ -101,7 +101,7 @@ def test_a_recorded_tool_answers_as_the_tool_itself(tmp_path):
 
 @pytest.mark.parametrize("kind", [ToolServerError, SandboxError])
 def test_what_broke_is_not_recorded(tmp_path, kind):
-    tool = Counter(kind("no answer", cause="it is down", mend="start it"))
+    tool = Counter(kind("no answer", cause="it is down", fix="start it"))
     recorded = record(tmp_path, tool)
     for _ in range(2):
         with pytest.raises(kind, match="it is down"):
@@ -214,11 +214,11 @@ def test_an_unseen_request_is_an_error_that_no_second_try_mends(tmp_path):
     tool = replay(tmp_path)
     with pytest.raises(ToolServerError) as caught:
         asyncio.run(call_tool(tool, {"query": "b" * 1000}))
-    what, cause, mend = str(caught.value).splitlines()
+    what, cause, fix = str(caught.value).splitlines()
     assert f'{tmp_path} holds no answer of counter to {{"query":"bbb' in what
     assert len(what) < 500
     assert "another model" in cause
-    assert f"--record {tmp_path}" in mend
+    assert f"--record {tmp_path}" in fix
     assert not caught.value.retryable
     asyncio.run(tool.close())
 
@@ -337,7 +337,7 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path, content, said, writ
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match=r"file\S* cannot be made: [\s\S]*mend: give a directory"):
+        with pytest.raises(UsageError, match=r"file\S* cannot be made: [\s\S]*fix: give a directory"):
             Recording(directory, write=True)
     assert (tmp_path / "file").read_text() == "mine"
 

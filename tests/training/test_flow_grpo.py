@@ -247,7 +247,7 @@ def test_other_weights_than_those_that_sampled_stop_the_first_step_before_its_up
     drifted(monkeypatch, 2 * MAX_LOGPROB_GAP)
     with pytest.raises(TrainingError, match=r"lie 0\.200 from the recorded ones") as caught:
         run(algorithm)
-    assert "processed_logprobs" in caught.value.mend
+    assert "processed_logprobs" in caught.value.fix
     assert not parts.learner.optimizer.state, "no step was made"
 
 

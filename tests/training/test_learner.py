@@ -541,7 +541,7 @@ def test_rebase_makes_the_present_policy_the_reference_and_forgets_the_optimizer
 )
 def test_a_checkpoint_of_another_model_is_refused(llama, tmp_path, other, lora):
     LocalLearner(llama(**other), LearnerConfig(lora=lora)).save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(CheckpointError, match=r"does not fit[\s\S]*cause[\s\S]*fix"):
         LocalLearner(llama(), LearnerConfig()).load(tmp_path)
 
 
@@ -556,7 +556,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_stepped(llama):
         prompt_ids=row.prompt_ids, completion_ids=row.completion_ids, advantage=1.0, weight=float("nan"), kl_weight=0.0,
         old_logprobs=row.old_logprobs,
     )  # fmt: skip
-    with pytest.raises(TrainingError, match=r"loss is nan[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(TrainingError, match=r"loss is nan[\s\S]*cause[\s\S]*fix"):
         learner.forward_backward([broken], PolicyLoss())
     assert not gradients(learner)
     assert not changed(before, weights(learner.model))
@@ -590,13 +590,13 @@ def test_models_that_change_their_logits_are_refused(config):
         setattr(config, name, value)
     config.layer_types = config.layer_types[:1] if getattr(config, "layer_types", None) else None
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(UnsupportedError, match=r"scales or caps its logits[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(UnsupportedError, match=r"scales or caps its logits[\s\S]*cause[\s\S]*fix"):
         LocalLearner(model, LearnerConfig())
 
 
 def test_a_tiny_planner_with_lora_is_refused(tiny_model):
     model, _ = tiny_model()
-    with pytest.raises(UnsupportedError, match=r"LoRA[\s\S]*mend"):
+    with pytest.raises(UnsupportedError, match=r"LoRA[\s\S]*fix"):
         LocalLearner(model, LearnerConfig(lora=LORA))
 
 

@@ -135,7 +135,7 @@ def test_other_loss_types_are_refused_by_name(given, expected):
     with pytest.raises(UnsupportedError, match=given["loss_type"]) as error:
         policy_loss_variant(given["loss_type"], given["importance_level"])
     assert given["importance_level"] in error.value.what
-    assert "grpo, bnpo, dapo, dr_grpo" in error.value.mend
+    assert "grpo, bnpo, dapo, dr_grpo" in error.value.fix
 
 
 def test_extreme_log_ratios_stay_finite():

@@ -164,7 +164,7 @@ def test_calls_without_ids_are_counted_and_the_rest_is_trained():
 
 def test_an_engine_without_token_ids_is_refused():
     group = [trajectory(name, reward, [call(2, ids=False)]) for name, reward in (("a", 1.0), ("b", 0.0))]
-    with pytest.raises(UnsupportedError, match=r"none of 2 planner calls[\s\S]*cause[\s\S]*mend[\s\S]*token_exact"):
+    with pytest.raises(UnsupportedError, match=r"none of 2 planner calls[\s\S]*cause[\s\S]*fix[\s\S]*token_exact"):
         build_rows([group])
 
 

@@ -191,7 +191,7 @@ def test_a_file_gives_a_row_a_line(student, tmp_path):
 def test_a_line_that_is_no_transcript_is_named(student, tmp_path, line, message):
     path = tmp_path / "t.jsonl"
     path.write_text(f"{GOOD}\n{line}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=rf"t\.jsonl, line 2: .*({message})[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=rf"t\.jsonl, line 2: .*({message})[\s\S]*cause[\s\S]*fix"):
         rows_of_file(path, student())
 
 
@@ -228,7 +228,7 @@ def test_a_line_that_the_chat_template_refuses_is_named(student, tmp_path):
     path = tmp_path / "t.jsonl"
     with_system = {"messages": [{"role": "system", "content": "Be brief."}, *json.loads(GOOD)["messages"]]}
     path.write_text(f"{GOOD}\n{json.dumps(with_system)}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"t\.jsonl, line 2: .*refuses system\+user[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"t\.jsonl, line 2: .*refuses system\+user[\s\S]*cause[\s\S]*fix"):
         rows_of_file(path, student(template=STRICT))
 
 

@@ -83,7 +83,7 @@ class AgentFlow:
             raise UnsupportedError(
                 "the agent agentflow was given a task that is a dialogue",
                 cause="its modules answer one question, and no user speaks in between",
-                mend='set agent.type = "interleaved"',
+                fix='set agent.type = "interleaved"',
             )
         contexts = Contexts(
             engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener

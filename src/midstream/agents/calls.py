@@ -66,7 +66,7 @@ def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str])
         raise RecipeError(
             f"two of the tools {', '.join(tool.name for tool in tools)} go by one name",
             cause="a recipe's tool has the name of another of agent.tools, or of a function of the task's own",
-            mend="name it otherwise in agent.tools",
+            fix="name it otherwise in agent.tools",
         )
     own = {tool.name: mark for mark, tool in found.items()}
     missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
@@ -75,7 +75,7 @@ def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str])
         raise RecipeError(
             f"the template {template.name!r} has marks for {missing[0]!r}, and the agent no such tool",
             cause=f"its tools are {', '.join(found) or 'none'}",
-            mend=f'add it to [tools], or say which one it is: agent.tools = {{ {missing[0]} = "..." }}',
+            fix=f'add it to [tools], or say which one it is: agent.tools = {{ {missing[0]} = "..." }}',
         )
     _require_callable(found, template)
     return found
@@ -88,14 +88,14 @@ def _require_callable(found: Mapping[str, Tool], template: Template) -> None:
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(beyond)}",
             cause=f"its marks call one tool, {template.tool}",
-            mend="take the others out of [tools], or choose a template whose marks or calls name their tool",
+            fix="take the others out of [tools], or choose a template whose marks or calls name their tool",
         )
     several = sorted(name for name, tool in found.items() if len(tool.parameters.get("required", ())) != 1)
     if several and template.body == "text":
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(several)}",
             cause="a call of it is one text, and a tool must require one argument to take that",
-            mend='choose a template with body = "json"',
+            fix='choose a template with body = "json"',
         )
 
 

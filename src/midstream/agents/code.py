@@ -39,7 +39,7 @@ class CodeExecutor(PromptedModule):
             raise RecipeError(
                 'agent.executor.structured_output = true with mode = "code"',
                 cause="a server can enforce the schema of arguments, not of a program",
-                mend='set structured_output = false, or mode = "arguments"',
+                fix='set structured_output = false, or mode = "arguments"',
             )
         super().__init__(config)
 

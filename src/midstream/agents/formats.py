@@ -162,7 +162,7 @@ def _broken_schema(schema: Mapping[str, Any], why: str) -> ToolServerError:
     return ToolServerError(
         f"a tool's schema cannot be used: {why[:300]}",
         cause=f"it is no JSON schema that is complete in itself: {json.dumps(schema)[:300]}",
-        mend="correct the tool's `parameters`",
+        fix="correct the tool's `parameters`",
     )
 
 

@@ -109,13 +109,13 @@ class _Run:
             raise RecipeError(
                 f"the template {self.template.name!r} cannot hold a dialogue",
                 cause="it writes one reply to one question",
-                mend='choose one with appends = "message", such as artist-function-calling or native',
+                fix='choose one with appends = "message", such as artist-function-calling or native',
             )
         if self.contexts.lessons.get(POLICY) and not self.template.shows_lessons:
             raise RecipeError(
                 f"the template {self.template.name!r} has no place for lessons",
                 cause="there are some for the policy, and it would never see them",
-                mend="put {{lessons}} into its prompt, or run without the library",
+                fix="put {{lessons}} into its prompt, or run without the library",
             )
 
     async def play(self, question: str) -> None:

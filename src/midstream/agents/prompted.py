@@ -103,16 +103,16 @@ class PromptedModule:
         parse: Callable[[str], tuple[Value, str | None]],
         *,
         asks: int = _MAX_ASKS,
-        mend: Callable[[str], tuple[Value, str | None]] | None = None,
+        fix: Callable[[str], tuple[Value, str | None]] | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
         """Ask up to `asks` times; `parse` gives a value and what is wrong with it (None: nothing).
 
-        The module's lessons are put in beside `values`. `mend` is tried on the last reply if that could not be parsed,
+        The module's lessons are put in beside `values`. `fix` is tried on the last reply if that could not be parsed,
         and was not cut off.
         """
         if context.engine is None:
-            raise RecipeError(f"the {self.role} has no engine", mend=f"name one for the {self.role} in the recipe")
+            raise RecipeError(f"the {self.role} has no engine", fix=f"name one for the {self.role} in the recipe")
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         while True:
@@ -134,8 +134,8 @@ class PromptedModule:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
-            if problem is not None and last and mend is not None and call.finish_reason != "length":
-                mended, problem = mend(call.completion)
+            if problem is not None and last and fix is not None and call.finish_reason != "length":
+                mended, problem = fix(call.completion)
                 if problem is None:
                     value, calls = mended, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.tell("call", calls[-1])
@@ -216,7 +216,7 @@ class PromptedExecutor(PromptedModule):
             return command, command.error
 
         schema = tool.parameters if self._structured else None
-        return await self._ask(values, context, parse, mend=partial(parse, repair=True), json_schema=schema)
+        return await self._ask(values, context, parse, fix=partial(parse, repair=True), json_schema=schema)
 
 
 class PromptedVerifier(_Remembering):
@@ -236,8 +236,8 @@ class PromptedVerifier(_Remembering):
         # Without its duration: a prompt that holds a measured time can never be repeated exactly.
         values["observation"] = to_json({"status": observation.status, "text": observation.text})
         schema = VERDICT_SCHEMA if self._structured else None
-        mend = partial(_readable_verdict, repair=True)
-        return await self._ask(values, context, _readable_verdict, mend=mend, json_schema=schema)
+        fix = partial(_readable_verdict, repair=True)
+        return await self._ask(values, context, _readable_verdict, fix=fix, json_schema=schema)
 
 
 def _readable_verdict(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:

@@ -81,7 +81,7 @@ def toon_library() -> ModuleType:
         raise UnsupportedError(
             'memory_style = "toon" cannot be written',
             cause="the library toon-format is not installed",
-            mend="pip install 'midstream[toon]', or set another memory_style",
+            fix="pip install 'midstream[toon]', or set another memory_style",
         ) from failure
     return toon_format
 

@@ -119,7 +119,7 @@ async def recorded(
         late = DeadlineError(
             f"the run's time was up after {len(record.turns)} whole turns",
             cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still at work",
-            mend="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
+            fix="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
         )
         error = ErrorInfo(type=DeadlineError.__name__, message=str(late))
         record.keep_broken(error, getattr(failure, "calls", ()))

@@ -127,7 +127,7 @@ class Stream:
             raise RecipeError(
                 f"the template {self.template.name!r} begins the reply with {self.template.opening!r}",
                 cause="the policy's engine gives no token ids, and a chat's reply cannot be begun for it",
-                mend="name an engine with token ids, or a template without an opening",
+                fix="name an engine with token ids, or a template without an opening",
             )
         return self._asked()
 
@@ -191,7 +191,7 @@ class ModelPolicy:
     async def reply(self, stream: Stream, context: ModuleContext) -> Call:
         """Sample until a mark ends the reply, the model does, or a limit."""
         if context.engine is None:
-            raise RecipeError("the policy has no engine", mend="name one for the policy in the recipe")
+            raise RecipeError("the policy has no engine", fix="name one for the policy in the recipe")
         sampling = self.config.sampling
         limits = {
             "max_tokens": min(sampling.max_tokens, stream.remaining),

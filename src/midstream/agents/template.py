@@ -21,7 +21,7 @@ def prompt_text(role: str, override: Path | None = None, *, room: str = "midstre
         return (override or shipped).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         raise RecipeError(
-            f"the {role}'s prompt file {override} cannot be read", cause=str(failure), mend="correct prompt_file"
+            f"the {role}'s prompt file {override} cannot be read", cause=str(failure), fix="correct prompt_file"
         ) from failure
 
 
@@ -45,7 +45,7 @@ class PromptTemplate:
             raise RecipeError(
                 f"the {role}'s prompt file {override} holds {names or 'no placeholder'}",
                 cause="prompts of successive turns are only shared if what changes comes last",
-                mend=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
+                fix=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
                 f"all) first, and one line {_USER_PART.strip()} where the user message starts",
             )
         self.shows_lessons = "lessons" in names

@@ -150,7 +150,7 @@ def check_lessons(run: RunDirectory, build: Build) -> None:
         raise RunError(
             f"the lessons of {run.root} are not those that it began with: {held or 'none'}, now {now or 'none'}",
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
-            mend="restore it (a version of a run's library, RUN@VERSION, never changes), or begin anew with --out",
+            fix="restore it (a version of a run's library, RUN@VERSION, never changes), or begin anew with --out",
         )
 
 
@@ -197,7 +197,7 @@ def use_policy(build: Build, run: RunDirectory, step: int | None = None) -> int:
         raise RunError(
             f"{run.root} has no checkpoint of step {step} any more",
             cause=f"training went on and keeps the newest only, or it is damaged; the one before is of step {found}",
-            mend="begin a new evaluation, with another --out",
+            fix="begin a new evaluation, with another --out",
         )
     asyncio.run(build.publish(found))
     return found
@@ -230,7 +230,7 @@ def _check_raised(run: RunDirectory, recipe: Recipe, overrides: Sequence[str]) -
         raise UsageError(
             f"--set {(others or overrides)[0]} cannot be changed in {run.root}",
             cause="its results under several settings would be counted as one",
-            mend=f"begin a new run; of a practice run {_LIMITS}.* may be raised",
+            fix=f"begin a new run; of a practice run {_LIMITS}.* may be raised",
         )
     if run.status().state == "finished":
         run.set_status("interrupted", "goes on with other limits")
@@ -250,7 +250,7 @@ def _holds_a_run(root: Path, which: str = "") -> RunError:
     return RunError(
         f"{root} already holds a run{which}",
         cause="it was begun here before",
-        mend=f"choose another directory with --out, or move {root} away",
+        fix=f"choose another directory with --out, or move {root} away",
     )
 
 

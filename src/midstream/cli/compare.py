@@ -46,7 +46,7 @@ def run_compare(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{len(arguments)} evaluations are too many for one table",
             cause=f"each gets a letter, and there are {len(string.ascii_uppercase)}",
-            mend="compare fewer at a time",
+            fix="compare fewer at a time",
         )
     directories: list[_Directory] = []
     for argument in arguments:
@@ -111,12 +111,12 @@ def _open(argument: str, taken: Collection[str]) -> _Directory:
         raise RunError(
             f"{path} has no evaluation at step {wanted}",
             cause=f"it was evaluated at {', '.join(map(str, steps)) or 'no step of a training run'}",
-            mend="name one of these steps, or leave out @STEP",
+            fix="name one of these steps, or leave out @STEP",
         )
     raise RunError(
         f"{path} has no finished evaluation",
         cause="it was interrupted before its first set was done, or holds none",
-        mend=f"midstream resume {path}",
+        fix=f"midstream resume {path}",
     )
 
 
@@ -127,7 +127,7 @@ def _nothing_shared(first: _Directory, other: _Directory) -> UsageError:
     return UsageError(
         f"{first.name} and {other.name} have no set and sampling in common",
         cause=f"one has {said(first)}, the other {said(other)}",
-        mend="evaluate both on the same set at the same temperature: midstream eval ... --temperature T",
+        fix="evaluate both on the same set at the same temperature: midstream eval ... --temperature T",
     )
 
 

@@ -91,14 +91,14 @@ def resume(options: argparse.Namespace) -> int:
             raise UsageError(
                 f"--set {options.overrides[0]} cannot be changed in {begun.root}, an evaluation",
                 cause="its results under several settings would be counted as one",
-                mend="begin a new evaluation, with another --out",
+                fix="begin a new evaluation, with another --out",
             )
         return _run(begun.root, begun, recipe_of(begun), asked, options)
     if options.retry_errors:
         raise UsageError(
             f"{begun.root} is a training run: --retry-errors does nothing there",
             cause="a trajectory that was lost in training is left out of its step, which is over",
-            mend=f"midstream resume {begun.root}",
+            fix=f"midstream resume {begun.root}",
         )
     return commands.resume(options)
 
@@ -118,7 +118,7 @@ def _trained(target: str) -> RunDirectory | None:
         raise RunError(
             f"{target} holds an evaluation, which cannot be evaluated",
             cause="`eval` takes a run that trains or practises, or a recipe",
-            mend=f"midstream show {target}, or midstream resume {target}",
+            fix=f"midstream show {target}, or midstream resume {target}",
         )
     return run
 
@@ -160,7 +160,7 @@ def _same(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> Evaluat
     raise RunError(
         f"{begun.root} holds {what}",
         cause="results under several settings would be counted as one",
-        mend=f"choose another directory with --out, or go on with that one: midstream resume {begun.root}",
+        fix=f"choose another directory with --out, or go on with that one: midstream resume {begun.root}",
     )
 
 
@@ -208,7 +208,7 @@ def _parts(build: Build) -> list[Part]:
         raise RecipeError(
             f"recipe {build.recipe.name!r} has nothing to evaluate on",
             cause="it has no [[evaluation.sets]]",
-            mend='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
+            fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
         )
     tasks = {chosen.name: build.set_tasks(chosen) for chosen in config.sets}
     return [
@@ -250,13 +250,13 @@ def _check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: 
                 f"the tasks of set {name!r} are not those that {begun.root} began with: {held.tasks.get(name)}, "
                 f"now {digest}",
                 cause="its file or data set was changed; results on both would be counted as one",
-                mend="restore it, or begin a new evaluation with another --out",
+                fix="restore it, or begin a new evaluation with another --out",
             )
     if held.checkpoint != checkpoint:
         raise RunError(
             f"step {held.step} of {held.run} has other weights than when {begun.root} began with it",
             cause="it was trained again in place; results of both would be counted as one",
-            mend="begin a new evaluation, with another --out",
+            fix="begin a new evaluation, with another --out",
         )
 
 
@@ -299,7 +299,7 @@ def _work(
     if lost:
         root = shlex.quote(str(run.root))
         others = f"; the other sets: midstream show {root}" if len(lost) < len(parts) else ""
-        raise InfrastructureError("\n".join(lost), mend=f"see to that, then: midstream resume {root}{others}")
+        raise InfrastructureError("\n".join(lost), fix=f"see to that, then: midstream resume {root}{others}")
 
 
 def _work_on(

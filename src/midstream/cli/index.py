@@ -84,7 +84,7 @@ class Reader:
             raise UsageError(
                 "; ".join(self.bad),
                 cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
-                mend="correct the file, or name other fields by --id-field, --text-field, --title-field",
+                fix="correct the file, or name other fields by --id-field, --text-field, --title-field",
             )
         if not self.counts.documents:
             left_out = self.counts.without_text
@@ -93,7 +93,7 @@ class Reader:
                 cause=f"all {left_out} have an empty {self.fields.text!r}"
                 if left_out
                 else "no line has anything in it",
-                mend='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
+                fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
             )
 
     def _document(self, line: bytes) -> Document:
@@ -146,7 +146,7 @@ def build(options: argparse.Namespace) -> int:
     out = _target(source, options.out)
     size = options.passage_characters
     if size is not None and size < 100:
-        raise UsageError(f"--passage-characters {size}", cause="that is hardly a sentence", mend="give 100 or more")
+        raise UsageError(f"--passage-characters {size}", cause="that is hardly a sentence", fix="give 100 or more")
     reader = Reader(Fields(id=options.id_field, text=options.text_field, title=options.title_field), size)
     begun = time.monotonic()
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def build(options: argparse.Namespace) -> int:
             raise StorageError(
                 f"{out} could not be written: {error}",
                 cause="the disk is full, or the folder cannot be written to",
-                mend=f"df -h {out.parent}, or --out ELSEWHERE.db",
+                fix=f"df -h {out.parent}, or --out ELSEWHERE.db",
             ) from error
     result = {
         **asdict(reader.counts),
@@ -175,19 +175,19 @@ def build(options: argparse.Namespace) -> int:
 def _target(source: Path | None, out: str | None) -> Path:
     """Where the index goes; never over a file that is no index."""
     if source and not source.is_file():
-        raise UsageError(f"there is no file {source}", cause="it is misspelt, or a folder", mend="give a .jsonl file")
+        raise UsageError(f"there is no file {source}", cause="it is misspelt, or a folder", fix="give a .jsonl file")
     if out is None and source is None:
-        raise UsageError("where to? the documents come from standard input", mend="add --out FILE.db")
+        raise UsageError("where to? the documents come from standard input", fix="add --out FILE.db")
     target = Path(out) if out else (source or Path()).with_suffix(".db")
     if target.exists():
         try:
             open_index(target).close()
         except RecipeError as error:
             raise UsageError(
-                f"{target} is there already and is no search index", cause="it would be lost", mend="give another --out"
+                f"{target} is there already and is no search index", cause="it would be lost", fix="give another --out"
             ) from error
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", mend=f"mkdir -p {target.parent}")
+        raise UsageError(f"there is no folder {target.parent}", fix=f"mkdir -p {target.parent}")
     return target
 
 

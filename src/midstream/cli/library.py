@@ -71,7 +71,7 @@ def _versions(options: argparse.Namespace) -> int:
 
 
 def _no_versions(path: Path) -> UsageError:
-    return UsageError(f"{path} has no versions", cause="a file holds one library", mend="name a practice run")
+    return UsageError(f"{path} has no versions", cause="a file holds one library", fix="name a practice run")
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -124,7 +124,7 @@ class Place:
             raise UsageError(
                 f"nothing is changed: {self.path} has changed meanwhile",
                 cause="another midstream, or an editor, wrote it",
-                mend="make the change again" + (f"; what you wrote is in {draft}" if draft else ""),
+                fix="make the change again" + (f"; what you wrote is in {draft}" if draft else ""),
             )
         if self.path.is_dir():
             version = history(self.path).add(changed, by=by, operations=operations, note=note)
@@ -141,7 +141,7 @@ def held(named: str) -> Iterator[Place]:
         raise UsageError(
             f"{named} cannot be changed",
             cause="versions never change, and only a run or a .json file keeps all that a library holds",
-            mend=f"name the run: {path}" if number is not None else "midstream library export FILE.md FILE.json",
+            fix=f"name the run: {path}" if number is not None else "midstream library export FILE.md FILE.json",
         )
     if path.name == "library.json" and (path.parent / VERSIONS).exists():  # for people: made anew from the versions
         path = path.parent
@@ -203,7 +203,7 @@ def _write(path: Path, found: Library) -> None:
         raise UsageError(
             f"{path} is neither .json nor .md",
             cause="a .json file holds all of a library, a .md file its lessons to read and edit",
-            mend=f"name it {name}.json or {name}.md",
+            fix=f"name it {name}.json or {name}.md",
         )
     atomic_write(path, (to_json(found) if path.suffix == ".json" else to_markdown(found)).encode())
 
@@ -250,8 +250,8 @@ def _changed(
         _print(Text(visible(line), "yellow"))
     _print(Text(visible(f"{where}: {size_of(after)}")))
     if before.proven_for and not after.proven_for and after.rendered:
-        mend = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        _print(Text(visible(f"unproven now, because prompts have changed: {mend}"), "yellow"))
+        fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
+        _print(Text(visible(f"unproven now, because prompts have changed: {fix}"), "yellow"))
     return 0
 
 

@@ -48,7 +48,7 @@ def edited(library: Library, options: argparse.Namespace, modules: Sequence[str]
         raise UsageError(
             "--from stands beside other changes",
             cause="the file says all that the library is to hold",
-            mend="first --from FILE, then the others",
+            fix="first --from FILE, then the others",
         )
     if options.source is not None:
         return _from_file(library, options.source, rules)
@@ -67,14 +67,14 @@ def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> 
     changed = applied(numbered, sound)
     marked = [lesson for mark in _MARKS for lesson in getattr(options, mark)]
     if twice := [one for place, one in enumerate(marked) if one in marked[:place]]:
-        raise UsageError(f"{twice[0]} is marked twice", cause="a lesson has one mark", mend="name one of them")
+        raise UsageError(f"{twice[0]} is marked twice", cause="a lesson has one mark", fix="name one of them")
     for mark, function in _MARKS.items():
         for lesson in getattr(options, mark):
             if changed.find(lesson) is None:
                 raise UsageError(
                     f"--{mark} {lesson}: there is no such lesson",
                     cause="it is misspelt, or deleted",
-                    mend="midstream library show lists them",
+                    fix="midstream library show lists them",
                 )
             changed = function(changed, lesson)
     return _edit(library, changed, sound)
@@ -87,7 +87,7 @@ def _sound(outcomes: Sequence[Outcome]) -> list[Operation]:
             raise UsageError(
                 f"{operation.kind} {operation.id or repr(operation.text[:60])}: {one.refused}",
                 cause="nothing is changed",
-                mend="midstream library show lists the lessons",
+                fix="midstream library show lists the lessons",
             )
     return [one.operation for one in outcomes]
 
@@ -104,7 +104,7 @@ def _from_file(library: Library, path: Path, rules: Rules) -> Edit:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:
-        raise UsageError(f"{path} cannot be read: {failure}", mend="name a file that export made") from failure
+        raise UsageError(f"{path} cannot be read: {failure}", fix="name a file that export made") from failure
     changed, outcomes = markdown_edited(library, text, rules)
     return _edit(library, changed, _sound(outcomes))
 
@@ -132,7 +132,7 @@ def _in_editor(library: Library, rules: Rules) -> Edit:
         raise UsageError(
             "no editor is named",
             cause="neither VISUAL nor EDITOR is set",
-            mend="EDITOR=nano midstream library edit RUN, or --add, --modify, --delete, --pin, --veto, or --from FILE",
+            fix="EDITOR=nano midstream library edit RUN, or --add, --modify, --delete, --pin, --veto, or --from FILE",
         )
     with tempfile.NamedTemporaryFile("w", suffix=".md", prefix="lessons-", encoding="utf-8", delete=False) as file:
         file.write(to_markdown(library))
@@ -147,6 +147,6 @@ def _in_editor(library: Library, rules: Rules) -> Edit:
         raise UsageError(
             f"nothing is changed: {what}",
             cause=failure.cause if isinstance(failure, MidstreamError) else "the editor could not be started",
-            mend=f"your text is kept; correct it, then midstream library edit RUN --from {shlex.quote(str(draft))}",
+            fix=f"your text is kept; correct it, then midstream library edit RUN --from {shlex.quote(str(draft))}",
         ) from failure
     return replace(edit, draft=draft)

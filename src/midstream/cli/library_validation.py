@@ -56,7 +56,7 @@ def recipe_for(options: argparse.Namespace, run: RunDirectory | None) -> Recipe:
         raise UsageError(
             f"{options.named} says of no agent that it should help",
             cause="a file holds lessons alone",
-            mend=f"midstream library validate {options.named} --recipe RECIPE",
+            fix=f"midstream library validate {options.named} --recipe RECIPE",
         )
     return parse_recipe(validation_table(options, None if options.recipe else run))
 
@@ -72,7 +72,7 @@ def validated(
 ) -> Validated:
     """Test the library; `run` holds it, if any does. What is under way is in the directory `kept`."""
     if not library.rendered:
-        raise UsageError(f"{options.named} has no lessons", cause="nothing can be tested", mend="add some, or learn")
+        raise UsageError(f"{options.named} has no lessons", cause="nothing can be tested", fix="add some, or learn")
     check_shown(recipe.agent, render_modules(library), str(options.named))
     meter = Meter(recipe.practice.budget if recipe.practice else BudgetConfig())
     own = run if options.recipe is None else None
@@ -124,7 +124,7 @@ def _no_result(matches: Sequence[Match], trajectories: Sequence[Trajectory]) -> 
     first = next((one.error.message for one in trajectories if one.error), "")
     return InfrastructureError(
         f"none of {len(matches)} pairs of rollouts has a result on both sides; the first error:\n{first}",
-        mend="see to that, then give the command again: what has a result is kept",
+        fix="see to that, then give the command again: what has a result is kept",
     )
 
 

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
         print("  cause: the file or device could not be read or written", file=sys.stderr)
-        print("  mend: see to its path, permissions and free space", file=sys.stderr)
+        print("  fix: see to its path, permissions and free space", file=sys.stderr)
         return 1
 
 
@@ -105,7 +105,7 @@ def _check_encoding(arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"an argument is not valid UTF-8: {word!r}",
                 cause="the terminal, a variable or the name of a file uses another encoding",
-                mend="type it again, convert it with iconv, or rename the file",
+                fix="type it again, convert it with iconv, or rename the file",
             ) from error
 
 

@@ -105,7 +105,7 @@ def show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
         raise RunError(
             f"{run.root} has no evaluation that is done",
             cause="it was stopped before, or every run of it was lost",
-            mend=f"midstream show {shlex.quote(str(run.root))} says how it stands",
+            fix=f"midstream show {shlex.quote(str(run.root))} says how it stands",
         )
     records: list[dict[str, Any]] = []
     for one in chosen:

@@ -37,13 +37,13 @@ def solve(options: argparse.Namespace) -> int:
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} answers no single question",
             cause=f"its tasks, tasks.type = {recipe.tasks['type']!r}, are dialogues with functions of their own",
-            mend=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
+            fix=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )
     if run is None and recipe.warm_start is not None:
         raise RecipeError(
             f"the {recipe.trained} of recipe {recipe.name!r} is not trained",
             cause="its weights come from a warm start and training",
-            mend=f"midstream train {named} --out runs/mine, then midstream solve ... --planner runs/mine",
+            fix=f"midstream train {named} --out runs/mine, then midstream solve ... --planner runs/mine",
         )
     with build_of(recipe, run, options) as build:
         trajectory = _watched(build, run, options)
@@ -106,5 +106,5 @@ def _check_question(question: str) -> None:
         raise UsageError(
             f"the question is empty: {question!r}",
             cause="nothing stands between the quotes",
-            mend='e.g. midstream solve "What is 45 plus 17 ?"',
+            fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )

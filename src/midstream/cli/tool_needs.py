@@ -40,7 +40,7 @@ def needs_of(engines: Mapping[str, Table], tool: Table, component: Component, co
 def _extra(extra: str) -> Need:
     lacking = [name for name, _ in requirements(extra) if not _installed(name)]
     state = f"{', '.join(lacking)} not installed" if lacking else "installed"
-    return Need(what=f"extra {extra}", state=state, there=not lacking, mend=f"pip install 'midstream[{extra}]'")
+    return Need(what=f"extra {extra}", state=state, there=not lacking, fix=f"pip install 'midstream[{extra}]'")
 
 
 def _installed(name: str) -> bool:
@@ -54,7 +54,7 @@ def _installed(name: str) -> bool:
 def _key(variable: str) -> Need:
     there = bool(os.environ.get(variable, "").strip())
     state = f"{variable} is {'set' if there else 'not set'}"
-    return Need(what="a key", state=state, there=there, mend=f"export {variable}=<your key>")
+    return Need(what="a key", state=state, there=there, fix=f"export {variable}=<your key>")
 
 
 def _engine(engines: Mapping[str, Table], name: Any) -> Need:
@@ -62,15 +62,15 @@ def _engine(engines: Mapping[str, Table], name: Any) -> Need:
     what = f"a model ({name})"
     table = engines.get(name or "")
     if table is None:
-        mend = "name one: --model NAME with --provider NAME or --base-url URL"
-        return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, mend=mend)
+        fix = "name one: --model NAME with --provider NAME or --base-url URL"
+        return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, fix=fix)
     if table.get("type") in IN_PROCESS:
-        state, mend = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
-        return Need(what=what, state=state, there=False, mend=mend)
+        state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
+        return Need(what=what, state=state, there=False, fix=fix)
     config = resolve(ENGINES, table, f"engines.{name}")[1]
     state = f"{config.model} at {config.base_url}"
     hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
     if hosted and config.api_key_env and not _key(config.api_key_env).there:
-        mend = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
-        return Need(what=what, state=f"{state}; {config.api_key_env} is not set", there=False, mend=mend)
+        fix = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
+        return Need(what=what, state=f"{state}; {config.api_key_env} is not set", there=False, fix=fix)
     return Need(what=what, state=state, there=True)

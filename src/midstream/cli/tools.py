@@ -64,7 +64,7 @@ def _build_of(table: Table, options: argparse.Namespace) -> Build:
     servers = [server for server, one in known.items() if one.get("type", server) == "mcp"]
     tables = servers if servers and name not in {*known, *TOOLS} and ":" not in name else [name]
     if "," in name:
-        raise UsageError(f"{name!r} are several tools", cause="one is shown or called at a time", mend="name one")
+        raise UsageError(f"{name!r} are several tools", cause="one is shown or called at a time", fix="name one")
     for one in tables:
         narrowed = dict(table)
         set_tools(narrowed, one)
@@ -212,7 +212,7 @@ def _by_hand(build: Build, options: argparse.Namespace) -> Called:
         raise UsageError(
             f"{options.name!r} has {len(made)} tools",
             cause="it is a server",
-            mend=f"name one of: {', '.join(tool.name for tool in made)}",
+            fix=f"name one of: {', '.join(tool.name for tool in made)}",
         )
     [tool] = made
     arguments = _arguments(options, tool)
@@ -268,7 +268,7 @@ def _refused(tool: Tool, problem: str, named: str) -> UsageError:
     return UsageError(
         f"{tool.name} cannot be called with that: {problem}",
         cause=f"its arguments are {names or 'none'}; they are checked as a model's are",
-        mend=f"midstream tools {named} shows the schema and an example",
+        fix=f"midstream tools {named} shows the schema and an example",
     )
 
 

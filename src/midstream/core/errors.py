@@ -1,7 +1,7 @@
 """The error model, told once.
 
 Every error midstream raises on purpose is a `MidstreamError`. Its text has three lines: what happened with the value
-seen, the likely cause, the command or edit that mends it.
+seen, the likely cause, the command or edit that fixes it. Its `code` is stable: docs/errors.md lists all of them.
 
     MidstreamError
     ├── UsageError              the user's input is wrong: exit code 2, nothing was started
@@ -22,7 +22,7 @@ seen, the likely cause, the command or edit that mends it.
     └── TrainingError           a non-finite loss, no usable group: the run stops, and resumes from its last checkpoint
 
 What a *model* gets wrong (a malformed action, invalid arguments, code that raises) is none of these: it is data,
-recorded in the turn that it costs. Named exceptions are caught where they can be mended; the one broad boundary is in
+recorded in the turn that it costs. Named exceptions are caught where they can be handled; the one broad boundary is in
 `rollout.py`.
 """
 
@@ -35,34 +35,46 @@ if TYPE_CHECKING:
 
 
 class MidstreamError(Exception):
-    """What happened, why, and the mend, as one three-line text.
+    """An error that midstream raises on purpose: what happened, why, and how to fix it.
 
     Args:
         what: what happened, with the value seen.
-        cause: the likely cause.
-        mend: the command or edit that mends it.
+        code: the stable name of this kind of error, listed in docs/errors.md; the class's own if not given.
+        cause: the likely cause, where it adds something to `what`.
+        fix: the command or edit that fixes it.
     """
 
-    def __init__(self, what: str, *, cause: str = "", mend: str = "") -> None:
-        self.what, self.cause, self.mend = what, cause, mend
-        lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("mend", mend)) if text]
+    code = "midstream"
+
+    def __init__(self, what: str, *, code: str = "", cause: str = "", fix: str = "") -> None:
+        self.what, self.cause, self.fix = what, cause, fix
+        self.code = code or self.code
+        lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
         super().__init__("\n".join(lines))
 
 
 class UsageError(MidstreamError):
     """The user's input is wrong; nothing was started."""
 
+    code = "usage"
+
 
 class RecipeError(UsageError):
     """A recipe, a `--set` override or a component's settings are invalid."""
+
+    code = "recipe-invalid"
 
 
 class RunError(UsageError):
     """A run directory is missing, already taken, or of another version."""
 
+    code = "run-directory"
+
 
 class UnsupportedError(UsageError):
     """A named thing that midstream does not support."""
+
+    code = "unsupported"
 
 
 class InfrastructureError(MidstreamError):
@@ -71,6 +83,7 @@ class InfrastructureError(MidstreamError):
     `calls` are the engine calls that led to it, the failed one last, so that a trace holds what was asked.
     """
 
+    code = "infrastructure"
     retryable = True
     calls: tuple[Call, ...] = ()
 
@@ -78,44 +91,61 @@ class InfrastructureError(MidstreamError):
 class EngineError(InfrastructureError):
     """A model endpoint failed or answered with something that is not a completion."""
 
+    code = "engine-failed"
+
 
 class ToolServerError(InfrastructureError):
     """A tool's back end failed (a tool that answers "no result" has not failed)."""
+
+    code = "tool-failed"
 
 
 class SandboxError(InfrastructureError):
     """The sandbox could not run code (code that raises has not failed it)."""
 
+    code = "sandbox-failed"
+
 
 class RewardError(InfrastructureError):
     """A judge or scorer failed to give a score."""
+
+    code = "reward-failed"
 
 
 class DeadlineError(InfrastructureError):
     """A trajectory ran out of its wall-clock time."""
 
+    code = "deadline"
     retryable = False
 
 
 class BudgetError(InfrastructureError):
     """A limit that the user set on rollouts, tokens, dollars or time would be passed."""
 
+    code = "budget-spent"
     retryable = False
 
 
 class PromptTooLongError(EngineError):
     """A prompt and its completion do not fit the model's context; the same run would end there again."""
 
+    code = "prompt-too-long"
     retryable = False
 
 
 class CheckpointError(MidstreamError):
     """No checkpoint of a run could be read."""
 
+    code = "checkpoint-unreadable"
+
 
 class StorageError(MidstreamError):
     """The disk is full or a write failed."""
 
+    code = "storage"
+
 
 class TrainingError(MidstreamError):
     """Training cannot go on: a non-finite loss or gradient, or no usable group."""
+
+    code = "training-failed"

@@ -50,7 +50,7 @@ def certificates() -> ssl.SSLContext:
         raise UsageError(
             f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
             cause="there is no such file, or it holds no certificates",
-            mend="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
+            fix="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
         ) from failure
 
 
@@ -72,5 +72,5 @@ def usable_proxy() -> Iterator[None]:
             if socks
             else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "
             "special character of NAME and PASSWORD percent-encoded",
-            mend="pip install 'httpx2[socks]'" if socks else "correct the variable, or export no_proxy=HOST",
+            fix="pip install 'httpx2[socks]'" if socks else "correct the variable, or export no_proxy=HOST",
         ) from None

@@ -41,7 +41,7 @@ class KeyedFile:
             raise UsageError(
                 f"the {what} {path.parent} cannot be made: {error.strerror}",
                 cause="it is a file, or the folder above it cannot be written to",
-                mend=f"set {setting} to a directory, or to the name of a new one",
+                fix=f"set {setting} to a directory, or to the name of a new one",
             ) from error
         try:
             self._connection = sqlite3.connect(path, timeout=LOCK_S, isolation_level=None, check_same_thread=False)
@@ -73,7 +73,7 @@ class KeyedFile:
             raise UsageError(
                 f"{self._path} is no {self._what} of version {version}: {found[0]}, {found[1]}",
                 cause="another version of midstream wrote it, another program, or it is damaged",
-                mend=f"set {self._setting} to another directory, or move the file away",
+                fix=f"set {self._setting} to another directory, or move the file away",
             )
 
     def find(self, key: str) -> str | None:
@@ -97,7 +97,7 @@ class KeyedFile:
         return StorageError(
             f"{self._path} could not be read or written: {error}",
             cause="the disk is full, the file is damaged, write-protected or held by another process, or was closed",
-            mend=f"free some space, or set {self._setting} to another directory",
+            fix=f"free some space, or set {self._setting} to another directory",
         )
 
     @contextmanager

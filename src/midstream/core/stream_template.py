@@ -130,7 +130,7 @@ def load_template(name: str | Path) -> Template:
         raise RecipeError(
             f"the agent template {str(name)!r} is not sound",
             cause=_said(failure),
-            mend="correct the file; core/stream_template.py says what each setting is",
+            fix="correct the file; core/stream_template.py says what each setting is",
         ) from failure
 
 
@@ -152,7 +152,7 @@ def _table(name: str | Path) -> dict[str, Any]:
         raise RecipeError(
             f"there is no agent template {str(name)!r}",
             cause=str(failure) if own else "it is neither the path of a .toml file nor a name that midstream has",
-            mend=f"set agent.template to one of {known}, or to the path of your own",
+            fix=f"set agent.template to one of {known}, or to the path of your own",
         ) from failure
     table = {"name": Path(name).stem, **tomllib.loads(text)}
     like = table.pop("like", None)

@@ -70,9 +70,9 @@ async def check_sandbox(config: Config, *, wanted: bool) -> list[Check]:
         sandbox = await asyncio.to_thread(choose, config)
     except UnsupportedError as failure:
         words = f"{failure.what}, so code that a model writes will not run: {cut(failure.cause, LONGEST_CAUSE)}"
-        return [_tier("failed" if wanted else "warning", words, failure.mend), *_not_run("there is no sandbox")]
+        return [_tier("failed" if wanted else "warning", words, failure.fix), *_not_run("there is no sandbox")]
     except MidstreamError as failure:
-        return [_tier("failed", failure.what, failure.mend), *_not_run("the sandbox failed")]
+        return [_tier("failed", failure.what, failure.fix), *_not_run("the sandbox failed")]
     tier = _of(sandbox, config)
     if sandbox.tier not in HOLDING:
         return [tier, *_not_run("there is no sandbox")]
@@ -85,7 +85,7 @@ async def check_sandbox(config: Config, *, wanted: bool) -> list[Check]:
     except OSError as failure:
         return [tier, *_not_run(f"no bait could be laid ({failure})")]
     except MidstreamError as failure:
-        return [_tier("failed", failure.what, failure.mend), *_not_run("the sandbox failed")]
+        return [_tier("failed", failure.what, failure.fix), *_not_run("the sandbox failed")]
 
 
 def _of(sandbox: Sandbox, config: Config) -> Check:
@@ -94,14 +94,14 @@ def _of(sandbox: Sandbox, config: Config) -> Check:
     better = attempt("strong", "") if sandbox.tier == "standard" and config.tier == "auto" else ""
     if isinstance(better, MidstreamError):
         words += f"; strong does not work: {better.what}"
-        return _tier("warning", words, better.mend)
+        return _tier("warning", words, better.fix)
     if sandbox.tier in HOLDING:
         return _tier("ok", words)
     return _tier("warning", words)
 
 
-def _tier(status: Status, words: str, mend: str = "") -> Check:
-    return Check(code="MS401", what="sandbox", status=status, words=words, mend=mend)
+def _tier(status: Status, words: str, fix: str = "") -> Check:
+    return Check(code="MS401", what="sandbox", status=status, words=words, fix=fix)
 
 
 def _not_run(why: str) -> list[Check]:
@@ -140,13 +140,13 @@ async def _attack(pool: PythonPool, attack: Attack) -> Check:
     if through:
         done = [line.split()[0] for line in seen.text.splitlines() if " done " in line]
         words = f"got through: {', '.join(done) or 'seen from outside'}"
-        mend = "apt-get install bubblewrap" if pool.tier == "standard" else "--set sandbox.tier=arithmetic"
-        return Check(code=attack.code, what=attack.what, status="failed", words=words, mend=mend)
+        fix = "apt-get install bubblewrap" if pool.tier == "standard" else "--set sandbox.tier=arithmetic"
+        return Check(code=attack.code, what=attack.what, status="failed", words=words, fix=fix)
     tried = sum(f" {end}" in line for line in seen.text.splitlines() for end in ("done", "refused"))
     if not alive or (tried < attack.source.count("\nattempt(") and result.reason != "killed"):
         words = f"not known: the code ended early ({result.reason}): {cut(' '.join(seen.text.split()), 200)}"
-        mend = "midstream doctor   # once more; if it stays, this Python's sandbox is broken"
-        return Check(code=attack.code, what=attack.what, status="failed", words=words, mend=mend)
+        fix = "midstream doctor   # once more; if it stays, this Python's sandbox is broken"
+        return Check(code=attack.code, what=attack.what, status="failed", words=words, fix=fix)
     return Check(code=attack.code, what=attack.what, status="ok", words=f"held back, tried in {tried} ways")
 
 

@@ -207,7 +207,7 @@ def _check_any_role(build: Build) -> None:
         raise RecipeError(
             f"recipe {build.recipe.name!r} has no role to examine",
             cause="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
-            mend="midstream doctor --model NAME --base-url URL",
+            fix="midstream doctor --model NAME --base-url URL",
         )
 
 

@@ -51,10 +51,10 @@ def check_requirements() -> Check:
     wanted, lacking = _state_of("")
     if not wanted:
         words = "midstream runs from its source and is not installed: what it requires is not known"
-        return Check(code="MS102", what="packages", status="warning", words=words, mend="pip install -e .")
+        return Check(code="MS102", what="packages", status="warning", words=words, fix="pip install -e .")
     if lacking:
-        mend = "pip install --upgrade midstream"
-        return Check(code="MS102", what="packages", status="failed", words="; ".join(lacking), mend=mend)
+        fix = "pip install --upgrade midstream"
+        return Check(code="MS102", what="packages", status="failed", words="; ".join(lacking), fix=fix)
     return Check(code="MS102", what="packages", status="ok", words=f"all {len(wanted)} that are required")
 
 
@@ -65,59 +65,59 @@ def check_extras(tools: Collection[str] = ()) -> list[Check]:
 
 def _extra(name: str, code: str, use: str, missed_by: list[str]) -> Check:
     wanted, lacking = _state_of(name)
-    what, mend = f"extra {name}", f"pip install 'midstream[{name}]'"
+    what, fix = f"extra {name}", f"pip install 'midstream[{name}]'"
     if not wanted:
         return Check(code=code, what=what, status="not checked", words="see MS102")
     if not lacking:
         return Check(code=code, what=what, status="ok", words=", ".join(wanted))
     absent = len(lacking) == len(wanted) and all("not installed" in one for one in lacking)
     if absent and not missed_by:
-        return Check(code=code, what=what, status="ok", words="not installed", mend=mend)
+        return Check(code=code, what=what, status="ok", words="not installed", fix=fix)
     words = f"{'not installed' if absent else '; '.join(lacking)}; it is for {', '.join(missed_by) or use}"
-    return Check(code=code, what=what, status="warning", words=words, mend=mend)
+    return Check(code=code, what=what, status="warning", words=words, fix=fix)
 
 
 async def check_training() -> list[Check]:
     """MS201: the extra `train` is there and PyTorch can be imported; MS202: a GPU, and whether PyTorch sees it."""
     card = await _nvidia()
-    mend = "pip install 'midstream[train]'"
+    fix = "pip install 'midstream[train]'"
     wanted, lacking = _state_of("train")
     if find_spec("torch") is None:
         words = "not installed; the demo, training and models in this process need it"
-        return [_train("warning", words, mend), _gpu(card, None)]
+        return [_train("warning", words, fix), _gpu(card, None)]
     code, said, complaint = await run_briefly(sys.executable, "-P", "-c", _TORCH)
     torch = _last_object(said)
     if code != 0 or torch is None:
         words = f"PyTorch cannot be imported: {complaint or f'exit code {code}'}"
         return [_train("failed", words, "pip install --force-reinstall --no-deps torch"), _gpu(card, None)]
     if lacking:
-        return [_train("warning", "; ".join(lacking), mend), _gpu(card, torch)]
+        return [_train("warning", "; ".join(lacking), fix), _gpu(card, torch)]
     others = [one for one in wanted if one.startswith("transformers ")]
     return [_train("ok", ", ".join([f"torch {torch['version']}", *others]), ""), _gpu(card, torch)]
 
 
-def _train(status: Status, words: str, mend: str) -> Check:
-    return Check(code="MS201", what="extra train", status=status, words=words, mend=mend)
+def _train(status: Status, words: str, fix: str) -> Check:
+    return Check(code="MS201", what="extra train", status=status, words=words, fix=fix)
 
 
 def _gpu(card: str, torch: Mapping[str, Any] | None) -> Check:
     """`card` is what nvidia-smi lists, "" for nothing; `torch` what the probe found, None where it could not run."""
     status: Status = "ok"
-    mend = ""
+    fix = ""
     if torch and torch["gpus"]:
         words = ", ".join(f"{name}, {mb / 1024:.0f} GiB" for name, mb in torch["gpus"])
     elif card and torch:
         status = "warning"
         words = f"{card}: not seen by PyTorch {torch['version']}"
-        mend = f"pip install --force-reinstall 'torch=={torch['version'].partition('+')[0]}'"
+        fix = f"pip install --force-reinstall 'torch=={torch['version'].partition('+')[0]}'"
         if torch["toolkit"]:
             words += f", which was built for CUDA {torch['toolkit']}"
-            mend = "python -m torch.utils.collect_env   # its driver may be older than that"
+            fix = "python -m torch.utils.collect_env   # its driver may be older than that"
     elif card:
         words = f"{card}; PyTorch was not asked"
     else:
         words = "Apple's (mps)" if torch and torch["mps"] else "none; the demo and remote models need none"
-    return Check(code="MS202", what="GPU", status=status, words=words, mend=mend)
+    return Check(code="MS202", what="GPU", status=status, words=words, fix=fix)
 
 
 async def _nvidia() -> str:

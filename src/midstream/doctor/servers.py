@@ -48,13 +48,13 @@ async def check_server(name: str, config: Config, *, several: bool = False) -> l
     words = f"{config.model} is not listed there; it has {_some(names)}"
     name = next((one for one in names if len(one) <= LONGEST_NAME), "NAME")
     other = f"midstream doctor --model {shlex.quote(name)} --base-url {config.base_url}"
-    mend = f"ollama pull {config.model}" if config.provider == "ollama" else other
-    return [key, server, _model(of, "warning", words, mend)]
+    fix = f"ollama pull {config.model}" if config.provider == "ollama" else other
+    return [key, server, _model(of, "warning", words, fix)]
 
 
 def _key(config: Config, what: str) -> Check:
     """The variable that the setting names: there, or not."""
-    variable, mend = config.api_key_env, ""
+    variable, fix = config.api_key_env, ""
     status: Status = "ok"
     key = os.environ.get(variable, "").strip() if variable else ""
     hosted = urlsplit(PROVIDERS[config.provider].base_url).hostname
@@ -69,8 +69,8 @@ def _key(config: Config, what: str) -> Check:
     else:
         words = f"{variable} is not set, so none is sent"
     if status == "failed":
-        mend = f"export {variable}=<your key>"
-    return Check(code="MS501", what=what, status=status, words=words, mend=mend)
+        fix = f"export {variable}=<your key>"
+    return Check(code="MS501", what=what, status=status, words=words, fix=fix)
 
 
 async def _listed(config: Config) -> list[str] | None:
@@ -107,7 +107,7 @@ async def _ask(name: str, config: Config, of: str) -> list[Check]:
     try:
         await engine.sample(request)
     except (EngineError, DeadlineError, UsageError) as failure:
-        return [_server(of, "failed", failure.what, failure.mend), _model(of, "not checked", "its server failed")]
+        return [_server(of, "failed", failure.what, failure.fix), _model(of, "not checked", "its server failed")]
     finally:
         await engine.close()
     return [
@@ -116,12 +116,12 @@ async def _ask(name: str, config: Config, of: str) -> list[Check]:
     ]
 
 
-def _server(of: str, status: Status, words: str, mend: str = "") -> Check:
-    return Check(code="MS502", what=f"server{of}", status=status, words=words, mend=mend)
+def _server(of: str, status: Status, words: str, fix: str = "") -> Check:
+    return Check(code="MS502", what=f"server{of}", status=status, words=words, fix=fix)
 
 
-def _model(of: str, status: Status, words: str, mend: str = "") -> Check:
-    return Check(code="MS503", what=f"model{of}", status=status, words=words, mend=mend)
+def _model(of: str, status: Status, words: str, fix: str = "") -> Check:
+    return Check(code="MS503", what=f"model{of}", status=status, words=words, fix=fix)
 
 
 def _some(names: list[str]) -> str:
@@ -148,7 +148,5 @@ def check_search(tools: Mapping[str, Table]) -> Check:
         return Check(code="MS601", what="search key", status="ok", words=f"{variable} is set")
     words = f"{variable} is not set"
     if asking:
-        return Check(
-            code="MS601", what="search key", status="failed", words=words, mend=f"export {variable}=<your key>"
-        )
+        return Check(code="MS601", what="search key", status="failed", words=words, fix=f"export {variable}=<your key>")
     return Check(code="MS601", what="search key", status="ok", words=f"{words}; only Serper needs it")

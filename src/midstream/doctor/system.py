@@ -33,13 +33,13 @@ def check_runs(root: Path = RUNS) -> Check:
         return _runs("failed", words, "cd to a directory of your own, or give every run --out DIRECTORY")
     words = f"{free_mb / 1024:,.1f} GiB free in {place}"
     if free_mb < LITTLE_MB:
-        mend = f"du -xh -d 1 {shlex.quote(str(place))} | sort -h   # what takes the room; or give runs --out DIRECTORY"
-        return _runs("failed" if free_mb < TOO_LITTLE_MB else "warning", words, mend)
+        fix = f"du -xh -d 1 {shlex.quote(str(place))} | sort -h   # what takes the room; or give runs --out DIRECTORY"
+        return _runs("failed" if free_mb < TOO_LITTLE_MB else "warning", words, fix)
     return _runs("ok", words)
 
 
-def _runs(status: Status, words: str, mend: str = "") -> Check:
-    return Check(code="MS301", what="runs", status=status, words=words, mend=mend)
+def _runs(status: Status, words: str, fix: str = "") -> Check:
+    return Check(code="MS301", what="runs", status=status, words=words, fix=fix)
 
 
 def check_open_files(concurrency: int) -> Check:
@@ -54,4 +54,4 @@ def check_open_files(concurrency: int) -> Check:
         words = "no limit" if allowed == resource.RLIM_INFINITY else f"{allowed:,} allowed"
         return Check(code="MS302", what="open files", status="ok", words=words)
     words = f"{allowed:,} allowed; {concurrency} trajectories at once may take {wanted:,}"
-    return Check(code="MS302", what="open files", status="warning", words=words, mend="ulimit -n 4096")
+    return Check(code="MS302", what="open files", status="warning", words=words, fix="ulimit -n 4096")

@@ -59,7 +59,7 @@ def _replies(replies: Sequence[str]) -> Callable[[Request], str]:
         raise EngineError(
             f"no scripted reply is left for the {request.role}",
             cause=f"{len(replies)} replies were given, and this is one request more",
-            mend="give more replies, or a function of the request",
+            fix="give more replies, or a function of the request",
         )
 
     return reply

@@ -30,7 +30,7 @@ class Config(Frozen):
     bounds one attempt of `max_attempts`. A token is four characters; prices are US dollars per million of them.
     """
 
-    plays: Literal["agent", "optimiser"]
+    plays: Literal["agent", "reflector"]
     skill: float = Field(default=1.0, ge=0, le=1)
     http: bool = False
     faults: Faults = Faults()
@@ -61,7 +61,7 @@ class SimulatedEngine:
             raise RecipeError(
                 f"engine {self.name!r} was asked for the rest of a text by the {request.role}",
                 cause="a simulated model answers messages, as a chat model does",
-                mend='give the module type = "prompted", or another engine',
+                fix='give the module type = "prompted", or another engine',
             )
         completion = self._reply(request.messages, request.seed % _SEEDS)
         prompt_tokens, completion_tokens = usage_of(request.messages, completion)

@@ -103,7 +103,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         raise UsageError(
             f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common",
             cause="their sets of this name hold other tasks (another seed, count or file)",
-            mend="evaluate both on the same set with the same seed",
+            fix="evaluate both on the same set with the same seed",
         )
     for task in shared:
         _check_same_task(first.name, ours[task][0], other.name, theirs[task][0])
@@ -112,7 +112,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         raise UsageError(
             f"no task of {first.result.set_name!r} has a result in both {first.name} and {other.name}",
             cause="infrastructure errors ended all trials of a side",
-            mend="run those again: midstream resume DIR --retry-errors",
+            fix="run those again: midstream resume DIR --retry-errors",
         )
     differences, level = [pair.difference for pair in pairs], 1 - 0.05 / comparisons
     same = all(_replayed(ours[task], theirs[task]) for task in shared)
@@ -193,7 +193,7 @@ def _check_scored_alike(first: Evaluated, other: Evaluated) -> None:
             f"{first.result.set_name!r} was scored by {said[first.name]} in {first.name} "
             f"and by {said[other.name]} in {other.name}",
             cause="scores of two rewards are two quantities: their difference says nothing about the agents",
-            mend="evaluate both with the same reward",
+            fix="evaluate both with the same reward",
         )
 
 
@@ -206,5 +206,5 @@ def _check_same_task(first: str, ours: Trajectory, other: str, theirs: Trajector
             raise UsageError(
                 f"task {ours.task_id!r} has the {what} {one!r:.80} in {first}, {two!r:.80} in {other}",
                 cause="the set was changed between the two evaluations, or ids are used twice",
-                mend="evaluate both on the same set",
+                fix="evaluate both on the same set",
             )

@@ -1,4 +1,4 @@
-"""Asking a role of the optimiser until its reply can be used, and never twice for the same.
+"""Asking a role of the reflector until its reply can be used, and never twice for the same.
 
 Every request has a key that depends on what is asked and not on when, and its answer is in the ledger before anything
 else uses it: a run that goes on asks nothing again, and the order in which answers arrive changes nothing.
@@ -67,9 +67,9 @@ class Asker:
         self._config, self._engines, self._ledger, self._seed = config, engines, ledger, seed
 
     def config(self, role: str) -> RoleConfig:
-        """The role's own settings, or those of the optimiser for all."""
+        """The role's own settings, or those of the reflector for all."""
         own = {"summariser": self._config.summariser, "critic": self._config.critic, "merger": self._config.merger}
-        return own[role] or self._config.optimiser
+        return own[role] or self._config.reflector
 
     async def ask(
         self, work: Work, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
@@ -113,7 +113,7 @@ class Asker:
 
     def _engine(self, role: str) -> Engine:
         if role not in self._engines:
-            raise RecipeError(f"the {role} has no engine", mend=f"name one in practice.{role} or practice.optimiser")
+            raise RecipeError(f"the {role} has no engine", fix=f"name one in practice.{role} or practice.reflector")
         return self._engines[role]
 
 

@@ -182,7 +182,7 @@ class Meter:
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             cause=f"practice.budget.{limit} = {value}",
-            mend=f"midstream resume RUN --set practice.budget.{limit}=MORE goes on from here",
+            fix=f"midstream resume RUN --set practice.budget.{limit}=MORE goes on from here",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rollouts and the optimiser's replies, kept on disk for other runs of the very same settings.
+"""Rollouts and the reflector's replies, kept on disk for other runs of the very same settings.
 
 A key is a digest of all that decides what comes of a rollout: the agent with its prompts, tools, models and reward, the
 task, what it is run for (learning, the gate, an evaluation: so nothing is shared between splits), the lessons in the
@@ -57,16 +57,16 @@ class Cache:
             self._file.keep(key, trajectory.model_dump_json(exclude_defaults=True))
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """What the optimiser was asked and said under a ledger's `key`, which holds a digest of the request."""
-        found = self._file.find(self._key("optimiser", key))
+        """What the reflector was asked and said under a ledger's `key`, which holds a digest of the request."""
+        found = self._file.find(self._key("reflector", key))
         try:
             return None if found is None else _CALLS.validate_json(found)
         except ValidationError as error:
             raise self._file.unusable(error) from error
 
     def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
-        """Keep what the optimiser said."""
-        self._file.keep(self._key("optimiser", key), _CALLS.dump_json(tuple(calls)).decode())
+        """Keep what the reflector said."""
+        self._file.keep(self._key("reflector", key), _CALLS.dump_json(tuple(calls)).decode())
 
     def close(self) -> None:
         """Close the file; once more does nothing."""

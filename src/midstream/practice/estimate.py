@@ -1,4 +1,4 @@
-"""How much a practice run would do at most: rollouts by purpose, requests by the optimiser's roles."""
+"""How much a practice run would do at most: rollouts by purpose, requests by the reflector's roles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def requests(config: PracticeConfig) -> list[Requests]:
     counts = {"critic": tasks(config), "merger": updates(config)}
     if config.lessons_from == "rollouts":
         counts = {"summariser": tasks(config) * config.group_size, **counts}
-    return [_of(role, getattr(config, role) or config.optimiser, count) for role, count in counts.items()]
+    return [_of(role, getattr(config, role) or config.reflector, count) for role, count in counts.items()]
 
 
 def _of(role: str, config: RoleConfig, count: int) -> Requests:

@@ -101,7 +101,7 @@ class Evaluator:
         if errors and len(errors) == len(trajectories):
             raise InfrastructureError(
                 f"all {len(errors)} runs on {chosen.name} ended without a result; the first:\n{errors[0].message}",
-                mend=f"see to that, then: midstream resume {self.run.root}",
+                fix=f"see to that, then: midstream resume {self.run.root}",
             )
         return result, trajectories
 

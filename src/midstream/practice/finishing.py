@@ -52,7 +52,7 @@ class Finishing:
             raise RunError(
                 f"{self.run.root} has no library",
                 cause="library/versions.jsonl was removed, or the run was stopped while it began",
-                mend=f"midstream resume {self.run.root}",
+                fix=f"midstream resume {self.run.root}",
             )
         return version
 
@@ -72,7 +72,7 @@ class Finishing:
             raise RunError(
                 f"{self.path} is damaged: {error.errors()[0]['msg']}",
                 cause="the file was edited, or the disk or a copy lost data (a crash leaves it whole)",
-                mend=f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger",
+                fix=f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger",
             ) from error
         if self._made(done) is not None or self.newest().number == done.before:
             self._finish(done)

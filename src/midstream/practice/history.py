@@ -80,7 +80,7 @@ class History:
             raise RunError(
                 f"{self.directory} has no version {number} of its library",
                 cause=has,
-                mend=f"midstream library versions {self.directory}",
+                fix=f"midstream library versions {self.directory}",
             )
         return versions[number - 1]
 
@@ -154,12 +154,12 @@ class History:
                 raise RunError(
                     f"{self.path} is damaged: line {place} holds version {one.number}",
                     cause="lines were taken out or put in by hand",
-                    mend="restore the file from a copy",
+                    fix="restore the file from a copy",
                 )
 
     def _overtaken(self, newest: int) -> RunError:
         return RunError(
             f"the library in {self.directory} has changed meanwhile: it was version {self._seen}, now it is {newest}",
             cause="another midstream learned or edited in the same run directory",
-            mend=f"midstream library diff to see what it did, then make the change again on version {newest}",
+            fix=f"midstream library diff to see what it did, then make the change again on version {newest}",
         )

@@ -1,4 +1,4 @@
-"""What the update under way has done: each trajectory and each reply of the optimiser, kept as it comes.
+"""What the update under way has done: each trajectory and each reply of the reflector, kept as it comes.
 
 An update is a pure function of the run's seed, the library before it and these, so a run that was killed does the
 update again from its start, takes all that is here as it is, and ends where it would have ended: no model is asked
@@ -41,11 +41,11 @@ class Ledger:
         return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The optimiser's requests under `key`, or None if it was not asked yet."""
+        """The reflector's requests under `key`, or None if it was not asked yet."""
         return self._replies.get(key)
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
-        """Keep an answer of the optimiser: every request that led to it, the last one's reply being it."""
+        """Keep an answer of the reflector: every request that led to it, the last one's reply being it."""
         self._replies[key] = calls
 
     def forget(self, scope: str) -> None:
@@ -72,7 +72,7 @@ class RunLedger(Ledger):
     """The ledger in a run directory's `ledger/`.
 
     What an earlier process kept is there again, but for trajectories that ended in an infrastructure error: with
-    `retry_errors` these are forgotten, and run again. `cache` answers for the optimiser where another run asked it.
+    `retry_errors` these are forgotten, and run again. `cache` answers for the reflector where another run asked it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RunLedger(Ledger):
         results.append(self._journal(self.rollouts_path), scope, within_budget(trajectories))
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The optimiser's requests under `key`, of this run or, with a cache, of another."""
+        """The reflector's requests under `key`, of this run or, with a cache, of another."""
         found = super().reply(key)
         if found is None and self._cache is not None:
             found = self._cache.reply(key)
@@ -104,7 +104,7 @@ class RunLedger(Ledger):
         return found
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
-        """Keep an answer of the optimiser, on disk on return."""
+        """Keep an answer of the reflector, on disk on return."""
         super().keep_reply(key, calls)
         self._journal(self.replies_path).append(Reply(key=key, calls=calls))
         if self._cache is not None:

@@ -36,7 +36,7 @@ Line = Annotated[str, AfterValidator(one_line)]
 class Origin(Frozen):
     """Where a lesson's present text came from. `update` counts a run's updates from 1; 0: from none.
 
-    `tasks` and `trajectories` are the ids of what it was drawn from, `model` the optimiser that wrote it.
+    `tasks` and `trajectories` are the ids of what it was drawn from, `model` the reflector that wrote it.
     """
 
     source: Source = "learned"

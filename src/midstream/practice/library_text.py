@@ -34,7 +34,7 @@ def from_json(text: str) -> Library:
         raise UsageError(
             f"{place}: {first['msg']}",
             cause="it is no library as midstream writes it",
-            mend="midstream library export RUN FILE.json shows the form",
+            fix="midstream library export RUN FILE.json shows the form",
         ) from failure
     library = library.model_copy(update={"next_number": next_number(library)})
     return library if library.proven_lessons == digest(render_modules(library)) else proven(library, "")
@@ -51,7 +51,7 @@ def from_markdown(text: str) -> Library:
     lessons: dict[str, Lesson] = {}
     for one in entries:
         if one.id in lessons:
-            raise UsageError(f"line {one.line}: {one.id} stands here a second time", mend="give each lesson its own id")
+            raise UsageError(f"line {one.line}: {one.id} stands here a second time", fix="give each lesson its own id")
         name = one.id or f"L{free}"
         free += not one.id
         module = one.module or "planner"
@@ -75,12 +75,12 @@ def read_library(path: Path) -> Library:
         raise RunError(
             f"{path} does not exist" if missing else f"{path} cannot be read: {failure}",
             cause="the path is misspelt" if missing else "it is no text file, or this user may not read it",
-            mend="name a practice run, or a .json or .md file with a library",
+            fix="name a practice run, or a .json or .md file with a library",
         ) from failure
     try:
         return from_markdown(text) if path.suffix.lower() in _MARKDOWN else from_json(text)
     except UsageError as failure:
-        raise UsageError(f"{path}: {failure.what}", cause=failure.cause, mend=failure.mend) from failure
+        raise UsageError(f"{path}: {failure.what}", cause=failure.cause, fix=failure.fix) from failure
 
 
 def _newest(directory: Path) -> Library:
@@ -90,5 +90,5 @@ def _newest(directory: Path) -> Library:
     raise RunError(
         f"{directory} holds no library",
         cause="it is no practice run, or one that has not begun",
-        mend="name the run directory of `midstream train RECIPE` with [practice], or a library file",
+        fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
     )

@@ -76,8 +76,8 @@ async def embedding_likeness(config: EmbeddingConfig, texts: Sequence[str]) -> C
             found = await _asked(service, config.model, asked)
             vectors.update((text, _unit(dict(enumerate(one)))) for text, one in zip(asked, found, strict=True))
     except ToolServerError as failure:
-        mend = "check `practice.library.embedding`, or leave it out: near-duplicates are then found by shared words"
-        raise EngineError(failure.what, cause=failure.cause, mend=mend) from failure
+        fix = "check `practice.library.embedding`, or leave it out: near-duplicates are then found by shared words"
+        raise EngineError(failure.what, cause=failure.cause, fix=fix) from failure
     finally:
         await service.close()
 

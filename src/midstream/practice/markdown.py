@@ -98,7 +98,7 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
         raise UsageError(
             "no lesson is left",
             cause="the text is empty, or no library as `export` writes it",
-            mend="midstream library edit RUN --delete ID takes the last ones out",
+            fix="midstream library edit RUN --delete ID takes the last ones out",
         )
     _check_ids(wanted, library)
     by_id = {one.id: one for one in wanted if one.id}
@@ -140,5 +140,5 @@ def _check_ids(wanted: list[Entry], library: Library) -> None:
         seen |= {one.id} if one.id else set()
 
 
-def _wrong(line: int, what: str, mend: str) -> UsageError:
-    return UsageError(f"line {line}: {what}", cause="the text was changed where it should not be", mend=mend)
+def _wrong(line: int, what: str, fix: str) -> UsageError:
+    return UsageError(f"line {line}: {what}", cause="the text was changed where it should not be", fix=fix)

@@ -59,7 +59,7 @@ class Pairs:
             raise InfrastructureError(
                 f"none of {len(matches)} pairs of validation rollouts has a result on both sides",
                 cause="a server, tool or sandbox is broken: the errors are in the trajectories",
-                mend="see to that, then go on where it stopped: what has a result is kept",
+                fix="see to that, then go on where it stopped: what has a result is kept",
             )
         return found
 

@@ -31,7 +31,7 @@ class MakeEnvironment(Protocol):
 class Parts:
     """What is wired for a run.
 
-    `validation` are the tasks of `validation_set`, which the gate tests on. `engines` go by the optimiser's roles.
+    `validation` are the tasks of `validation_set`, which the gate tests on. `engines` go by the reflector's roles.
     `start` is the library to begin with, `identity` names the agent. `prepare` makes the planner's weights what they
     were at the run's start, where they are made in process.
     """

@@ -142,7 +142,7 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
         if one.error is not None and one.error.type == BudgetError.__name__:
             what, *more = one.error.message.splitlines()
             said = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, cause=said.get("cause", ""), mend=said.get("mend", ""))
+            raise BudgetError(what, cause=said.get("cause", ""), fix=said.get("fix", ""))
 
 
 def _shuffled(groups: Sequence[Group], seed: int) -> list[Group]:

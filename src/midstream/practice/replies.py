@@ -1,4 +1,4 @@
-"""The optimiser's replies: from any text to a summary or to changes of the library, checked by pydantic.
+"""The reflector's replies: from any text to a summary or to changes of the library, checked by pydantic.
 
     {"summary": "Turn 1 searched for ..."}
 

@@ -1,4 +1,4 @@
-"""The values in the optimiser's prompts, each as text that can forge nothing: what others wrote stands as JSON."""
+"""The values in the reflector's prompts, each as text that can forge nothing: what others wrote stands as JSON."""
 
 from __future__ import annotations
 

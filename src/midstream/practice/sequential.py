@@ -66,7 +66,7 @@ class Sequential:
                 raise UsageError(
                     f"two rewards of one task differ by {value}",
                     cause="the gate's test holds for rewards in [0, 1]",
-                    mend="scale the reward to [0, 1], or turn the gate off: practice.gate.enabled = false",
+                    fix="scale the reward to [0, 1], or turn the gate off: practice.gate.enabled = false",
                 )
         counts = Counter(values)
         evidence = self._better.add(counts)

@@ -148,7 +148,7 @@ class Session:
 
     def _replied(self) -> None:
         self.replies += 1
-        self._report(f"optimiser: replies {self.replies}")
+        self._report(f"reflector: replies {self.replies}")
 
     def _report(self, text: str) -> None:
         self.display.phase(text)
@@ -156,7 +156,7 @@ class Session:
 
 
 class Told:
-    """An engine of the optimiser that tells of each reply."""
+    """An engine of the reflector that tells of each reply."""
 
     def __init__(self, engine: Engine, replied: Callable[[], None]) -> None:
         self.engine, self.replied = engine, replied

@@ -12,7 +12,7 @@ from midstream.core.trajectory import Sampling
 
 
 class RoleConfig(Frozen):
-    """One role of the optimiser: which engine it asks and how.
+    """One role of the reflector: which engine it asks and how.
 
     `engine` names an engine of the recipe. A reply that cannot be used is asked for again, `asks` times in all.
     `prompt_file` replaces the prompt that ships with midstream. `structured_output` has the server enforce the form.
@@ -78,7 +78,7 @@ class BudgetConfig(Frozen):
     """Limits on what a run may use up, evaluations included; None: no limit.
 
     Nothing is started that could go over `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge
-    and optimiser) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
+    and reflector) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
     """
 
     rollouts: int | None = Field(default=None, ge=0)
@@ -93,7 +93,7 @@ class PracticeConfig(Frozen):
 
     `tasks` of the train split, `epochs` over them, `batch_size` of them an update, `group_size` rollouts each;
     `families`: what is learned from and validated on is of these alone.
-    `optimiser` is the role that all three of `summariser`, `critic` and `merger` are, where they are not named.
+    `reflector` is the role that all three of `summariser`, `critic` and `merger` are, where they are not named.
     `truth = "majority"` learns without gold answers: a rollout is right that agrees with most of its group, and no role
     sees the answer. `lessons_from = "model"` has the critic write lessons without any rollout (a control).
     `skip_uniform` leaves groups out whose rollouts all earned the same. `modules` may get lessons. `start` is a library
@@ -112,7 +112,7 @@ class PracticeConfig(Frozen):
     skip_uniform: bool = True
     changes_per_group: int = Field(default=2, ge=1)
     modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=("planner",), min_length=1)
-    optimiser: RoleConfig
+    reflector: RoleConfig
     summariser: RoleConfig | None = None
     critic: RoleConfig | None = None
     merger: RoleConfig | None = None

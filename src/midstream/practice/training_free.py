@@ -9,7 +9,7 @@ advantage, as operations on the library.
     -> every rollout summarised -> every group contrasted -> the batch merged
 
 With `truth = "majority"` a rollout's reward for learning is whether it agrees with the most frequent answer of its
-group, and no role of the optimiser is shown the gold answer.
+group, and no role of the reflector is shown the gold answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.practice.library import Library
 from midstream.practice.merging import Proposals
 from midstream.practice.operations import Operation, Outcome
-from midstream.practice.optimiser import Optimiser
 from midstream.practice.playing import Player
+from midstream.practice.reflector import Reflector
 from midstream.practice.settings import PracticeConfig
 from midstream.rollout import Group, together
 
@@ -67,8 +67,8 @@ _UNIFORM = _Lesson(skipped="uniform")
 class TrainingFree:
     """The algorithm. It holds no state: a proposal depends on the tasks, the library and the seed."""
 
-    def __init__(self, *, config: PracticeConfig, player: Player, optimiser: Optimiser) -> None:
-        self.config, self.player, self.optimiser = config, player, optimiser
+    def __init__(self, *, config: PracticeConfig, player: Player, reflector: Reflector) -> None:
+        self.config, self.player, self.reflector = config, player, reflector
 
     async def propose(self, step: int, tasks: Sequence[Task], library: Library) -> Proposal:
         """Roll out, leave groups without contrast out, summarise, contrast, merge.
@@ -97,7 +97,7 @@ class TrainingFree:
     async def _written(self, step: int, task: Task, library: Library) -> _Lesson:
         """What the critic proposes for one question without any rollout."""
         try:
-            said = await self.optimiser.write(step, task.id, task.question, library)
+            said = await self.reflector.write(step, task.id, task.question, library)
         except PromptTooLongError as failure:
             return _Lesson(skipped=failure.what)
         return self._limited(said.value, said.unreadable)
@@ -125,12 +125,12 @@ class TrainingFree:
     async def _contrasted(self, step: int, group: Group, library: Library, answer: str | None) -> _Lesson:
         """Summarise every rollout, then set them side by side."""
         question = group.task.question
-        told = await together(self.optimiser.summarise(step, question, one, answer) for one in group.trajectories)
+        told = await together(self.reflector.summarise(step, question, one, answer) for one in group.trajectories)
         lost = [text for one in told for text in one.unreadable]
         summaries = [one.value for one in told]
         if sum(one is not None for one in summaries) < min(2, len(summaries)):
             return _Lesson(skipped="fewer than two rollouts could be summarised", unreadable=lost)
-        said = await self.optimiser.contrast(step, group, summaries, library, answer)
+        said = await self.reflector.contrast(step, group, summaries, library, answer)
         return self._limited(said.value, [*lost, *said.unreadable])
 
     def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Lesson:
@@ -156,7 +156,7 @@ class TrainingFree:
             return _Lesson(operations=proposed)
         proposals = Proposals(proposed)
         try:
-            said = await self.optimiser.merge(step, proposals, library)
+            said = await self.reflector.merge(step, proposals, library)
         except PromptTooLongError as failure:
             return _Lesson(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
         if said.value is None:

@@ -22,9 +22,9 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, counted, proven, render_modules, tokens, with_effect
 from midstream.practice.likeness import embedding_likeness, ngram_likeness
 from midstream.practice.operations import Likeness, Operation, Outcome, Rules, applied, screened
-from midstream.practice.optimiser import Optimiser
 from midstream.practice.playing import Match, Player, Report
 from midstream.practice.records import ChangeRecord, Spent, UpdateRecord
+from midstream.practice.reflector import Reflector
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.training_free import Proposal, TrainingFree
 from midstream.rollout import Environment
@@ -77,8 +77,8 @@ class Practice:
             return Player(environment, ledger, seed, shuffle=config.shuffle_rewards, cache=cache, report=report)
 
         self.player, self.trial = player(environment), player(trial or environment)
-        optimiser = Optimiser(config, engines, ledger, derive_seed(seed, "optimiser"))
-        self.algorithm = TrainingFree(config=config, player=self.player, optimiser=optimiser)
+        reflector = Reflector(config, engines, ledger, derive_seed(seed, "optimiser"))
+        self.algorithm = TrainingFree(config=config, player=self.player, reflector=reflector)
 
     async def update(self, step: int, library: Library, pending: Sequence[Operation], version: int) -> Updated:
         """Update number `step`, from 1; `version` is the number that its library gets if it changes."""
@@ -216,5 +216,5 @@ def _require_one(found: Sequence[Trajectory]) -> None:
         raise InfrastructureError(
             f"all {len(found)} rollouts of the batch ended in errors; the first:\n{first.message if first else ''}",
             cause="a server, tool or sandbox is broken",
-            mend="see to that, then: midstream resume RUN",
+            fix="see to that, then: midstream resume RUN",
         )

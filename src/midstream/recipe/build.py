@@ -181,7 +181,7 @@ class Build:
                     raise RecipeError(
                         f"tools.{table} and tools.{made[tool.name][1]} both have a tool called {tool.name!r}",
                         cause="a planner names tools, and could not say which it means",
-                        mend="take one of them out; an MCP server's tools get other names with `prefix`",
+                        fix="take one of them out; an MCP server's tools get other names with `prefix`",
                     )
                 made[tool.name] = (tool, table)
         return [tool for tool, _ in made.values()]
@@ -267,7 +267,7 @@ class Build:
             raise RecipeError(
                 f"tool engine {name!r} samples in process",
                 cause="it answers only when every live trajectory waits for it, and one that calls a tool does not",
-                mend="give the tool an engine of type openai_compatible",
+                fix="give the tool an engine of type openai_compatible",
             )
         return self.engine(name)
 
@@ -426,7 +426,7 @@ class Build:
             raise UnsupportedError(
                 f"agent.{trained} of type {table['type']!r} cannot be trained",
                 cause="it is a program",
-                mend=f"choose type = {' or '.join(asking)} and give it an engine",
+                fix=f"choose type = {' or '.join(asking)} and give it an engine",
             )
         return self._made(table["engine"])
 
@@ -438,7 +438,7 @@ class Build:
             raise UnsupportedError(
                 f"engine {engine.name!r} holds no weights that can be trained here",
                 cause="it is a remote server",
-                mend="set training.weights to an engine of type tiny or transformers_local with the same weights",
+                fix="set training.weights to an engine of type tiny or transformers_local with the same weights",
             )
         return engine
 
@@ -474,7 +474,7 @@ def require_training_extra() -> None:
         raise UnsupportedError(
             f"{failure.name} is not installed",
             cause="in-process models need the extra `train`",
-            mend="pip install 'midstream[train]'",
+            fix="pip install 'midstream[train]'",
         ) from failure
     del torch
     transformers.utils.logging.disable_progress_bar()  # ours is the only one

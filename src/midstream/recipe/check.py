@@ -96,7 +96,7 @@ def _fill_tasks(recipe: Recipe, table: Table, where: str) -> Table:
             raise RecipeError(
                 f"{where}.parts.{name}.type = {inner['type']!r} cannot be mixed with others",
                 cause="its tasks are dialogues, which their own source opens",
-                mend="train on one source of dialogues",
+                fix="train on one source of dialogues",
             )
         filled["parts"][name] = {**inner, "weight": weight_of(part)}
     return filled
@@ -136,13 +136,13 @@ def _check_agent(recipe: Recipe) -> None:
         raise RecipeError(
             'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
             cause="the result that satisfies the verifier is then not in memory",
-            mend='set memory_update = "every_turn"',
+            fix='set memory_update = "every_turn"',
         )
-    mend = 'set agent.type = "interleaved"'
-    _refuse_dialogues(recipe, "an agent of type 'agentflow'", "AgentFlow answers questions", mend)
+    fix = 'set agent.type = "interleaved"'
+    _refuse_dialogues(recipe, "an agent of type 'agentflow'", "AgentFlow answers questions", fix)
 
 
-def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, mend: str) -> None:
+def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, fix: str) -> None:
     sets = {f"evaluation.sets.{place}": one for place, one in enumerate(recipe.evaluation.sets)}
     sets["evaluation.validation"] = recipe.evaluation.validation
     sources = {"tasks": recipe.tasks} | {f"{where}.tasks": one.tasks for where, one in sets.items() if one.tasks}
@@ -151,7 +151,7 @@ def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, mend: str) -> None
             raise RecipeError(
                 f"{where}.type = {table['type']!r} with {agent}",
                 cause=f"its tasks are dialogues, with a user and functions of their own; {cause}",
-                mend=mend,
+                fix=fix,
             )
 
 
@@ -162,24 +162,24 @@ def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
         raise RecipeError(
             f"agent.template = {agent.template!r} with a policy of engine type 'tiny'",
             cause="it writes chats in English, and a tiny policy reads the few words of its own world",
-            mend='set agent.template = "tiny", or name a model',
+            fix='set agent.template = "tiny", or name a model',
         )
     if recipe.warm_start and recipe.warm_start.lessons:
         raise RecipeError(
             f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
             cause="the clumsy policy heeds none",
-            mend="leave it out",
+            fix="leave it out",
         )
     if template.appends == "inline":
-        mend = 'choose one with appends = "message", such as artist-function-calling or native'
-        _refuse_dialogues(recipe, f"agent.template = {agent.template!r}", "it writes one reply to one question", mend)
+        fix = 'choose one with appends = "message", such as artist-function-calling or native'
+        _refuse_dialogues(recipe, f"agent.template = {agent.template!r}", "it writes one reply to one question", fix)
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in recipe.tools and not any(table.get("type") == "mcp" for table in recipe.tools.values()):
             raise RecipeError(
                 f"agent.template = {agent.template!r} calls the tool {tool!r}, which the recipe does not have",
                 cause=f"the recipe's tools are {', '.join(recipe.tools) or 'none'}",
-                mend=f'add [tools.{tool}], or say which tool is meant: agent.tools = {{ {mark} = "NAME" }}',
+                fix=f'add [tools.{tool}], or say which tool is meant: agent.tools = {{ {mark} = "NAME" }}',
             )
 
 
@@ -189,7 +189,7 @@ def _checked_library(recipe: Recipe, named: Path) -> str:
         raise RecipeError(
             f"agent.library = {str(named)!r} with [practice]",
             cause="a recipe that practises has the library that it learns in its prompts, and no other",
-            mend="set practice.start to begin with that library, and remove agent.library",
+            fix="set practice.start to begin with that library, and remove agent.library",
         )
     place = pinned(named)
     _check_heeds(recipe, lessons_of(recipe.agent, place), f"agent.library = {place!r}")
@@ -204,7 +204,7 @@ def _check_heeds(recipe: Recipe, modules: Container[str], where: str) -> None:
         raise RecipeError(
             f"{where} has lessons for a tiny planner, which cannot read them",
             cause="warm_start.lessons = 0: its vocabulary has none of their words",
-            mend="set warm_start.lessons, as recipes/flow-grpo-tiny-lessons.toml does",
+            fix="set warm_start.lessons, as recipes/flow-grpo-tiny-lessons.toml does",
         )
 
 
@@ -213,17 +213,17 @@ def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> 
         raise RecipeError(
             "the recipe has both [training] and [practice]",
             cause="a run changes the planner's weights or its lessons, so that it is known what helped",
-            mend="remove one of them; weights are trained with lessons in the prompts by agent.library",
+            fix="remove one of them; weights are trained with lessons in the prompts by agent.library",
         )
-    for role in ("optimiser", "summariser", "critic", "merger"):
+    for role in ("reflector", "summariser", "critic", "merger"):
         named = getattr(config, role)
         if named is not None and named.engine not in recipe.engines:
             raise no_engine(recipe, f"practice.{role}.engine = {named.engine!r}")
         if named is not None and recipe.engines[named.engine].get("type") in IN_PROCESS:
             raise RecipeError(
                 f"practice.{role}.engine = {named.engine!r} samples in process",
-                cause="it answers one request a trajectory, in step with rollouts, and the optimiser is no rollout",
-                mend="give the role an engine of type openai_compatible",
+                cause="it answers one request a trajectory, in step with rollouts, and the reflector is no rollout",
+                fix="give the role an engine of type openai_compatible",
             )
     check_shown(recipe.agent, config.modules, "practice.modules")
     _check_heeds(recipe, config.modules, "practice.modules")
@@ -231,20 +231,20 @@ def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> 
         raise RecipeError(
             f"practice.group_size = {config.group_size} never teaches anything",
             cause="a group of one has no contrast, and groups without contrast are skipped",
-            mend="set group_size to 2 or more, or skip_uniform = false",
+            fix="set group_size to 2 or more, or skip_uniform = false",
         )
     if config.budget.cost_usd is not None and not any(map(_has_price, resolved["engines"].values())):
         raise RecipeError(
             f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing",
             cause="no engine has a price, so that all that is asked costs 0 dollars",
-            mend="set price_prompt_usd and price_completion_usd under [engines.NAME], or limit tokens instead",
+            fix="set price_prompt_usd and price_completion_usd under [engines.NAME], or limit tokens instead",
         )
     inside = [name for name, table in recipe.engines.items() if table.get("type") in IN_PROCESS]
     if config.cache is not None and inside:
         raise RecipeError(
             f"practice.cache with engine {inside[0]!r}, which samples in process",
             cause="it samples in batches, so that what a run gets from the cache would change the rest of a batch",
-            mend="leave out `cache`: an engine in process costs nothing but time",
+            fix="leave out `cache`: an engine in process costs nothing but time",
         )
     if config.start is not None:
         place = pinned(config.start)
@@ -278,7 +278,7 @@ def _check_width(recipe: Recipe, resolved: Table) -> None:
         raise RecipeError(
             f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
             cause="AdamW steps by about the learning rate, less than the distance of two such numbers: most is lost",
-            mend='set dtype = "float32", or add [learner.lora], whose adapter is float32',
+            fix='set dtype = "float32", or add [learner.lora], whose adapter is float32',
         )
 
 
@@ -304,7 +304,7 @@ def _check_imitated(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{where} would teach agent.{recipe.trained}, of type {learns!r}, from transcripts of type {teacher!r}",
                 cause="their prompts are not the ones that it will be given",
-                mend=f"set training.supervised.planner to a table of type {learns!r}"
+                fix=f"set training.supervised.planner to a table of type {learns!r}"
                 if learns != "compact"
                 else 'choose a planner of type "clumsy" or "compact"',
             )
@@ -319,13 +319,13 @@ def _check_simulated(recipe: Recipe) -> None:
             raise RecipeError(
                 f"engines.{name}.plays = {table['plays']!r} with tasks.type = {tasks!r}",
                 cause="a simulated model is a program that knows one world's tasks",
-                mend=f"it plays: {known}",
+                fix=f"it plays: {known}",
             )
         if table.get("type") == "simulated" and table.get("skill", 1) != 1 and tasks != "desks":
             raise RecipeError(
                 f"engines.{name}.skill = {table['skill']!r} with tasks.type = {tasks!r}",
                 cause="only the agent at the desks has one; elsewhere the tasks' settings say how well it goes",
-                mend="take `skill` out",
+                fix="take `skill` out",
             )
 
 
@@ -353,7 +353,7 @@ def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
             raise RecipeError(
                 f"{where}.engine = {table['engine']!r} would be trained together with the planner",
                 cause="it samples from the planner's weights, and only the planner may change",
-                mend="give it an [engines.NAME] table of its own (the same server and model will do)",
+                fix="give it an [engines.NAME] table of its own (the same server and model will do)",
             )
 
 
@@ -376,13 +376,13 @@ def _check_rewards_fit(recipe: Recipe) -> None:
         for place, table in _all_parts(reward, where).items():
             named = table["type"]
             if named in OF_DIALOGUES and not dialogues:
-                cause, mend = "it judges what came of a dialogue", "one that judges answers, such as exact_match"
+                cause, fix = "it judges what came of a dialogue", "one that judges answers, such as exact_match"
             elif dialogues and named not in OF_DIALOGUES and named in (*RULES, *OF_A_STREAM):
-                cause, mend = "they are dialogues, and have no answer that is right", " or ".join(OF_DIALOGUES)
+                cause, fix = "they are dialogues, and have no answer that is right", " or ".join(OF_DIALOGUES)
             else:
                 continue
             raise RecipeError(
-                f"{place}.type = {named!r} with tasks of type {tasks['type']!r}", cause=cause, mend=f"choose {mend}"
+                f"{place}.type = {named!r} with tasks of type {tasks['type']!r}", cause=cause, fix=f"choose {fix}"
             )
 
 
@@ -400,13 +400,13 @@ def _check_stream_reward(recipe: Recipe, table: Table, where: str) -> None:
         raise RecipeError(
             f"{where}.type = {table['type']!r} with an agent of type {recipe.agent.type!r}",
             cause="it scores the form of a stream, and only an interleaved agent writes one",
-            mend='set agent.type = "interleaved", or choose another reward',
+            fix='set agent.type = "interleaved", or choose another reward',
         )
     if table.get("answer", RULES[0]) not in RULES:
         raise RecipeError(
             f"{where}.answer = {table['answer']!r} is no rule-based reward",
             cause="it is misspelt, or it asks a model",
-            mend=f"name one of: {', '.join(RULES)}",
+            fix=f"name one of: {', '.join(RULES)}",
         )
 
 
@@ -417,7 +417,7 @@ def _check_served(recipe: Recipe, table: Table, where: str, waiting: str) -> Non
         raise RecipeError(
             f"{where}.engine = {engine!r} samples in process",
             cause=f"it answers only when every live trajectory waits for it, and {waiting} does not",
-            mend="name an engine of type openai_compatible there",
+            fix="name an engine of type openai_compatible there",
         )
 
 
@@ -428,5 +428,5 @@ def _check_judge(recipe: Recipe, table: Table, where: str) -> None:
         raise RecipeError(
             f"{where}.rule = {table['rule']!r} is no rule-based reward",
             cause="it is misspelt, or it asks a model",
-            mend=f'name one of: per_task, {", ".join(RULES)}; or "" for none',
+            fix=f'name one of: per_task, {", ".join(RULES)}; or "" for none',
         )

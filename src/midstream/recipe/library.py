@@ -32,7 +32,7 @@ def with_library(table: Table, named: str | None) -> Table:
         raise UsageError(
             f"--library names none: {named!r}",
             cause="the variable that it came from is not set",
-            mend="name a practice run, one version of its library (RUN@VERSION), or a file",
+            fix="name a practice run, one version of its library (RUN@VERSION), or a file",
         )
     return merge(table, {"agent": {"library": named}})
 
@@ -98,8 +98,8 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     if not library.rendered or library.proven_for == agent:
         return ""
     whom = f", only for {library.proven_for}" if library.proven_for else ""
-    mend = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if whom else "")
-    return f"library {named} is unproven for this agent, {agent}{whom}: {mend}"
+    fix = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if whom else "")
+    return f"library {named} is unproven for this agent, {agent}{whom}: {fix}"
 
 
 def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
@@ -122,7 +122,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
             raise RecipeError(
                 f"{where} has lessons for {name!r}",
                 cause="the agent has no such module",
-                mend=f"name one of: {', '.join(own)}",
+                fix=f"name one of: {', '.join(own)}",
             )
         if shows_lessons(agent, name):
             continue
@@ -132,7 +132,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
             cause=f"its prompt_file {table['prompt_file']} has no place for them"
             if "prompt_file" in table
             else f"a {name} of type {table['type']!r} has no prompt that could hold them",
-            mend="put {{lessons}} before {{tools}} or {{query}} in that file"
+            fix="put {{lessons}} before {{tools}} or {{query}} in that file"
             if "prompt_file" in table
             else f"choose a type or template that has one, or take the {name}'s lessons out",
         )

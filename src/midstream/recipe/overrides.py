@@ -101,7 +101,7 @@ def _benchmark(text: str) -> Table:
         raise UsageError(
             f"--benchmark {text!r} names no benchmark" if not name.strip() else f"--benchmark {text!r} names no file",
             cause="the variable that it came from is not set",
-            mend="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
+            fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
         )
     source = {"type": "benchmark", "name": name}
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
@@ -134,7 +134,7 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
             raise UsageError(
                 f"--{key.replace('_', '-')} is empty: {value!r}",
                 cause="the variable that it came from is not set",
-                mend="name it, or leave the option out for the recipe's own",
+                fix="name it, or leave the option out for the recipe's own",
             )
     if not server:
         return
@@ -142,7 +142,7 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
         raise UsageError(
             "no model is named",
             cause=f"--{next(iter(server)).replace('_', '-')} says where to ask, not which model",
-            mend="add --model NAME",
+            fix="add --model NAME",
         )
     parse_recipe(table)  # what follows relies on its shape
     agent, name = table["agent"], "model"
@@ -155,11 +155,11 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
             agent[module] = {**settings, "engine": name}
     elif all(one.get("engine") != name for one in (*map(agent.get, (trained, *others)), *table["tools"].values())):
         check(parse_recipe(table))  # a misspelt type or engine is refused as what it is
-        mend = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
+        fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
             f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
             cause="no module or tool of it asks [engines.model]",
-            mend="leave it out: the whole agent comes from the run" if planner_from_run else mend,
+            fix="leave it out: the whole agent comes from the run" if planner_from_run else fix,
         )
     engines = table.setdefault("engines", {})
     kept = engines.get(name, {})
@@ -179,13 +179,13 @@ def set_tools(table: Table, names: str) -> None:
         raise UsageError(
             f"no table of the recipe makes a tool {unknown[0]!r}",
             cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
-            mend=f"midstream tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
+            fix=f"midstream tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
         )
     if unknown or not wanted:
         raise UsageError(
             f"no tool is called {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
             cause="it is misspelt, or its table is missing in the recipe",
-            mend=f"name some of: {', '.join(nameable)}; or a function of yours: my_tools.py:word_count",
+            fix=f"name some of: {', '.join(nameable)}; or a function of yours: my_tools.py:word_count",
         )
     chosen = [_tool_table(name, known) for name in wanted]
     table["tools"] = dict(chosen)
@@ -193,7 +193,7 @@ def set_tools(table: Table, names: str) -> None:
         raise UsageError(
             f"two of the tools in {names!r} would have one name",
             cause="a function of yours is called by its name alone, whatever its file",
-            mend="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
+            fix="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
         )
 
 
@@ -205,7 +205,7 @@ def _check_vocabulary(table: Table, known: list[str], said: str) -> None:
         raise UsageError(
             f"--tools {said!r} does not fit this planner",
             cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
-            mend='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
+            fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
         )
 
 

@@ -14,8 +14,8 @@ from midstream.practice.cache import Cache
 from midstream.practice.identity import identity
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
-from midstream.practice.optimiser import ROLES, Optimiser
 from midstream.practice.parts import Parts, Prepare
+from midstream.practice.reflector import ROLES, Reflector
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.library import read
@@ -34,11 +34,11 @@ def practice_parts_of(build: Build) -> Parts:
         raise UnsupportedError(
             f"recipe {recipe.name!r} would practise without a sandbox",
             cause="in practice a model writes code by the thousand and nobody looks at it",
-            mend="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
+            fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
         )
     assert config is not None
     assert meter is not None
-    Optimiser(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
+    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     validation_set = gate_set(recipe.evaluation.validation, config)
     with _asked_for("practice.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []
@@ -54,7 +54,7 @@ def practice_parts_of(build: Build) -> Parts:
         validation_set=validation_set,
         set_tasks=build.set_tasks,
         make_environment=build.environment,
-        engines={role: build.engine((getattr(config, role) or config.optimiser).engine) for role in ROLES},
+        engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
         start=read(config.start) if config.start else Library(),
         identity=agent,
         meter=meter,
@@ -77,8 +77,8 @@ def _asked_for(setting: str) -> Iterator[None]:
     try:
         yield
     except RecipeError as error:
-        mend = f"{error.mend} (asked for by {setting} and practice.families)"
-        raise RecipeError(error.what, cause=error.cause, mend=mend) from error
+        fix = f"{error.fix} (asked for by {setting} and practice.families)"
+        raise RecipeError(error.what, cause=error.cause, fix=fix) from error
 
 
 def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
@@ -92,7 +92,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
         raise RecipeError(
             f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than practice.tasks = {config.tasks}",
             cause="the others ask what the gate's validation tasks ask, which are of the same split",
-            mend="give them a split of their own, or lower one of the two",
+            fix="give them a split of their own, or lower one of the two",
         )
     for task in tasks:
         build.reward(build.recipe.reward).check(task)
@@ -115,7 +115,7 @@ def require_apart(sets: dict[str, Sequence[Task]]) -> None:
             raise RecipeError(
                 f"{one} and {other} ask the same in {len(ids)} cases: {', '.join(ids[:_NAMED])}{more}",
                 cause="a lesson could hold what it is then measured on",
-                mend="take them from different splits, or with other seeds or families",
+                fix="take them from different splits, or with other seeds or families",
             )
 
 

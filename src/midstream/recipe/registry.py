@@ -45,7 +45,7 @@ from midstream.worlds import game24
 from midstream.worlds.desks import models as desk_models
 from midstream.worlds.desks import world as desks
 from midstream.worlds.gazetteer import compact, guess, programs, stream_programs
-from midstream.worlds.gazetteer import reflector as gazetteer_optimiser
+from midstream.worlds.gazetteer import reflector as gazetteer_reflector
 from midstream.worlds.gazetteer import tasks as gazetteer
 from midstream.worlds.workshop import models as workshop_models
 from midstream.worlds.workshop import tasks as workshop
@@ -163,10 +163,10 @@ ENGINES = {
 }
 # What a simulated engine can play, by the type of the recipe's tasks.
 PLAYED: dict[str, dict[str, Callable[[Any, simulated.Config], simulated.Reply]]] = {
-    "gazetteer": {"optimiser": lambda build, config: gazetteer_optimiser.reply},
+    "gazetteer": {"reflector": lambda build, config: gazetteer_reflector.reply},
     "workshop": {
         "agent": lambda build, config: workshop_models.agent_reply(build.source),
-        "optimiser": lambda build, config: workshop_models.optimiser_reply(build.source),
+        "reflector": lambda build, config: workshop_models.reflector_reply(build.source),
     },
     "desks": {
         "agent": lambda build, config: desk_models.agent_reply(load_template(build.recipe.agent.template), config.skill)
@@ -214,14 +214,14 @@ def resolve(room: Mapping[str, Component], table: Table, where: str) -> tuple[Co
         raise RecipeError(
             f"{where}.type = {named!r} does not exist",
             cause="it is misspelt or missing",
-            mend=f"name one of: {', '.join(room)}",
+            fix=f"name one of: {', '.join(room)}",
         )
     component = room[named]
     if "engine" in table and not (component.asks or component.may_ask):
         raise RecipeError(
             f"{where}.engine = {table['engine']!r} is never asked",
             cause=f"{named!r} is a program",
-            mend="remove `engine`, or choose a type that asks a model",
+            fix="remove `engine`, or choose a type that asks a model",
         )
     return component, validate(component.config, {k: v for k, v in table.items() if k not in ("type", "engine")}, where)
 
@@ -255,7 +255,7 @@ def no_engine(recipe: Recipe, what: str) -> RecipeError:
     return RecipeError(
         f"{what} does not exist",
         cause=f"the recipe's engines are {', '.join(recipe.engines) or 'none'}",
-        mend="name one of them, or add its [engines.NAME] table",
+        fix="name one of them, or add its [engines.NAME] table",
     )
 
 
@@ -264,6 +264,6 @@ def no_world(recipe: Recipe) -> RecipeError:
     return RecipeError(
         f"tasks.type = {recipe.tasks.get('type')!r} has no facts and no names of its own",
         cause="a local_search without an index, a tiny engine and a warm start are made from the offline world",
-        mend='set tasks.type = "gazetteer"; or give local_search an `index`; or leave them out, '
+        fix='set tasks.type = "gazetteer"; or give local_search an `index`; or leave them out, '
         "e.g. local_search = false under [tools]",
     )

@@ -129,7 +129,7 @@ def find_recipe(name: str) -> Path:
         raise RecipeError(
             f"recipe {name!r} was not found",
             cause="it is neither a .toml file nor the name of a recipe that comes with midstream",
-            mend=f"name one of: {known}",
+            fix=f"name one of: {known}",
         )
     return path
 
@@ -138,11 +138,11 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
     """The recipe's table with everything it extends merged in."""
     path = find_recipe(name).resolve()
     if path in extended_by:
-        raise RecipeError(f"{path} extends itself", cause="`extends` goes round in a circle", mend="remove one of them")
+        raise RecipeError(f"{path} extends itself", cause="`extends` goes round in a circle", fix="remove one of them")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise RecipeError(f"{path} is not valid TOML: {failure}", mend="correct the file at that line") from failure
+        raise RecipeError(f"{path} is not valid TOML: {failure}", fix="correct the file at that line") from failure
     base = table.pop("extends", None)
     if base is None:
         return table
@@ -150,7 +150,7 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
         raise RecipeError(
             f"extends = {_shown(base)} in {path} is no recipe",
             cause="it is not text",
-            mend='e.g. extends = "agentflow-prompted"',
+            fix='e.g. extends = "agentflow-prompted"',
         )
     beside = path.with_name(f"{base}.toml")
     return merge(read_table(str(beside) if beside.is_file() else base, (*extended_by, path)), table)
@@ -171,7 +171,7 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not all(key.split(".")):
-            raise RecipeError(f"--set {override!r} is not of the form a.b=value", mend="e.g. --set training.steps=50")
+            raise RecipeError(f"--set {override!r} is not of the form a.b=value", fix="e.g. --set training.steps=50")
         change: Any = _toml_or_text(text)
         for part in reversed(key.split(".")):
             change = {part: change}
@@ -219,7 +219,7 @@ def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> Confi
         raise RecipeError(
             "the recipe is invalid: " + "; ".join(problems),
             cause="a key that is unknown or missing, or a value that is impossible",
-            mend="correct it in the recipe or with --set; known keys here: "
+            fix="correct it in the recipe or with --set; known keys here: "
             + ", ".join(_fields_around(kind, errors[0]["loc"])),
         ) from failure
 

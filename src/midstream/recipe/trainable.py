@@ -25,13 +25,13 @@ def parts_of(build: Build) -> Parts:
         raise UnsupportedError(
             f"recipe {recipe.name!r} would be trained without a sandbox",
             cause="in training a model writes code by the thousand and nobody looks at it",
-            mend="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
+            fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
         )
     if recipe.training is None:
         raise RecipeError(
             f"recipe {recipe.name!r} trains nothing",
             cause="it has no [training] and no [practice] table",
-            mend="add one, or use `midstream eval`",
+            fix="add one, or use `midstream eval`",
         )
     _check_trainable(recipe, build.planner_engine())
     names = place_names(build)
@@ -93,7 +93,7 @@ def place_names(build: Build) -> frozenset[str]:
         raise RecipeError(
             f"no question of evaluation.validation ({validation.name}) names a place of the offline world",
             cause="they are of another source, or of families that ask about none; the copy gate asks them",
-            mend="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
+            fix="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
         )
     return frozenset(found)
 
@@ -104,25 +104,25 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
         raise UnsupportedError(
             f"engine {engine.name!r} cannot be trained on",
             cause="it does not record sampled token ids and log-probabilities",
-            mend="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
+            fix="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
         )
     named = recipe.training and recipe.training.weights
     if named not in (None, engine.name) and not (recipe.learner.lora and hasattr(engine, "use_adapter")):
         raise RecipeError(
             f"training.weights = {named!r} cannot reach the planner's engine {engine.name!r}",
             cause="weights trained apart from the planner are handed to its server as a LoRA adapter before every step",
-            mend="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+            fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
     if named not in (None, engine.name) and "chat_template_kwargs" in recipe.engines[engine.name].get("extra_body", {}):
         raise RecipeError(
             f"engines.{engine.name}.extra_body.chat_template_kwargs would not be heard",
             cause=f"the planner's prompts go there as token ids, made with the chat template of engine {named!r}",
-            mend=f"move chat_template_kwargs to [engines.{named}]",
+            fix=f"move chat_template_kwargs to [engines.{named}]",
         )
     _, config = resolve(ROOMS[recipe.trained], recipe.modules[recipe.trained], f"agent.{recipe.trained}")
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:
         raise RecipeError(
             f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",
             cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
-            mend="set temperature above 0 and top_p = 1",
+            fix="set temperature above 0 and top_p = 1",
         )

@@ -151,7 +151,7 @@ def _advice_on_role(role: RoleResult, enforcing: set[str]) -> Iterator[str]:
         if role.engine in enforcing:
             yield f"{role.role}: have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
         else:
-            yield f"{role.role}: a server that enforces a JSON schema would mend the form of its replies"
+            yield f"{role.role}: a server that enforces a JSON schema would fix the form of its replies"
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------

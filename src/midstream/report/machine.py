@@ -20,13 +20,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": 
 
 
 class Check(Frozen):
-    """One thing that was looked at. docs/doctor.md explains every `code`; `mend` is a line to paste, if one helps."""
+    """One thing that was looked at. docs/doctor.md explains every `code`; `fix` is a line to paste, if one helps."""
 
     code: str
     what: str
     status: Status
     words: str
-    mend: str = ""
+    fix: str = ""
 
 
 def machine_screen(checks: Sequence[Check]) -> RenderableType:
@@ -42,15 +42,15 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
         status, words = Text(check.status, _COLOURS[check.status]), Text(visible(check.words))
         if check.status == "not checked":
             words.stylize("dim")
-        if check.mend and check.status == "ok":
-            words.append(f": {visible(check.mend)}", "dim")
+        if check.fix and check.status == "ok":
+            words.append(f": {visible(check.fix)}", "dim")
         table.add_row(status, Text(check.code, "dim"), Text(visible(check.what)), words)
     parts = [Text("This machine", "bold"), table]
     for check in checks:
-        if check.mend and check.status in ("warning", "failed"):
+        if check.fix and check.status in ("warning", "failed"):
             parts += [
-                Text(f"\nTo mend {check.code}, {visible(check.what)}:"),
-                _whole(f"  {visible(check.mend)}", "bold"),
+                Text(f"\nTo fix {check.code}, {visible(check.what)}:"),
+                _whole(f"  {visible(check.fix)}", "bold"),
             ]
     return Group(*parts, Text(), *(_whole(visible(line)) for line in _conclusion(checks)))
 

@@ -42,7 +42,7 @@ def save_page(path: Path, html: str) -> None:
         raise StorageError(
             f"the report could not be written to {path}: {error}",
             cause="the directory is read-only, or the disk is full",
-            mend="free space or name another path, then write the report again",
+            fix="free space or name another path, then write the report again",
         ) from error
 
 

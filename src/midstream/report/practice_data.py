@@ -170,7 +170,7 @@ def total_fates(updates: Sequence[UpdateRecord]) -> dict[str, int]:
 
 
 def proposed(record: UpdateRecord) -> int:
-    """How many changes the optimiser asked for in an update; to keep a lesson is none."""
+    """How many changes the reflector asked for in an update; to keep a lesson is none."""
     return sum(one.operation.kind != "keep" for one in record.proposed)
 
 

@@ -116,7 +116,7 @@ def counts(data: PracticeData) -> str:
         (
             "Replies that stayed unreadable",
             lost["lost replies"],
-            "of the optimiser, asked for again until its tries were spent; named with their update",
+            "of the reflector, asked for again until its tries were spent; named with their update",
         ),
         ("Pairs of the gate", sum(test.pairs for one in updates for test in one.tests), "with a result on both sides"),
         ("Pairs without a result", lost["lost pairs"], "left out of their test"),

@@ -27,7 +27,7 @@ class Need(Frozen):
     what: str
     state: str
     there: bool | None
-    mend: str = ""
+    fix: str = ""
     optional: bool = False
 
 
@@ -141,8 +141,8 @@ def _need(need: Need) -> Text:
     colour = {True: "green", False: "yellow" if need.optional else "red", None: "dim"}[need.there]
     text = Text(f"{visible(need.what)}: ")
     text.append(visible(need.state), colour)
-    if need.mend and need.there is not True:
-        text.append(f"\n{visible(need.mend)}", "bold" if need.there is False and not need.optional else "dim")
+    if need.fix and need.there is not True:
+        text.append(f"\n{visible(need.fix)}", "bold" if need.there is False and not need.optional else "dim")
     return text
 
 

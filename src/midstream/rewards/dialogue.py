@@ -59,7 +59,7 @@ def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
             cause="it judges tasks with a user and a state"
             if not trajectory.outcome
             else "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
-            mend="choose tasks that are dialogues, or another reward",
+            fix="choose tasks that are dialogues, or another reward",
         )
         failure.retryable = False
         raise failure from error

@@ -176,6 +176,6 @@ def _given(task: Task) -> list[int]:
         raise RecipeError(
             f"task {task.id!r} is no Game of 24: its numbers are {numbers!r}",
             cause='the reward `game24` reads whole numbers from metadata["numbers"]',
-            mend='give the task metadata["numbers"] = [1, 1, 1, 8], or use another reward',
+            fix='give the task metadata["numbers"] = [1, 1, 1, 8], or use another reward',
         )
     return given

@@ -185,7 +185,7 @@ class Judge:
             try:
                 calls = (*calls, await self._engine.sample(request))
             except EngineError as error:
-                failed = RewardError(f"the judge failed: {error.what}", cause=error.cause, mend=error.mend)
+                failed = RewardError(f"the judge failed: {error.what}", cause=error.cause, fix=error.fix)
                 failed.calls, failed.retryable = (*calls, *error.calls), error.retryable
                 raise failed from error
             reply = spoken(calls[-1].completion).strip()
@@ -197,7 +197,7 @@ class Judge:
         failed = RewardError(
             f"{self.name} gave no verdict when asked {ASKS} times, at last: {reply[:300]!r}",
             cause="the model is too weak to judge, does not keep to the form, or max_tokens cut its reply off",
-            mend="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
+            fix="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
         )
         failed.calls, failed.retryable = calls, False  # it was asked again already
         raise failed

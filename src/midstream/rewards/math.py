@@ -61,7 +61,7 @@ class Math:
             raise UnsupportedError(
                 'the math reward cannot run in a sandbox of tier "arithmetic"',
                 cause="Math-Verify is Python code, and that tier evaluates expressions alone",
-                mend="`midstream doctor` says what a sandbox needs on this machine",
+                fix="`midstream doctor` says what a sandbox needs on this machine",
             )
         # Waiting for a worker is no failure: every comparison ends.
         self.pool = PythonPool(config, sandbox, queue_s=None, table="reward")
@@ -118,7 +118,7 @@ class Math:
             raise RewardError(
                 f"Math-Verify failed over the answer {answer!r:.200} to task {task.id!r}: {result.text[-500:]}",
                 cause="this version of it behaves otherwise than the one that this was written for",
-                mend="pip install 'midstream[math]' installs one that is known",
+                fix="pip install 'midstream[math]' installs one that is known",
             )
         found = json.loads(told)
         if "unreadable" in found:
@@ -130,7 +130,7 @@ def _not_installed() -> UnsupportedError:
     return UnsupportedError(
         "Math-Verify is not installed where the math reward runs",
         cause='it comes with the extra `math`; with sandbox.tier = "remote" it must be in the container\'s image',
-        mend="pip install 'midstream[math]'",
+        fix="pip install 'midstream[math]'",
     )
 
 
@@ -138,7 +138,7 @@ def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
     error = RewardError(
         f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
         cause=cause,
-        mend='correct the task, or score it by another reward: exact_match, or a judge with rule = ""',
+        fix='correct the task, or score it by another reward: exact_match, or a judge with rule = ""',
     )
     error.retryable = False
     return error

@@ -141,5 +141,5 @@ def _unfit(task: Task, cause: str) -> RecipeError:
     return RecipeError(
         f"task {task.id!r} is no multiple-choice question",
         cause=cause,
-        mend='give it metadata["options"] = {"A": ..., "B": ...} and one of them as answer, or use another reward',
+        fix='give it metadata["options"] = {"A": ..., "B": ...} and one of them as answer, or use another reward',
     )

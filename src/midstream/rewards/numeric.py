@@ -71,7 +71,7 @@ def _accepted(task: Task) -> list[Fraction]:
         raise RecipeError(
             f"the answer of task {task.id!r} is no number: {task.answer[:80]!r}",
             cause="the reward `numeric` compares numbers",
-            mend="correct the answer, or score the set by exact_match",
+            fix="correct the answer, or score the set by exact_match",
         )
     return accepted
 

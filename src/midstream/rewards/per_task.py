@@ -54,7 +54,7 @@ class PerTask:
             raise RecipeError(
                 f"task {task.id!r} names the reward {named!r}, which is no rule-based one",
                 cause="it is misspelt, or it asks a model: judged and rule-based scores are never mixed",
-                mend=f"name one of: {', '.join(self._rules)}; or score the whole set by a judge: its own `reward`, or "
+                fix=f"name one of: {', '.join(self._rules)}; or score the whole set by a judge: its own `reward`, or "
                 '[reward] type = "judge"',
             )
         if named not in self._made:

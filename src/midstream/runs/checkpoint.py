@@ -160,7 +160,7 @@ def find_damage(directory: Path) -> str | None:
         raise CheckpointError(
             f"cannot read {error.filename}: {error.strerror}",
             cause="the checkpoint belongs to another user",
-            mend=f"mend its permissions: `chmod -R u+rX {directory}`",
+            fix=f"fix its permissions: `chmod -R u+rX {directory}`",
         ) from error
     except OSError as error:
         return f"{error.filename or directory}: {error.strerror}"
@@ -230,5 +230,5 @@ def _refuse_if_any(root: Path, max_step: int | None) -> None:
     raise CheckpointError(
         f"no usable checkpoint{limit} in {root}; found {', '.join(found)}",
         cause="those named .corrupt failed their SHA-256 sums" if limit == "" else "older checkpoints were removed",
-        mend=f"restore a checkpoint from a copy, or start over with another --out (keep {root} until then)",
+        fix=f"restore a checkpoint from a copy, or start over with another --out (keep {root} until then)",
     )

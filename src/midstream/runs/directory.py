@@ -317,7 +317,7 @@ def damaged_recipe(path: Path, error: Exception) -> RunError:
     return RunError(
         f"{path} is missing" if missing else f"{path} is damaged: {error}",
         cause="the file was edited or removed, or the disk or a copy lost data",
-        mend=f"restore it from a copy; {path.with_name('run.json')} holds its values under `resolved`",
+        fix=f"restore it from a copy; {path.with_name('run.json')} holds its values under `resolved`",
     )
 
 
@@ -330,5 +330,5 @@ def _taken(root: Path) -> RunError:
     return RunError(
         f"{root} already exists and is not empty",
         cause="an earlier run, or other files, are in it",
-        mend=f"give another --out, or go on with that run: `midstream resume {root}`",
+        fix=f"give another --out, or go on with that run: `midstream resume {root}`",
     )

@@ -28,18 +28,18 @@ _MENDS = {
     "EDQUOT": ("your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
     "EFBIG": ("the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
     "EROFS": ("the file system is mounted read-only", f"remount it writable or write elsewhere, {_RESUME}"),
-    "EACCES": ("this user may not write there", f"mend the permissions or write elsewhere, {_RESUME}"),
-    "EPERM": ("this user may not write there", f"mend the permissions or write elsewhere, {_RESUME}"),
+    "EACCES": ("this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
+    "EPERM": ("this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
     "EIO": ("the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
 }
 _DEFAULT_MEND = ("the system refused the write", f"see to the error above, {_RESUME}")
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
-    """The `StorageError` that tells a user what `error` means for `path` and how to mend it."""
+    """The `StorageError` that tells a user what `error` means for `path` and how to fix it."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    cause, mend = _MENDS.get(name, _DEFAULT_MEND)
-    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", cause=cause, mend=mend)
+    cause, fix = _MENDS.get(name, _DEFAULT_MEND)
+    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", cause=cause, fix=fix)
 
 
 @contextmanager

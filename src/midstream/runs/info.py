@@ -115,14 +115,14 @@ def parse_info(path: Path) -> RunInfo:
         raise RunError(
             f"{path.parent} is not a run directory: it has no {path.name}",
             cause="a wrong path, or a run that was stopped while it was being created",
-            mend="give the directory that `--out` named when it was started",
+            fix="give the directory that `--out` named when it was started",
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         first_line = str(error).splitlines()[0]
         raise RunError(
             f"{path} is damaged: {first_line}",
             cause="the file was edited, or the disk or a copy lost data",
-            mend="restore it from a copy",
+            fix="restore it from a copy",
         ) from error
     raise _other_format(path, found, raw)
 
@@ -165,5 +165,5 @@ def _other_format(path: Path, found: Any, raw: Mapping[str, Any]) -> RunError:
     return RunError(
         f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
         cause=f"the run was made by midstream {writer}",
-        mend=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
+        fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
     )

@@ -151,7 +151,7 @@ def _damaged(path: Path, line: int, problem: str) -> RunError:
     return RunError(
         f"{path} is damaged: line {line} {problem}",
         cause="the file was edited, or the disk or a copy lost data (a crash only ever tears the last line)",
-        mend=f"restore the file from a copy, or delete line {line}",
+        fix=f"restore the file from a copy, or delete line {line}",
     )
 
 

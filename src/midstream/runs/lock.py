@@ -82,5 +82,5 @@ def _held(path: Path) -> RunError:
     return RunError(
         f"{path.parent} is in use: {holder} is at work in it",
         cause="two at work in one run directory would overwrite each other",
-        mend="wait for it, stop it, or use another --out",
+        fix="wait for it, stop it, or use another --out",
     )

@@ -114,7 +114,7 @@ def _lines(path: Path) -> list[bytes]:
         raise RunError(
             f"there is no segment {path.name} in {path.parent}",
             cause="the step or evaluation was not run, or wrote no trajectories",
-            mend=f"see what there is: `ls {path.parent}`",
+            fix=f"see what there is: `ls {path.parent}`",
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
@@ -139,7 +139,7 @@ def _damaged(path: Path, problem: str) -> RunError:
     return RunError(
         f"{path} is damaged: {problem}",
         cause="the file was edited, or the disk or a copy lost data (a crash leaves segments whole)",
-        mend="restore it from a copy, or delete it: training does not need it, only reports do",
+        fix="restore it from a copy, or delete it: training does not need it, only reports do",
     )
 
 
@@ -148,11 +148,11 @@ def _not_one(wanted: str, names: list[str], segments: int) -> RunError:
         return RunError(
             f"no trajectory {wanted!r} in {segments} segments",
             cause="the id is of another run, or was removed when the run resumed",
-            mend="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
+            fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
         )
     more = " and more" if len(names) > _SHOWN else ""
     return RunError(
         f"trajectory {wanted!r} could be {', '.join(names[:_SHOWN])}{more}",
         cause="several ids begin so, or several segments hold this id",
-        mend="give one of these names in full",
+        fix="give one of these names in full",
     )

@@ -41,7 +41,7 @@ class Calculator:
             raise SandboxError(
                 f"could not start a process for arithmetic: {error}",
                 cause="the system is out of processes or memory, or this Python was moved",
-                mend=f"free some memory, or run fewer workers ([{table}] workers = 1)",
+                fix=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
 
     async def ask(self, code: bytes) -> PythonResult:

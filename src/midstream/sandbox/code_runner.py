@@ -79,7 +79,7 @@ class ProgramRunner:
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
                 cause="a program reaches its tool through a socket, which only a worker on this machine can be given",
-                mend='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
+                fix='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
             )
         self._config, self._check = config, check
         self._pool = PythonPool(
@@ -144,7 +144,7 @@ class _Conversation:
             raise SandboxError(
                 f"a program's worker died after {len(self.made)} calls of {self._tool.name}",
                 cause="the system ends its processes, for example for want of memory",
-                mend="free some memory, or lower memory_mb and workers in [agent.executor.program]",
+                fix="free some memory, or lower memory_mb and workers in [agent.executor.program]",
             ) from error
 
     async def _within(self, waiting: Awaitable[T]) -> T:

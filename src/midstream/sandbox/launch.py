@@ -172,8 +172,8 @@ def _container(limits: Limits, image: str) -> Launch:
     return Launch(command=(*command, image, *python), environment=kept)
 
 
-def _find(program: str, package: str, mend: str) -> str:
+def _find(program: str, package: str, fix: str) -> str:
     found = shutil.which(program)
     if found is None:
-        raise UnsupportedError(f"{package} is not installed", cause=f"no {program} on PATH", mend=mend)
+        raise UnsupportedError(f"{package} is not installed", cause=f"no {program} on PATH", fix=fix)
     return found

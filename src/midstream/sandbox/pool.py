@@ -85,7 +85,7 @@ class PythonPool:
                 raise SandboxError(
                     "a Python worker died in the middle of a call",
                     cause="the system ended its processes, for example for want of memory, or somebody did",
-                    mend=f"free some memory, or lower memory_mb and workers in [{self._table}]",
+                    fix=f"free some memory, or lower memory_mb and workers in [{self._table}]",
                 ) from error
 
     @asynccontextmanager
@@ -113,7 +113,7 @@ class PythonPool:
             raise SandboxError(
                 f"no Python worker was free within {self._queue_s:g} s",
                 cause=f"{self._limits.workers} workers are too few for so many calls, or each takes too long",
-                mend=f"raise workers in [{self._table}], or lower the rollout's concurrency",
+                fix=f"raise workers in [{self._table}], or lower the rollout's concurrency",
             ) from error
         try:
             yield
@@ -149,7 +149,7 @@ class PythonPool:
             raise SandboxError(
                 "the Python sandbox is closed",
                 cause="a tool was called after its close()",
-                mend="close tools once the last rollout has ended",
+                fix="close tools once the last rollout has ended",
             )
         worker = worker or self._start()
         self._busy.add(worker)

@@ -39,7 +39,7 @@ thread.join()
 """
 DOCKER = 'or set sandbox.tier = "remote", with Docker'
 SYSCTL = Path("/proc/sys")
-# A kernel setting that forbids namespaces to ordinary users, the value that does, and the mend.
+# A kernel setting that forbids namespaces to ordinary users, the value that does, and the fix.
 SWITCHES = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
     ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -62,7 +62,7 @@ def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
     """The sandbox that a recipe asks for, tried out on this machine (once a process).
 
     Raises:
-        UnsupportedError: it does not work here; its mend is the command that makes it work.
+        UnsupportedError: it does not work here; its fix is the command that makes it work.
     """
     config = config or Config()
     if config.tier == "arithmetic":
@@ -73,7 +73,7 @@ def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
         raise UnsupportedError(
             'sandbox.tier = "unsafe" was not allowed',
             cause="it runs code that a model writes as you: with your files and your network",
-            mend="say --unsafe as well, or remove the line",
+            fix="say --unsafe as well, or remove the line",
         )
     wanted: tuple[Tier, ...] = AUTO if config.tier == "auto" else (config.tier,)
     failures: dict[Tier, MidstreamError] = {}
@@ -88,7 +88,7 @@ def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
     raise UnsupportedError(
         f"no sandbox works on this machine (tried: {', '.join(wanted)})",
         cause="; ".join(f"{tier}: {one.what} ({one.cause})" for tier, one in failures.items()),
-        mend="; or ".join(dict.fromkeys(one.mend for one in failures.values())),
+        fix="; or ".join(dict.fromkeys(one.fix for one in failures.values())),
     )
 
 
@@ -104,15 +104,15 @@ def _unsafe(config: Config) -> Sandbox:
     raise UnsupportedError(
         f"{sys.platform} cannot run Python code, not even unsafely",
         cause="a worker forks a process for every piece of code",
-        mend='set sandbox.tier = "arithmetic", ' + DOCKER,
+        fix='set sandbox.tier = "arithmetic", ' + DOCKER,
     )
 
 
 @cache
 def attempt(tier: Tier, image: str) -> str | MidstreamError:
-    """What holds code back on a tier, after a piece of code ran there; or why it does not work, with the mend."""
+    """What holds code back on a tier, after a piece of code ran there; or why it does not work, with the fix."""
     if tier != "remote" and sys.platform != "linux":
-        return UnsupportedError(f"{sys.platform} is not Linux", cause="it has no such sandbox", mend=DOCKER[3:])
+        return UnsupportedError(f"{sys.platform} is not Linux", cause="it has no such sandbox", fix=DOCKER[3:])
     try:
         with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
             hello, result = thread.submit(lambda: asyncio.run(_try_out(tier, image))).result()
@@ -121,10 +121,10 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
     except (SandboxError, WorkerDied) as error:
         return _explain(tier, getattr(error, "what", "the worker died over its first piece of code"))
     if result.reason not in ("ok", "raised"):
-        mend = "try again on a quieter machine; if it stays, this Python does not run in the sandbox"
-        return UnsupportedError(f"its first piece of code ended early: {result.text}", cause=result.reason, mend=mend)
+        fix = "try again on a quieter machine; if it stays, this Python does not run in the sandbox"
+        return UnsupportedError(f"its first piece of code ended early: {result.text}", cause=result.reason, fix=fix)
     if result.text != "held":
-        return UnsupportedError(f"it does not hold: {result.text}", cause="a rule is ignored", mend=OLD_KERNEL)
+        return UnsupportedError(f"it does not hold: {result.text}", cause="a rule is ignored", fix=OLD_KERNEL)
     return ", ".join([*_outer(tier, image), *_inner(hello)])
 
 
@@ -151,28 +151,28 @@ def _inner(hello: dict[str, Any]) -> list[str]:
 
 
 def _explain(tier: Tier, what: str) -> UnsupportedError:
-    """The cause and the mend of a worker that did not start."""
+    """The cause and the fix of a worker that did not start."""
     if "Landlock version" in what or "landlock" in what:
-        return UnsupportedError(what, cause="Linux 6.2 has version 3", mend=OLD_KERNEL)
+        return UnsupportedError(what, cause="Linux 6.2 has version 3", fix=OLD_KERNEL)
     if "no system calls are known" in what:
-        return UnsupportedError(what, cause="the list of allowed calls is for x86-64 and arm64", mend=DOCKER[3:])
+        return UnsupportedError(what, cause="the list of allowed calls is for x86-64 and arm64", fix=DOCKER[3:])
     if tier == "remote":
         return UnsupportedError(
             what,
             cause="Docker or the container did not start",
-            mend="start Docker, and docker pull the image of [sandbox]",
+            fix="start Docker, and docker pull the image of [sandbox]",
         )
     if "Unknown option" in what:
-        return UnsupportedError(what, cause="bubblewrap is older than 0.5", mend="install bubblewrap 0.5 or newer")
+        return UnsupportedError(what, cause="bubblewrap is older than 0.5", fix="install bubblewrap 0.5 or newer")
     if tier == "strong":
-        return UnsupportedError(what, cause="bubblewrap could not make its namespaces", mend=_namespaces())
-    return UnsupportedError(what, cause="a process could not confine itself", mend=OLD_KERNEL)
+        return UnsupportedError(what, cause="bubblewrap could not make its namespaces", fix=_namespaces())
+    return UnsupportedError(what, cause="a process could not confine itself", fix=OLD_KERNEL)
 
 
 def _namespaces() -> str:
     """The command that allows user namespaces on this machine."""
-    for name, forbids, mend in SWITCHES:
+    for name, forbids, fix in SWITCHES:
         path = SYSCTL / name
         if path.is_file() and path.read_text(encoding="ascii").strip() == forbids:
-            return mend
+            return fix
     return IN_A_CONTAINER

@@ -92,7 +92,7 @@ class Worker:
             raise SandboxError(
                 f"could not start a Python worker: {error}",
                 cause="the system is out of processes, memory or room for temporary files, or a program was moved",
-                mend=f"free some memory, or run fewer workers ([{table}] workers = 1)",
+                fix=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
         except BaseException:
             self._socket.close()
@@ -130,7 +130,7 @@ class Worker:
         return SandboxError(
             f"a Python worker ({self._tier}) did not start" + (f" within {START_S:g} s" if late else f": {said[:500]}"),
             cause="the machine changed, or is out of memory" if not late else "its libraries take too long to import",
-            mend=f"midstream doctor says what the sandbox lacks; or shorten `libraries` in [{self._table}]",
+            fix=f"midstream doctor says what the sandbox lacks; or shorten `libraries` in [{self._table}]",
         )
 
     async def ask(self, code: bytes) -> PythonResult:

@@ -43,7 +43,7 @@ def study_agents(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--recipe {options.recipe} is none of the agents that are compared",
             cause="they share one world, one size of model and one budget",
-            mend="leave --recipe out, or train two recipes and compare them: midstream compare RUN_A RUN_B",
+            fix="leave --recipe out, or train two recipes and compare them: midstream compare RUN_A RUN_B",
         )
     root, console = Path(options.out), Console(stderr=True)
     labels = chosen(options, tuple(ARMS))
@@ -102,7 +102,7 @@ def _require_equal_budgets(recipes: Mapping[str, Recipe]) -> None:
             f"the agents would train on {', '.join(f'{count:,} ({label})' for label, count in budgets.items())} "
             "trajectories",
             cause="steps, tasks_per_step or group_size of their recipes differ",
-            mend="set them alike, e.g. --set training.steps=100, or name with --only those that are",
+            fix="set them alike, e.g. --set training.steps=100, or name with --only those that are",
         )
 
 
@@ -160,6 +160,6 @@ def _find(run: RunDirectory, sampling: str, policy: str) -> EvaluationResult:
         raise RecipeError(
             f"{run.root} has no evaluation of a set 'test', {sampling}, {policy}",
             cause="--set took it away",
-            mend="leave evaluation.sets and evaluation.temperatures as they are",
+            fix="leave evaluation.sets and evaluation.temperatures as they are",
         )
     return found[0]

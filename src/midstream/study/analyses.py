@@ -44,7 +44,7 @@ class Scene:
             raise RecipeError(
                 f"recipe {recipe.name!r} has nothing to evaluate on",
                 cause="it has no [[evaluation.sets]]",
-                mend='add one, e.g. name = "test", split = "test", per_family = 60',
+                fix='add one, e.g. name = "test", split = "test", per_family = 60',
             )
         temperatures = {"greedy" if one == 0 else "sampled": one for one in reversed(recipe.evaluation.temperatures)}
         order = [name for name in ("sampled", "greedy") if name in temperatures]
@@ -78,7 +78,7 @@ def _labels(study: Study, key: str) -> list[str]:
         raise RecipeError(
             f"recipe {study.named!r} has no study.{key}",
             cause="the analysis compares the variants that stand there",
-            mend=f"add [study.{key}] to it, or name with --only the analyses that do without",
+            fix=f"add [study.{key}] to it, or name with --only the analyses that do without",
         )
     return labels
 

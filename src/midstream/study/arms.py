@@ -89,7 +89,7 @@ class Study:
             raise RecipeError(
                 f"recipe {recipe.name!r} is not trained with Flow-GRPO",
                 cause="a study of the planner compares it before and after that",
-                mend='choose a recipe with training.algorithm = "flow_grpo"',
+                fix='choose a recipe with training.algorithm = "flow_grpo"',
             )
         if arm == "trained":
             return {}
@@ -99,7 +99,7 @@ class Study:
             raise RecipeError(
                 f"recipe {recipe.name!r} has no study.stronger",
                 cause="without it there is no such arm beside the trained planner",
-                mend="add it, a table like [agent.planner], or name with --only the analyses that do without",
+                fix="add it, a table like [agent.planner], or name with --only the analyses that do without",
             )
         if arm == "stronger":
             return {"agent": {"planner": self.config.stronger}}

@@ -42,7 +42,7 @@ def study_controls(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--recipe {options.recipe} has no controls",
             cause=f"they are recipes made for {MAIN}",
-            mend="leave --recipe out, or compare its planner: midstream study planner",
+            fix="leave --recipe out, or compare its planner: midstream study planner",
         )
     results: dict[str, list[list[EvaluationResult]]] = {}
     for name in recipes:
@@ -100,6 +100,6 @@ def _find(evaluations: list[EvaluationResult], sampling: str) -> EvaluationResul
         raise RecipeError(
             f"the study needs a set 'test' of the families {', '.join(THREE_TURNS)}, evaluated {sampling}",
             cause="--set took it away",
-            mend="leave evaluation.sets, evaluation.temperatures and tasks as they are",
+            fix="leave evaluation.sets, evaluation.temperatures and tasks as they are",
         )
     return found

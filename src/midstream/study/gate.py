@@ -99,7 +99,7 @@ def study_gate(options: argparse.Namespace) -> int:
         raise RecipeError(
             f"recipe {recipe.name!r} does not practise in the simulated workshop",
             cause="only there the worth of a lesson is known exactly",
-            mend="midstream study gate --recipe training-free-simulated, or a file that extends it",
+            fix="midstream study gate --recipe training-free-simulated, or a file that extends it",
         )
     require_set(recipe)
     tell = (lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False)
@@ -159,7 +159,7 @@ def _runs(
 ) -> list[Learned]:
     """One run a seed, each in a world of its own; read where it was made before."""
     seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
-    fixed = ("engines.optimiser.http=false", *options.overrides, *changes)
+    fixed = ("engines.reflector.http=false", *options.overrides, *changes)
     jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=root) for seed in seeds]
     found = {job: _read(job) for job in jobs}
     missing = [job for job, learned in found.items() if learned is None]

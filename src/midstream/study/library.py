@@ -62,7 +62,7 @@ class LibraryStudy:
             raise RecipeError(
                 f"recipe {table.get('name')!r} learns no library",
                 cause="it has no [practice] table",
-                mend="midstream study library --recipe training-free-domains",
+                fix="midstream study library --recipe training-free-domains",
             )
         name = f"{table['name']}-{arm.replace(' ', '-').replace(',', '')}"
         recipe = parse_recipe(merge(table, {"name": name, **changes}))
@@ -85,7 +85,7 @@ class LibraryStudy:
             raise RecipeError(
                 f"the tasks of recipe {self.named!r} are of {len(domains)} family",
                 cause="transfer is from one domain, a family of tasks, to another",
-                mend="choose a recipe with several families, or name other analyses with --only",
+                fix="choose a recipe with several families, or name other analyses with --only",
             )
         return domains
 

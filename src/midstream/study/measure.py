@@ -146,7 +146,7 @@ def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured
             f"{len(errors)} of {len(trajectories)} tasks of {result.set_name} ended without a result; the first:\n"
             f"{errors[0].message}",
             cause="what tools or models need is down",
-            mend="mend it, then start the study again: what is done is not repeated",
+            fix="fix it, then start the study again: what is done is not repeated",
         )
     families: dict[str, list[Trajectory]] = {}
     for one in trajectories:

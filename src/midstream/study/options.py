@@ -15,10 +15,10 @@ def chosen(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
     unknown = sorted(set(picked) - set(known))
     if unknown:
         raise RecipeError(
-            f"{unknown[0]!r} is not part of the study {options.name!r}", mend=f"name some of: {', '.join(known)}"
+            f"{unknown[0]!r} is not part of the study {options.name!r}", fix=f"name some of: {', '.join(known)}"
         )
     if options.seeds < 1:
-        raise UsageError(f"--seeds {options.seeds} trains nothing", cause="it is below 1", mend="e.g. --seeds 3")
+        raise UsageError(f"--seeds {options.seeds} trains nothing", cause="it is below 1", fix="e.g. --seeds 3")
     return picked
 
 
@@ -28,5 +28,5 @@ def require_set(recipe: Recipe) -> None:
         raise RecipeError(
             f"recipe {recipe.name!r} has no evaluation set",
             cause="what was learned is measured on the first one",
-            mend="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
+            fix="add [[evaluation.sets]], as recipes/training-free-simulated.toml has it",
         )

@@ -118,7 +118,7 @@ class BenchmarkTasks(Finite):
             else "pin an earlier `revision`, or download it and name it as `file`",
         )
         if not tasks:
-            raise UsageError(f"{source} has no question", cause=f"left out: {dict(left_out)}", mend="give another file")
+            raise UsageError(f"{source} has no question", cause=f"left out: {dict(left_out)}", fix="give another file")
         return tasks
 
     def _converted(self, split: str, faults: Faults, left_out: Counter[str]) -> Iterator[Task]:
@@ -208,6 +208,6 @@ def find(name: str, known: Mapping[str, Benchmark]) -> Benchmark:
         raise RecipeError(
             f"benchmark {name!r} does not exist",
             cause="it is misspelt, or midstream does not know it",
-            mend=f'name one of: {", ".join(known)}; or read your own questions by type = "file"',
+            fix=f'name one of: {", ".join(known)}; or read your own questions by type = "file"',
         )
     return known[name]

@@ -394,6 +394,6 @@ def make(config: Config) -> TaskSource:
         raise RecipeError(
             f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
             cause="its questions are made here" if benchmark.world else "a file has no revisions",
-            mend=f"leave out {' and '.join(names)}",
+            fix=f"leave out {' and '.join(names)}",
         )
     return world() if world else BenchmarkTasks(benchmark, config)

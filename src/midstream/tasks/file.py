@@ -95,7 +95,7 @@ class FileTasks(Finite):
             )
             if not any(found.values()):
                 raise UsageError(
-                    f"{self.config.path} has no question", cause="nothing stands in it", mend="add some, one a line"
+                    f"{self.config.path} has no question", cause="nothing stands in it", fix="add some, one a line"
                 )
             self._by_split = found
         return self._by_split[split]

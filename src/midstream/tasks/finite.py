@@ -43,7 +43,7 @@ class Finite:
             raise RecipeError(
                 f"{self.what} has no split {split!r}",
                 cause=f"it has {', '.join(self.splits)}",
-                mend=self.mend_split(split),
+                fix=self.mend_split(split),
             )
         if split not in self._loaded:
             self._loaded[split] = self.load(split)
@@ -51,7 +51,7 @@ class Finite:
             raise RecipeError(
                 f"split {split!r} of {self.what} is empty",
                 cause="no question of it falls into this split",
-                mend="give more questions, or other `splits`",
+                fix="give more questions, or other `splits`",
             )
         return self._loaded[split]
 
@@ -108,7 +108,7 @@ class Finite:
                 raise RecipeError(
                     f"{self.what} has no family {family!r} in its split {split!r}",
                     cause=f"it has {', '.join(map(repr, there))}",
-                    mend="correct the evaluation set's `families`",
+                    fix="correct the evaluation set's `families`",
                 )
         return [task for task in tasks if not families or task.family in families]
 
@@ -117,7 +117,7 @@ class Finite:
             raise RecipeError(
                 f"{wanted} tasks of {self.what} ({where}) were asked for, and there are {there}",
                 cause="a question is never taken twice",
-                mend=f"lower {setting} to {there} or less",
+                fix=f"lower {setting} to {there} or less",
             )
 
 

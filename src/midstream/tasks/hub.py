@@ -50,7 +50,7 @@ def _load(repository: str, config: str, split: str, revision: str | None, gated:
         raise UnsupportedError(
             f"benchmark {known_as} is on the Hugging Face Hub, and what reads it is not installed",
             cause="it is an extra of midstream",
-            mend=f"pip install 'midstream[data]'; or {_file(known_as)}",
+            fix=f"pip install 'midstream[data]'; or {_file(known_as)}",
         ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -61,7 +61,7 @@ def _load(repository: str, config: str, split: str, revision: str | None, gated:
         raise UsageError(
             f"benchmark {known_as} could not be downloaded: {_line(error)}",
             cause="this machine does not reach the Hugging Face Hub, or is told not to (HF_HUB_OFFLINE)",
-            mend=f"connect it; or download {page} elsewhere and {_file(known_as)}",
+            fix=f"connect it; or download {page} elsewhere and {_file(known_as)}",
         ) from error
     except (DatasetsError, OSError) as error:
         raise UsageError(
@@ -69,7 +69,7 @@ def _load(repository: str, config: str, split: str, revision: str | None, gated:
             cause="its owners ask you to accept its conditions first, and you are not logged in or have not"
             if gated
             else f"{repository} was moved, closed or changed",
-            mend=f"accept them at {page}, then hf auth login (older: huggingface-cli login); or {_file(known_as)}"
+            fix=f"accept them at {page}, then hf auth login (older: huggingface-cli login); or {_file(known_as)}"
             if gated
             else f"look at {page}; pin a `revision` that works, or {_file(known_as)}",
         ) from error
@@ -77,7 +77,7 @@ def _load(repository: str, config: str, split: str, revision: str | None, gated:
         raise UsageError(
             f"benchmark {known_as} is not what it was: {_line(error)}",
             cause=f"{repository} has changed its configs or splits",
-            mend=f"look at {page}; pin a `revision` that works, or {_file(known_as)}",
+            fix=f"look at {page}; pin a `revision` that works, or {_file(known_as)}",
         ) from error
 
 

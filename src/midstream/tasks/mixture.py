@@ -58,7 +58,7 @@ class Mixture:
                 raise RecipeError(
                     f"the mixture has no part {name!r}",
                     cause=f"its parts are {', '.join(self.parts)}",
-                    mend="correct the evaluation set's `families`",
+                    fix="correct the evaluation set's `families`",
                 )
         names = [name for name in self.parts if not families or name in families]
         counts = dict.fromkeys(names, per_family) if count is None else self._shared_out(names, count)

@@ -51,7 +51,7 @@ class Faults:
         if len(self.told) < SHOWN:
             self.told.append(f"{place}: {reason}")
 
-    def refuse(self, cause: str, mend: str) -> None:
+    def refuse(self, cause: str, fix: str) -> None:
         """Raise `UsageError` if there were any."""
         if self.total:
             rows = f"{self.total} bad {'row' if self.total == 1 else 'rows'}"
@@ -59,7 +59,7 @@ class Faults:
             raise UsageError(
                 f"{self.source} has {rows}:" + "".join(f"\n    {one}" for one in [*self.told, *more]),
                 cause=cause,
-                mend=mend,
+                fix=fix,
             )
 
 
@@ -80,26 +80,26 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
         raise UsageError(
             f"{path} is of no known format",
             cause=f"its name ends in {path.suffix!r}" if path.suffix else "its name has no ending",
-            mend="give a .jsonl, .json, .csv, .tsv or .parquet file, with .gz after it if it is gzipped",
+            fix="give a .jsonl, .json, .csv, .tsv or .parquet file, with .gz after it if it is gzipped",
         )
     try:
         if not path.is_file():
             raise UsageError(
                 f"there is no file {path}",
                 cause="it is misspelt, a folder, or not downloaded",
-                mend=f"ls -l {path.parent}",
+                fix=f"ls -l {path.parent}",
             )
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from reader(file, faults, columns)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UsageError(
-            f"{path} cannot be unpacked: {error}", cause="it is cut off, or not gzipped", mend=f"gzip -t {path}"
+            f"{path} cannot be unpacked: {error}", cause="it is cut off, or not gzipped", fix=f"gzip -t {path}"
         ) from error
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}",
             cause="you may not read it, or it is damaged",
-            mend=f"ls -l {path}",
+            fix=f"ls -l {path}",
         ) from error
 
 
@@ -224,7 +224,7 @@ def _parquet(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterato
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise UnsupportedError(
-            "parquet files cannot be read here", cause="pyarrow is not installed", mend="pip install 'midstream[data]'"
+            "parquet files cannot be read here", cause="pyarrow is not installed", fix="pip install 'midstream[data]'"
         ) from error
     try:
         table = ParquetFile(file)
@@ -238,7 +238,7 @@ def _parquet(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterato
     except ArrowException as error:
         raise UsageError(
             f"{faults.source} is no parquet file: {error}", cause="it is cut off, or of another format",
-            mend="download it again",
+            fix="download it again",
         ) from error  # fmt: skip
 
 

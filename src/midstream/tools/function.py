@@ -53,7 +53,7 @@ class FunctionTool(Generic[P, R]):
     at work after `timeout_s` goes on, unheard, and ends with the program at the latest.
 
     Raises:
-        UsageError: the function cannot be a tool; the error names the function, the argument and the mend.
+        UsageError: the function cannot be a tool; the error names the function, the argument and the fix.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FunctionTool(Generic[P, R]):
             raise UsageError(
                 f"{function.__qualname__}: timeout_s={timeout_s!r}, output_tokens={output_tokens!r}",
                 cause="with these it could never answer",
-                mend="give it more than 0 seconds and at least one token, or leave them out",
+                fix="give it more than 0 seconds and at least one token, or leave them out",
             )
         functools.update_wrapper(self, function)
         self._function: Callable[..., Any] = function
@@ -147,7 +147,7 @@ class FunctionTool(Generic[P, R]):
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
                 cause=f"the function {self._place} returned it",
-                mend="return text, or lists, dictionaries, dataclasses and models of plain values",
+                fix="return text, or lists, dictionaries, dataclasses and models of plain values",
             ) from error
         return ToolResult(text=text)
 
@@ -160,7 +160,7 @@ class FunctionTool(Generic[P, R]):
         raise ToolServerError(
             f"{self.name} raised {type(error).__name__}: {_text_of(error)[:_SHOWN_MESSAGE]}",
             cause=f"the function {self._function.__qualname__} let it out{_line_of(error, self._function)}",
-            mend="correct the function; where arguments are wrong or nothing is found, raise ValueError with a text",
+            fix="correct the function; where arguments are wrong or nothing is found, raise ValueError with a text",
         ) from error
 
 

@@ -158,7 +158,7 @@ class LocalSearch:
             raise ToolServerError(
                 f"the search index {self._config.index or ':memory:'} could not be read: {error}",
                 cause="the file was damaged or replaced while it was open, or the tool was closed",
-                mend="build it again: midstream index build DOCUMENTS.jsonl",
+                fix="build it again: midstream index build DOCUMENTS.jsonl",
             ) from error
 
     def _show(self, title: str, text: str) -> str:
@@ -187,23 +187,23 @@ def open_index(path: Path | None) -> sqlite3.Connection:
     Raises:
         RecipeError: there is none at `path`.
     """
-    mend = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
+    fix = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
     if path is None or not path.is_file():
-        raise RecipeError(f"no search index at {path}", cause="it was not built, or lies elsewhere", mend=mend)
+        raise RecipeError(f"no search index at {path}", cause="it was not built, or lies elsewhere", fix=fix)
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
     except sqlite3.Error as error:
         raise RecipeError(
             f"{path} cannot be opened: {error}",
             cause="you may not read it, or its path is too long",
-            mend=f"ls -l {path}",
+            fix=f"ls -l {path}",
         ) from error
     try:
         connection.execute(QUERY, ('"probe"', 1)).fetchall()
     except sqlite3.Error as error:
         connection.close()
         raise RecipeError(
-            f"{path} is not a search index: {error}", cause="the file is damaged or something else", mend=mend
+            f"{path} is not a search index: {error}", cause="the file is damaged or something else", fix=fix
         ) from error
     return connection
 

@@ -93,13 +93,13 @@ def _as_it_is(config: Config, found: Any) -> Tool:
             raise RecipeError(
                 f"{config.function} cannot be made without arguments: {error}",
                 cause="it is a class whose objects need some",
-                mend="make the object in its module, and name the object",
+                fix="make the object in its module, and name the object",
             ) from error
     if not isinstance(found, Tool):
         raise RecipeError(
             f"{config.function} is no function and no tool: {found!r:.100}",
             cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
-            mend="name a typed function with a docstring: docs/own-tool.md",
+            fix="name a typed function with a docstring: docs/own-tool.md",
         )
     return found
 
@@ -111,7 +111,7 @@ def _from_file(path: Path) -> ModuleType:
         raise RecipeError(
             f"no file {path}",
             cause=f"a path in a recipe is relative to the directory in which midstream runs, now {Path.cwd()}",
-            mend=f"run midstream where the file is, or give its whole path; {_EXAMPLE}",
+            fix=f"run midstream where the file is, or give its whole path; {_EXAMPLE}",
         )
     known_as = f"midstream_tools_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
     if known_as in sys.modules:
@@ -139,7 +139,7 @@ def _from_package(name: str) -> ModuleType:
         raise RecipeError(
             f"no module {name!r}: {error}",
             cause="it is misspelt or not installed beside midstream",
-            mend=f"install its package, or name the file; {_EXAMPLE}",
+            fix=f"install its package, or name the file; {_EXAMPLE}",
         ) from error
     except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
@@ -151,7 +151,7 @@ def _broken(what: str, error: BaseException) -> RecipeError:
     return RecipeError(
         f"{what} cannot be imported: {type(error).__name__}: {error}",
         cause=f"{place}, line {line}, raises it" if place and line else f"{place or what} raises it",
-        mend=f"correct it until `{Path(sys.executable).name} {what}` runs" if what.endswith(".py") else "correct it",
+        fix=f"correct it until `{Path(sys.executable).name} {what}` runs" if what.endswith(".py") else "correct it",
     )
 
 
@@ -161,7 +161,7 @@ def _not_there(config: Config, module: ModuleType) -> RecipeError:
     return RecipeError(
         f"{place} has no {attribute!r}",
         cause="it is misspelt or not at the top of the module",
-        mend=f"name one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
+        fix=f"name one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
     )
 
 

@@ -167,7 +167,7 @@ class ReplayedTool(_Answering):
             f"{self._recording.file.directory} holds no answer of {self.name} to "
             + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
             cause="something else was asked than when it was recorded: another model, seed, prompt or setting",
-            mend=f"--record {self._recording.file.directory} asks what is missing and keeps what is there",
+            fix=f"--record {self._recording.file.directory} asks what is missing and keeps what is there",
         )
         unseen.retryable = False
         raise unseen

@@ -110,7 +110,7 @@ class RecordingFile:
                     f"{self.directory} holds results of [tools.{origin.table}] from sandbox {known[0]!r}, "
                     f"not {origin.sandbox!r}",
                     cause="it was recorded on another machine, or with other settings of [sandbox]",
-                    mend="record into another directory, or choose that sandbox.tier",
+                    fix="record into another directory, or choose that sandbox.tier",
                 )
             connection.execute("DELETE FROM tools WHERE origin = ?", (origin.key,))
             connection.executemany(
@@ -182,14 +182,14 @@ class RecordingFile:
             f"{self.directory} holds no recording of [tools.{origin.table}]"
             + (" with these settings" if others else ""),
             cause=_difference(others[-1], origin.shown) if others else f"it holds {tables}",
-            mend=f"record it with --record {self.directory}"
+            fix=f"record it with --record {self.directory}"
             + (", or set what it was recorded with" if others else f", or leave [tools.{origin.table}] out"),
         )
 
 
 def _open(path: Path, *, write: bool) -> sqlite3.Connection:
     """The file, open and checked; "rw" for reading, too, since what a killed writer left half done is then undone."""
-    mend = "give another directory, or move the file away"
+    fix = "give another directory, or move the file away"
     if write:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,11 +197,11 @@ def _open(path: Path, *, write: bool) -> sqlite3.Connection:
             raise UsageError(
                 f"--record {path.parent} cannot be made: {error.strerror}",
                 cause="it is a file, or the folder above it cannot be written to",
-                mend="give a directory, or the name of a new one",
+                fix="give a directory, or the name of a new one",
             ) from error
     elif not path.is_file():
         raise UsageError(
-            f"no recording at {path}", cause="nothing was recorded there", mend=f"run once with --record {path.parent}"
+            f"no recording at {path}", cause="nothing was recorded there", fix=f"run once with --record {path.parent}"
         )
     mode = "rwc" if write else "rw"
     try:
@@ -221,7 +221,7 @@ def _open(path: Path, *, write: bool) -> sqlite3.Connection:
         raise _unusable(path, error) from error
     except sqlite3.Error as error:
         raise UsageError(
-            f"{path} is no recording: {error}", cause="the file is damaged, or something else", mend=mend
+            f"{path} is no recording: {error}", cause="the file is damaged, or something else", fix=fix
         ) from error
     if found == (APPLICATION, FORMAT):
         return connection
@@ -230,7 +230,7 @@ def _open(path: Path, *, write: bool) -> sqlite3.Connection:
     raise UsageError(
         f"{path} is a recording of version {found[1]}, not {FORMAT}" if is_ours else f"{path} is no recording",
         cause="another version of midstream wrote it" if is_ours else "it is another program's database",
-        mend=mend,
+        fix=fix,
     )
 
 
@@ -238,7 +238,7 @@ def _unusable(path: Path, error: Exception) -> StorageError:
     return StorageError(
         f"{path} could not be read or written: {error}",
         cause="the disk is full, the file is damaged, write-protected or held by another process, or was closed",
-        mend=f"free some space, or give another directory than {path.parent}",
+        fix=f"free some space, or give another directory than {path.parent}",
     )
 
 

@@ -1,6 +1,6 @@
 """What a function takes, by its type hints: a JSON schema, and what checks and converts the arguments.
 
-A function that cannot be a tool is refused with `UsageError`, which names the function, the argument and the mend.
+A function that cannot be a tool is refused with `UsageError`, which names the function, the argument and the fix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         raise UsageError(
             f"{function!r} cannot be a tool",
             cause="it is no function and no method that returns one value",
-            mend="decorate a function that is written with def or async def",
+            fix="decorate a function that is written with def or async def",
         )
     parameters = inspect.signature(function).parameters
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -46,14 +46,14 @@ def _hints_of(function: Callable[..., Any], parameters: Mapping[str, inspect.Par
         raise UsageError(
             f"the type hints of {function.__qualname__} cannot be read: {error}",
             cause="a type is misspelt, or is not there where the function is defined",
-            mend="import or define the type at the top of the module",
+            fix="import or define the type at the top of the module",
         ) from error
     for name in parameters:
         if name in hints:
             continue
         if name == "self":
-            mend = "make the object first, and then the tool from its method: tool(thing.method)"
-            raise _unfit(function, name, "the function is a method, and no object is there yet", mend)
+            fix = "make the object first, and then the tool from its method: tool(thing.method)"
+            raise _unfit(function, name, "the function is a method, and no object is there yet", fix)
         raise _unfit(function, name, "it has no type hint, which the schema is made from", f"e.g. {name}: str")
     return hints
 
@@ -111,8 +111,8 @@ def schema_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {}, **schema}
 
 
-def _unfit(function: Callable[..., Any], argument: str, cause: str, mend: str) -> UsageError:
-    return UsageError(f"{function.__qualname__}: argument {argument!r} cannot be a tool's", cause=cause, mend=mend)
+def _unfit(function: Callable[..., Any], argument: str, cause: str, fix: str) -> UsageError:
+    return UsageError(f"{function.__qualname__}: argument {argument!r} cannot be a tool's", cause=cause, fix=fix)
 
 
 def checked_name(name: str) -> str:
@@ -121,7 +121,7 @@ def checked_name(name: str) -> str:
         raise UsageError(
             f"{name!r} cannot be a tool's name",
             cause="models and programs call a tool by it: letters, digits and _, at most 64 of them",
-            mend='@tool(name="word_count")',
+            fix='@tool(name="word_count")',
         )
     return name
 
@@ -132,6 +132,6 @@ def checked_summary(function: Callable[..., Any], summary: str) -> str:
         raise UsageError(
             f"{function.__qualname__} has no description",
             cause="its docstring is missing or begins with a section, and a model chooses a tool by what it does",
-            mend='write a docstring, or @tool(description="Counts the words of a text.")',
+            fix='write a docstring, or @tool(description="Counts the words of a text.")',
         )
     return summary

@@ -70,5 +70,5 @@ def _check_finite(values: torch.Tensor, names: Sequence[Hashable]) -> None:
         raise TrainingError(
             f"reward {values[place].item()} at place {place} in group {names[place]!r} is not finite",
             cause="the reward function divided by zero or passed on a broken score",
-            mend="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
+            fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
         )

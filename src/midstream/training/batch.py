@@ -102,7 +102,7 @@ def _sampled_places(row: Row) -> Ints:
         raise TrainingError(
             f"a row of trajectory {row.trajectory_id} has no prompt",
             cause="no token comes before its first one, so nothing predicts it",
-            mend="record at least one prompt token (the tokenizer's first one)",
+            fix="record at least one prompt token (the tokenizer's first one)",
         )
     if row.sampled:
         return start + np.flatnonzero(row.sampled)

@@ -167,7 +167,7 @@ class FlowGRPO:
                 f"{MAX_LOGPROB_GAP} is allowed)",
                 cause="the server samples from other weights or another dtype than the learner's, applies settings of "
                 "its own, or records log-probabilities before the temperature",
-                mend="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/serving.md)",
+                fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/serving.md)",
             )
 
     def _learning_rate(self, step: int) -> float:
@@ -199,7 +199,7 @@ def _no_usable_group(groups: Sequence[Group]) -> TrainingError:
         f"{len(errors)} of {sum(len(group.trajectories) for group in groups)} trajectories failed, and no group has "
         f"two that finished; one of the errors:\n{errors[0].message if errors else 'none'}",
         cause="what all trajectories need (the model's server, a tool, the reward) is down",
-        mend="mend it, then resume the run",
+        fix="fix it, then resume the run",
     )
 
 

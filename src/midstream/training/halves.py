@@ -55,5 +55,5 @@ def require_plain_head(model: PreTrainedModel) -> None:
     raise UnsupportedError(
         f"{type(model).__name__} scales or caps its logits",
         cause="the learner computes log-probabilities from the head on the last hidden states alone",
-        mend="train a model that does neither (Llama, Qwen, Mistral, GPT-2 and their kin)",
+        fix="train a model that does neither (Llama, Qwen, Mistral, GPT-2 and their kin)",
     )

@@ -157,7 +157,7 @@ class LocalLearner:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
                 cause="the disk is full, or the directory cannot be written",
-                mend="make room, then resume the run",
+                fix="make room, then resume the run",
             ) from failure
 
     def save(self, directory: Path) -> None:
@@ -185,7 +185,7 @@ class LocalLearner:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
                 cause="the recipe's model or LoRA settings changed since it was written",
-                mend="resume with the recipe in the run directory",
+                fix="resume with the recipe in the run directory",
             ) from failure
 
     def rebase(self) -> None:
@@ -204,7 +204,7 @@ class LocalLearner:
             raise UnsupportedError(
                 "a LoRA learner holds no copy of its reference policy",
                 cause="it is the model without its adapter",
-                mend="make the model anew",
+                fix="make the model anew",
             )
         self.model.load_state_dict(self.reference.state_dict())
 
@@ -282,7 +282,7 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
         raise UnsupportedError(
             "a small planner (engine type tiny) cannot be trained with LoRA",
             cause="the trained part of its names lies in the embeddings, which adapters leave alone",
-            mend="remove [learner.lora]",
+            fix="remove [learner.lora]",
         )
     if isinstance(model, PeftModel):  # trained further
         _require_same_lora(model.peft_config["default"], config)
@@ -301,7 +301,7 @@ def _require_same_lora(trained: Any, config: LoraConfig) -> None:
             f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
             f"{trained.lora_alpha}",
             cause="an adapter that is trained further keeps its shape",
-            mend=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
+            fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
         )
 
 
@@ -319,5 +319,5 @@ def _require_finite(value: float, what: str) -> None:
         raise TrainingError(
             f"the {what} is {value}",
             cause="the learning rate is too high, or a log-probability overflowed",
-            mend="start again with a lower learning_rate, or lower it in the run's recipe.toml and resume",
+            fix="start again with a lower learning_rate, or lower it in the run's recipe.toml and resume",
         )

@@ -107,7 +107,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind
         value = (inverse.exp() - inverse - 1).clamp(max=MAX_K3)
     else:
         raise UnsupportedError(
-            f"KL estimator {kind!r} is not supported", mend=f"use one of {', '.join(get_args(KlKind))}"
+            f"KL estimator {kind!r} is not supported", fix=f"use one of {', '.join(get_args(KlKind))}"
         )
     return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
 
@@ -156,7 +156,7 @@ def row_weights(
         return [1 / (rows * horizon) if n else 0.0 for n in lengths]
     if mode != "trajectory-turn-token":
         raise UnsupportedError(
-            f"aggregation {mode!r} is not supported", mend=f"use one of {', '.join(get_args(Aggregation))}"
+            f"aggregation {mode!r} is not supported", fix=f"use one of {', '.join(get_args(Aggregation))}"
         )
     if trajectory_ids is None or len(trajectory_ids) != len(lengths):
         given = "none" if trajectory_ids is None else len(trajectory_ids)
@@ -197,7 +197,7 @@ def policy_loss_variant(loss_type: str, importance_level: str = "token") -> Aggr
         raise UnsupportedError(
             f"policy loss {loss_type!r} with {importance_level}-level importance is not supported",
             cause="only losses with a clipped ratio per token are",
-            mend=f"use one of {', '.join(_LOSS_TYPES)} with token-level importance",
+            fix=f"use one of {', '.join(_LOSS_TYPES)} with token-level importance",
         )
     return _LOSS_TYPES[loss_type]
 

@@ -172,7 +172,7 @@ def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> 
                 f"a {role} call of trajectory {trajectory.id} has {len(call.completion_ids)} completion ids "
                 f"but {len(call.logprobs)} log-probabilities",
                 cause=f"the engine {call.engine!r} did not record them together at sampling",
-                mend="train on an engine whose token_exact is true, such as transformers_local",
+                fix="train on an engine whose token_exact is true, such as transformers_local",
             )
         trained.append(call)
     if not trained:
@@ -189,12 +189,12 @@ def _check_some_ids(usable: Sequence[Sequence[Trajectory]], runs: Sequence[Seque
         raise UnsupportedError(
             f"none of {seen[role]} {role} calls has token ids and log-probabilities",
             cause="the engine returns text only; what was not recorded at sampling cannot be trained on",
-            mend=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
+            fix=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
         )
     raise UnsupportedError(
         f"no call of role {role!r} in {sum(map(len, usable))} trajectories",
         cause=f"the agent's calls have the roles {', '.join(sorted(seen)) or '(none)'}",
-        mend="train one of those roles",
+        fix="train one of those roles",
     )
 
 

@@ -233,6 +233,6 @@ def load_policy(
         raise CheckpointError(
             f"{run.root} has no checkpoint",
             cause="it was stopped before its warm start was done",
-            mend=f"midstream resume {run.root}",
+            fix=f"midstream resume {run.root}",
         )
     return loaded[0]

@@ -38,7 +38,7 @@ class Transcripts:
             raise TrainingError(
                 "no transcript is left to learn from",
                 cause="the policy succeeded on none of its tasks",
-                mend="raise `transcripts`, or set `successes_only = false`",
+                fix="raise `transcripts`, or set `successes_only = false`",
             )
         self.rows, self.batch_size, self.seed = rows, batch_size, seed
         self.batches_per_epoch = -(-len(rows) // batch_size)
@@ -107,7 +107,7 @@ async def collect(
         raise TrainingError(
             f"{broken} of {config.transcripts} transcripts ended in an error of a tool or its sandbox",
             cause="they were cut short, and would teach that",
-            mend="mend the tool; `midstream eval` of the recipe names its errors",
+            fix="fix the tool; `midstream eval` of the recipe names its errors",
         )
     return rows
 
@@ -254,5 +254,5 @@ def require_copy_rate(rate: float, config: WarmStartConfig) -> None:
         raise TrainingError(
             f"the warm planner copies unseen names at a rate of {rate:.2f}, below {config.min_copy_rate}",
             cause="the warm start was too short or its learning rate too low",
-            mend="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
+            fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
         )

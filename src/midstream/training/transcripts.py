@@ -80,7 +80,7 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
         raise RecipeError(
             f"warm_start.file = {str(path)!r} could not be read",
             cause=str(failure),
-            mend="name a JSONL file in UTF-8",
+            fix="name a JSONL file in UTF-8",
         ) from failure
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -93,7 +93,7 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
             raise RecipeError(
                 f"{path}, line {number}: " + ": ".join(filter(None, [place, problem["msg"]])),
                 cause="a line is one JSON object, a transcript",
-                mend='e.g. {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
+                fix='e.g. {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
             ) from failure
 
 
@@ -111,18 +111,18 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
             row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
         except RecipeError as failure:
             what = f"{path}, line {number}: {failure.what}"
-            raise RecipeError(what, cause=failure.cause, mend=failure.mend) from failure
+            raise RecipeError(what, cause=failure.cause, fix=failure.fix) from failure
         length = len(row.prompt_ids) + len(row.completion_ids)
         if limit is not None and length > limit:
             raise RecipeError(
                 f"{path}, line {number} has {length} tokens",
                 cause=f"the model has {limit} positions",
-                mend="take the line out, or name a model with a longer context",
+                fix="take the line out, or name a model with a longer context",
             )
         rows.append(row)
     if not rows:
         raise RecipeError(
-            f"{path} holds no transcript", cause="it is empty", mend="write one JSON object a line into it"
+            f"{path} holds no transcript", cause="it is empty", fix="write one JSON object a line into it"
         )
     return rows
 
@@ -142,7 +142,7 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
         raise UnsupportedError(
             "the transcripts do not say which tools were offered",
             cause=f"template {template.name!r} offers them in the model's own form, which only a server's calls record",
-            mend="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
+            fix="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
         )
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
     ended = last.finish_reason != "length"

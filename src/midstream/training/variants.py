@@ -56,7 +56,7 @@ def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedError(
             f"training.variant = {name!r} is not supported",
             cause=_OTHER_LOSSES.get(name, "it is misspelt"),
-            mend=f"use one of {', '.join(VARIANTS)}",
+            fix=f"use one of {', '.join(VARIANTS)}",
         )
     own = dict(table)
     loss = own.get("loss", {})

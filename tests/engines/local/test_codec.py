@@ -133,7 +133,7 @@ def test_any_end_token_stands_for_the_templates_own():
 def test_a_template_without_tools_is_named(family: str, reason: str):
     codec = CHATS[family]
     for _ in range(2):  # what is known of a role is no accident of the first time
-        with pytest.raises(RecipeError, match=rf"policy {reason}[\s\S]*mend"):
+        with pytest.raises(RecipeError, match=rf"policy {reason}[\s\S]*fix"):
             codec.encode_reply(NEXT["a tool and a user"], ended=True)
     assert codec.encode_reply(NEXT["a user"], ended=True)
 
@@ -156,5 +156,5 @@ def test_tools_are_told_as_the_template_does():
 
 
 def test_a_template_that_leaves_tools_out_is_named():
-    with pytest.raises(RecipeError, match=r"policy leaves out the 1 tools[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"policy leaves out the 1 tools[\s\S]*fix"):
         chat(CHATS["headers"], *ASKED, tools=(ADD,))

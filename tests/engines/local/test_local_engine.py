@@ -200,7 +200,7 @@ def test_a_stop_string_inside_a_batch_ends_its_own_request_alone(tiny_model):
 def test_what_does_not_fit_is_an_engine_error(tiny_model):
     engine = engine_of(tiny_model)
     prompt = " How" * 60
-    with pytest.raises(EngineError, match=r"prompt of 60 tokens and 5 new ones[\s\S]*64 positions[\s\S]*mend"):
+    with pytest.raises(EngineError, match=r"prompt of 60 tokens and 5 new ones[\s\S]*64 positions[\s\S]*fix"):
         asyncio.run(engine.sample(request(prompt=prompt, max_tokens=5)))
     assert asyncio.run(engine.sample(request(prompt=prompt, max_tokens=4))).completion_ids
 
@@ -403,7 +403,7 @@ def test_a_template_that_refuses_the_messages_is_named(saved_model):
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     model, tokenizer = load_model(saved_model("gemma2", template=template + TEMPLATE), "float32", "cpu")
     engine = TransformersLocal(model, tokenizer, name="policy")
-    with pytest.raises(RecipeError, match=r"policy refuses system\+user[\s\S]*not supported[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"policy refuses system\+user[\s\S]*not supported[\s\S]*cause[\s\S]*fix"):
         chat(engine)
     assert chat(engine, CHAT[1:], max_tokens=2).completion_ids
 

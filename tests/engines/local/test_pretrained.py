@@ -36,7 +36,7 @@ def test_a_dtype_is_honoured(saved_model, dtype):
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
     started = time.monotonic()
-    with pytest.raises(RecipeError, match=r"nowhere[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"nowhere[\s\S]*cause[\s\S]*fix"):
         load_model(str(tmp_path / "nowhere"), "float32", "cpu")
     assert time.monotonic() - started < 20
 
@@ -45,7 +45,7 @@ def test_a_model_that_was_cut_off_is_named(saved_model):
     directory = saved_model("llama")
     file = Path(directory) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(RecipeError, match=rf"{directory}[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=rf"{directory}[\s\S]*cause[\s\S]*fix"):
         load_model(directory, "float32", "cpu")
 
 
@@ -56,7 +56,7 @@ def test_a_model_that_lacks_weights_is_refused(saved_model):
     weights = load_file(file)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(RecipeError, match=r"lacks 1 weights, model.layers.1.mlp.up_proj.weight[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"lacks 1 weights, model.layers.1.mlp.up_proj.weight[\s\S]*cause[\s\S]*fix"):
         load_model(directory, "float32", "cpu")
 
 
@@ -65,7 +65,7 @@ def test_a_model_that_lacks_weights_is_refused(saved_model):
     [("float23", "cpu", "dtype 'float23'"), ("nn", "cpu", "dtype 'nn'"), ("float32", "abacus", "device 'abacus'")],
 )
 def test_an_unknown_dtype_or_device_is_named(saved_model, dtype, device, named):
-    with pytest.raises(RecipeError, match=rf"{named}[\s\S]*cause[\s\S]*mend: set d"):
+    with pytest.raises(RecipeError, match=rf"{named}[\s\S]*cause[\s\S]*fix: set d"):
         load_model(saved_model("llama"), dtype, device)
 
 
@@ -110,26 +110,24 @@ def test_only_a_trained_adapter_stays_apart(saved_adapter):
 
 
 def test_a_missing_adapter_is_named(saved_model, tmp_path):
-    with pytest.raises(RecipeError, match=r"adapter '\S*nowhere' is no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"adapter '\S*nowhere' is no LoRA adapter[\s\S]*cause[\s\S]*fix"):
         load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("text", ['{"peft_type": "IA3"}', "{", "[]"])
 def test_what_is_no_lora_adapter_is_named(saved_model, tmp_path, text):
     (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(RecipeError, match=r"no LoRA adapter[\s\S]*cause[\s\S]*mend"):
+    with pytest.raises(RecipeError, match=r"no LoRA adapter[\s\S]*cause[\s\S]*fix"):
         load_model(saved_model("llama"), "float32", "cpu", adapter=tmp_path)
 
 
 def test_an_adapter_of_another_base_is_refused(saved_adapter, saved_model, tmp_path):
     """By its recorded name, or, where that is the same, because its weights have no place."""
     base, adapter, _ = saved_adapter
-    with pytest.raises(
-        RecipeError, match=rf"does not fit model '\S*qwen2': it was trained on '{base}'[\s\S]*mend: set"
-    ):
+    with pytest.raises(RecipeError, match=rf"does not fit model '\S*qwen2': it was trained on '{base}'[\s\S]*fix: set"):
         load_model(saved_model("qwen2"), "float32", "cpu", adapter=adapter)
     other = save_chat_model(tmp_path / "elsewhere" / "llama", "gpt2")
-    with pytest.raises(RecipeError, match=r"does not fit model '\S*elsewhere/llama'[\s\S]*mend: set"):
+    with pytest.raises(RecipeError, match=r"does not fit model '\S*elsewhere/llama'[\s\S]*fix: set"):
         load_model(str(other), "float32", "cpu", adapter=adapter)
 
 

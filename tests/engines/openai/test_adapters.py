@@ -164,7 +164,7 @@ def test_unloading_succeeds(answers: list[Answer], attempts: int):
 
 
 @pytest.mark.parametrize(
-    ("answer", "mend"),
+    ("answer", "fix"),
     [
         (NO_ROUTE, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         (NO_PATH, "shared disk"),
@@ -172,11 +172,11 @@ def test_unloading_succeeds(answers: list[Answer], attempts: int):
         ((400, "'m' conflicts with a served base model."), "--enable-lora"),
     ],
 )
-def test_a_refusal_is_final_and_says_what_to_do(answer: Answer, mend: str):
+def test_a_refusal_is_final_and_says_what_to_do(answer: Answer, fix: str):
     server, seen = calls(answer)
     with pytest.raises(EngineError, match=f"answered {answer[0]}") as caught:
         run(server.load(Path("a")))
-    assert mend in caught.value.mend
+    assert fix in caught.value.fix
     assert len(seen) == 1
 
 

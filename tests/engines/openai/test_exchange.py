@@ -202,7 +202,7 @@ def test_a_prompt_that_is_too_long_is_named(error: dict[str, Any], value: str, s
     assert isinstance(failure, PromptTooLongError)
     assert not failure.retryable
     assert value in failure.what
-    assert "--max-model-len" in failure.mend
+    assert "--max-model-len" in failure.fix
     assert len(server.bodies) == 1
 
 

@@ -97,7 +97,7 @@ def test_a_server_without_token_ids_cannot_train(lost: str):
 
     with LLMServer(reply) as server, pytest.raises(UnsupportedError, match="training is impossible") as caught:
         ask(engine_for(server, token_ids=True), HELLO)
-    assert "vllm serve" in caught.value.mend
+    assert "vllm serve" in caught.value.fix
     assert len(server.bodies) == 1
 
 
@@ -127,7 +127,7 @@ def test_attempts_come_to_an_end(fault: Fault):
 
 
 @pytest.mark.parametrize(
-    ("status", "mend"),
+    ("status", "fix"),
     [
         (400, "serve a longer context: vllm serve m --max-model-len"),
         (401, "export OPENAI_API_KEY"),
@@ -137,10 +137,10 @@ def test_attempts_come_to_an_end(fault: Fault):
         (308, "correct model or base_url"),
     ],
 )
-def test_a_refusal_is_final_and_says_what_to_do(status: int, mend: str):
+def test_a_refusal_is_final_and_says_what_to_do(status: int, fix: str):
     with LLMServer(echo, faults=[status]) as server, pytest.raises(EngineError, match=f"answered {status}") as caught:
         ask(engine_for(server, provider="vllm", api_key_env="OPENAI_API_KEY"), HELLO)
-    assert mend in caught.value.mend
+    assert fix in caught.value.fix
     assert not caught.value.retryable
     assert len(server.bodies) == 1
 
@@ -149,7 +149,7 @@ def test_a_spent_quota_is_not_waited_for():
     quota = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
     with LLMServer(lambda body: quota) as server, pytest.raises(EngineError, match="exceeded your quota") as caught:
         ask(engine_for(server), HELLO)
-    assert "add credit" in caught.value.mend
+    assert "add credit" in caught.value.fix
     assert len(server.bodies) == 1
 
 
@@ -200,7 +200,7 @@ def test_nobody_there_says_how_to_start_a_server():
     with pytest.raises(EngineError, match="nothing answers at") as caught:
         ask(engine, HELLO)
     assert caught.value.cause == "is the server running?"
-    assert caught.value.mend == f"vllm serve qwen --port {port}"
+    assert caught.value.fix == f"vllm serve qwen --port {port}"
     assert time.monotonic() - started < 2
     with pytest.raises(EngineError, match="nothing answers at"):
         asyncio.run(engine.use_adapter(1, Path("a")))
@@ -281,7 +281,7 @@ def test_an_adapter_takes_over_and_is_recorded():
 def test_a_server_without_adapters_says_how_to_get_them():
     with LLMServer(echo, faults=[404]) as server, pytest.raises(EngineError, match="answered 404") as caught:
         asyncio.run(engine_for(server).use_adapter(1, Path("a")))
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in caught.value.mend
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_a_certificate_is_verified(certificate: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(EngineError, match="certificate verify failed") as caught:
         asyncio.run(run())
-    assert "SSL_CERT_FILE" in caught.value.mend
+    assert "SSL_CERT_FILE" in caught.value.fix
     gc.collect()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
     assert asyncio.run(run()) == ["1 POST /v1/chat/completions HTTP/1.1"] * 2
@@ -351,7 +351,7 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch:
     (tmp_path / "empty.pem").write_text("")
     for name in ("nowhere.pem", "empty.pem"):
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
-        with pytest.raises(UsageError, match=rf"SSL_CERT_FILE='\S*{name}'[\s\S]*mend: export SSL_CERT_FILE"):
+        with pytest.raises(UsageError, match=rf"SSL_CERT_FILE='\S*{name}'[\s\S]*fix: export SSL_CERT_FILE"):
             asyncio.run(engine_at("http://127.0.0.1:9/v1").sample(HELLO))
 
 

@@ -60,14 +60,14 @@ def test_a_local_server_is_never_mended_with_a_key_of_openai(name: ProviderName)
     words = start_advice(name, url, "the-model")
     for status, too_long in ((401, False), (403, False), (404, False), (400, False), (400, True)):
         advice = refusal_advice(name, url, "the-model", "", status, too_long=too_long)
-        words += advice["cause"] + advice["mend"]
+        words += advice["cause"] + advice["fix"]
     assert "OPENAI" not in words
     assert "the-model" in start_advice(name, url, "the-model")
-    assert "api_key_env" in refusal_advice(name, url, "m", "", 401, too_long=False)["mend"]
+    assert "api_key_env" in refusal_advice(name, url, "m", "", 401, too_long=False)["fix"]
 
 
 @pytest.mark.parametrize(
-    ("name", "base_url", "mend"),
+    ("name", "base_url", "fix"),
     [
         ("vllm", "http://gpu:9/v1", "vllm serve q --port 9"),
         ("ollama", "http://localhost:11434/v1", "ollama serve   # and once: ollama pull q"),
@@ -76,5 +76,5 @@ def test_a_local_server_is_never_mended_with_a_key_of_openai(name: ProviderName)
         ("openai", "http://h:11434/v1", "start the server there, e.g. ollama serve, or correct base_url"),
     ],
 )
-def test_how_a_server_is_started(name: ProviderName, base_url: str, mend: str):
-    assert start_advice(name, base_url, "q") == mend
+def test_how_a_server_is_started(name: ProviderName, base_url: str, fix: str):
+    assert start_advice(name, base_url, "q") == fix

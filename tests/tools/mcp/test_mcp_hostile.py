@@ -172,7 +172,7 @@ def test_a_server_that_does_not_come_up_is_refused(behaviour):
     with pytest.raises(ToolServerError, match=REFUSED[behaviour]) as caught:
         connect(behaviour)
     assert caught.value.cause
-    assert "[tools.hostile]" in caught.value.mend
+    assert "[tools.hostile]" in caught.value.fix
     assert time.monotonic() - clock < BOUND_S
 
 

@@ -81,7 +81,7 @@ def test_what_does_not_pass_is_an_error_that_another_run_may_mend(fault: Fault):
     assert error.retryable
     assert error.what.startswith(f"test at {server.url} failed 2 times, at last: ")
     assert error.cause
-    assert error.mend
+    assert error.fix
 
 
 @pytest.mark.parametrize("fault", ["drip", "hang"])
@@ -106,20 +106,20 @@ def test_nobody_there():
 
 
 @pytest.mark.parametrize(
-    ("answer", "mend"),
+    ("answer", "fix"),
     [
         (Answer(status=403, body="Please set a user-agent"), "user_agent"),
         (Answer(status=404, body="no such thing"), "base_url"),
         (Answer(status=302, headers={"Location": "https://elsewhere.example/api"}), "https://elsewhere.example/api"),
     ],
 )
-def test_a_refusal_is_final(answer: Answer, mend: str):
+def test_a_refusal_is_final(answer: Answer, fix: str):
     error, server = failure(answer, answer)
     assert len(server.asked) == 1
     assert not error.retryable
     assert f"answered {answer.status}" in error.what
     assert answer.body in error.what
-    assert mend in error.mend
+    assert fix in error.fix
 
 
 def test_retry_after_is_heard_and_capped(monkeypatch: pytest.MonkeyPatch):
@@ -198,7 +198,7 @@ def test_a_missing_or_broken_key_is_the_users_to_mend(value: str | None, monkeyp
         monkeypatch.setenv("TEST_API_KEY", value)
     with serve() as server, pytest.raises(RecipeError, match="no usable key in") as caught:
         post(server)
-    assert caught.value.mend == "export TEST_API_KEY=<your key>"
+    assert caught.value.fix == "export TEST_API_KEY=<your key>"
     assert not server.asked
 
 

@@ -324,7 +324,7 @@ def test_limits_that_could_never_match_are_refused(wrong: dict[str, Any]):
 
 def test_names_that_cannot_be_resolved_now_are_an_error(site: PageServer):
     with pytest.raises(
-        ToolServerError, match=r"away\.example could not be resolved.*\n  cause: .*\n  mend: "
+        ToolServerError, match=r"away\.example could not be resolved.*\n  cause: .*\n  fix: "
     ) as failure:
         fetch("http://away.example/", site)
     assert failure.value.retryable

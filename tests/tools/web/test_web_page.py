@@ -260,7 +260,7 @@ def test_no_process_to_read_in_is_no_pages_fault(tmp_path: Path, monkeypatch: py
     reader = PageReader(30.0, 1000)
     with pytest.raises(ToolServerError, match=r"ended with status 1 before it was ready") as caught:
         asyncio.run(reader.read(page(html("one")), "", 1000))
-    assert caught.value.mend.endswith("-m midstream.tools.web.page_reader < /dev/null")
+    assert caught.value.fix.endswith("-m midstream.tools.web.page_reader < /dev/null")
     monkeypatch.setattr(page_reader.sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ToolServerError, match=r"no process to read pages in: .*No such file"):
         asyncio.run(reader.read(page(html("one")), "", 1000))
@@ -298,5 +298,5 @@ def test_closing_does_not_wait_for_a_page():
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(web_page, "_LIBRARIES", ("json", "no_such_library"))
-    with pytest.raises(UnsupportedError, match=r"needs no_such_library\n.*\n  mend: pip install 'midstream\[web\]'"):
+    with pytest.raises(UnsupportedError, match=r"needs no_such_library\n.*\n  fix: pip install 'midstream\[web\]'"):
         WebPage()

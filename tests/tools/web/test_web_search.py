@@ -163,7 +163,7 @@ def test_a_wrong_key_and_an_empty_account_are_final(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SERPER_API_KEY", "another-key-abcdef")
     with SerperServer() as server, pytest.raises(ToolServerError, match=r"403.*Unauthorized") as caught:
         search(server)
-    assert caught.value.mend.startswith("export SERPER_API_KEY=")
+    assert caught.value.fix.startswith("export SERPER_API_KEY=")
     assert not caught.value.retryable
     assert "another-key" not in str(caught.value)
 

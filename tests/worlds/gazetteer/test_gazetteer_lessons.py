@@ -48,7 +48,7 @@ def test_lessons_are_drawn_by_task_and_seed_alone():
     assert not any(drawn(names, 0.0, 1).values())
 
 
-# --- the optimiser as a program -------------------------------------------------------------------------------------
+# --- the reflector as a program -------------------------------------------------------------------------------------
 
 
 def turn(number, text, tool):

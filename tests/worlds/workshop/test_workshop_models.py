@@ -1,4 +1,4 @@
-"""The workshop's models, through the real planner, the real rollout and the optimiser's real prompts."""
+"""The workshop's models, through the real planner, the real rollout and the reflector's real prompts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules
 from midstream.practice.merging import Proposals
 from midstream.practice.operations import Operation
-from midstream.practice.optimiser import Optimiser
+from midstream.practice.reflector import Reflector
 from midstream.practice.settings import PracticeConfig, RoleConfig
 from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
-from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, optimiser_reply
+from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.rules import FALSE
 from midstream.worlds.workshop.tasks import Config, Lapses, Workshop
 
@@ -153,13 +153,13 @@ def test_a_query_of_another_world_is_refused():
         agent_reply(Workshop(Config()))(prompt_of("How high is Amberbank ?"), 1)
 
 
-# --- the optimiser ----------------------------------------------------------------------------------------------------
+# --- the reflector ----------------------------------------------------------------------------------------------------
 
 
-def optimiser(world, asks=1, seed=0, **settings):
-    engine = SimulatedEngine(optimiser_reply(world), EngineConfig(plays="optimiser"), "optimiser")
-    config = PracticeConfig(optimiser=RoleConfig(engine="optimiser", asks=asks), **settings)
-    return Optimiser(config, dict.fromkeys(("summariser", "critic", "merger"), engine), Ledger(), seed)
+def reflector(world, asks=1, seed=0, **settings):
+    engine = SimulatedEngine(reflector_reply(world), EngineConfig(plays="reflector"), "reflector")
+    config = PracticeConfig(reflector=RoleConfig(engine="reflector", asks=asks), **settings)
+    return Reflector(config, dict.fromkeys(("summariser", "critic", "merger"), engine), Ledger(), seed)
 
 
 def group_of(task, rewards=(1.0, 0.0, 0.0)):
@@ -182,7 +182,7 @@ def group_of(task, rewards=(1.0, 0.0, 0.0)):
 
 def contrasted(world, library=None, *, rewards=(1.0, 0.0, 0.0), tasks=200, answer=True):
     """The critic's operations on many groups, one list a group; None for a reply that cannot be used."""
-    roles = optimiser(world)
+    roles = reflector(world)
 
     async def run():
         return [
@@ -220,7 +220,7 @@ def test_without_contrast_a_lesson_is_a_guess(rewards):
 
 def test_lessons_from_questions_alone_are_guesses_too():
     world = Workshop(Config(share_true=1.0))
-    roles = optimiser(world, lessons_from="model")
+    roles = reflector(world, lessons_from="model")
 
     async def run():
         return [(await roles.write(1, one.id, one.question, Library())).value for one in world.tasks("train")]
@@ -280,7 +280,7 @@ def test_an_answer_that_is_in_no_prompt_cannot_be_copied():
 def merged(world, texts, **operations):
     adds = [Operation(kind="add", text=text, module="planner") for text in texts]
     proposals = Proposals([*adds, *(Operation(kind=kind, id=name) for kind, name in operations.items())])
-    return asyncio.run(optimiser(world, seed=3).merge(1, proposals, library_of("a", "b", "c"))).value
+    return asyncio.run(reflector(world, seed=3).merge(1, proposals, library_of("a", "b", "c"))).value
 
 
 def test_the_merger_leaves_one_lesson_a_mark_and_everything_else_as_it_was():
@@ -305,11 +305,11 @@ def test_a_summary_can_be_read():
     world = Workshop(Config())
     task = world.tasks("train")[0]
     [run] = group_of(task, (1.0,)).trajectories
-    assert "a code was handed in" in asyncio.run(optimiser(world).summarise(1, task.question, run, None)).value
+    assert "a code was handed in" in asyncio.run(reflector(world).summarise(1, task.question, run, None)).value
 
 
 def test_a_prompt_of_no_known_role_is_refused():
-    engine = SimulatedEngine(optimiser_reply(Workshop(Config())), EngineConfig(plays="optimiser"), "o")
+    engine = SimulatedEngine(reflector_reply(Workshop(Config())), EngineConfig(plays="reflector"), "o")
     request = Request(role="critic", messages=(Message(role="system", content="# Planner"),), sampling=Sampling())
     with pytest.raises(RecipeError, match="begins with 'Planner'"):
         asyncio.run(engine.sample(request))
@@ -319,7 +319,7 @@ def test_a_prompt_of_no_known_role_is_refused():
 
 
 def updated(*overrides, library=None):
-    """The record of one ungated update of the recipe: 40 tasks, three rollouts each, the optimiser over HTTP."""
+    """The record of one ungated update of the recipe: 40 tasks, three rollouts each, the reflector over HTTP."""
     small = ["practice.gate.enabled=false", "practice.tasks=40", "practice.batch_size=40", "practice.group_size=3"]
 
     async def run():
@@ -331,7 +331,7 @@ def updated(*overrides, library=None):
                 tasks=build.source.fixed("train", seed=1, count=40),
                 validation=build.source.fixed("validation", seed=1, count=10),
                 environment=build.environment(),
-                engines=dict.fromkeys(("summariser", "critic", "merger"), build.engine("optimiser")),
+                engines=dict.fromkeys(("summariser", "critic", "merger"), build.engine("reflector")),
                 ledger=Ledger(),
                 seed=4,
             )
@@ -345,7 +345,7 @@ def updated(*overrides, library=None):
 def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     world = Workshop(Config())
     faults = [
-        f"engines.optimiser.faults.{kind}=0.06" for kind in ("rate_limit", "server_error", "reset", "cut", "bad_json")
+        f"engines.reflector.faults.{kind}=0.06" for kind in ("rate_limit", "server_error", "reset", "cut", "bad_json")
     ]
     done = updated(*faults)
     assert done.record.failed == done.record.broken == {}
@@ -359,7 +359,7 @@ def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     ("lapse", "reason"),
     [("duplicate", "repeats"), ("over_long", "tokens"), ("answer_copying", "answer")],
 )
-def test_what_the_optimiser_errs_in_the_library_refuses(lapse, reason):
+def test_what_the_reflector_errs_in_the_library_refuses(lapse, reason):
     known = [rule.true for rule in Workshop(Config()).rules_of("press")[:1]]
     done = updated(f"tasks.lapses.{lapse}=1.0", library=library_of(*known))
     refused = [one.refused for one in done.record.proposed if one.refused]

@@ -96,7 +96,7 @@ class TokenizerCodec:
             raise RecipeError(
                 f"the chat template of {self.name} leaves out the {len(tools)} tools that it was given",
                 cause="the model was not made to call tools in a form of its own",
-                mend="use an agent template that describes its tools in the prompt, or name another model",
+                fix="use an agent template that describes its tools in the prompt, or name another model",
             )
         return ids
 
@@ -113,7 +113,7 @@ class TokenizerCodec:
             raise RecipeError(
                 f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
                 cause="the model was made for chats without them",
-                mend='set output_role = "user" in the agent\'s template, or name another model',
+                fix='set output_role = "user" in the agent\'s template, or name another model',
             )
         self._known_roles.add(role)
 
@@ -123,7 +123,7 @@ class TokenizerCodec:
             raise RecipeError(
                 f"{self.name} was sent chat messages but has no chat template",
                 cause="it is a base model or a small planner that reads plain text",
-                mend='set the planner\'s type to "compact", or name an instruction-tuned model',
+                fix='set the planner\'s type to "compact", or name an instruction-tuned model',
             )
         try:
             return self.tokenizer.apply_chat_template(
@@ -138,5 +138,5 @@ class TokenizerCodec:
                 f"the chat template of {self.name} refuses {'+'.join(one.role for one in messages)} messages "
                 f"with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
                 cause="it knows no such role (Gemma's first versions take no system message) or setting",
-                mend="name another model, or correct chat_template_kwargs",
+                fix="name another model, or correct chat_template_kwargs",
             ) from failure

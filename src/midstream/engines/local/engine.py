@@ -71,7 +71,7 @@ class TransformersLocal:
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
                 cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
-                mend="await a trajectory's requests one after the other, and rollouts too",
+                fix="await a trajectory's requests one after the other, and rollouts too",
             )
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting[request.order] = _Waiting(request=request, prompt_ids=prompt_ids, future=future)
@@ -90,14 +90,14 @@ class TransformersLocal:
             raise EngineError(
                 f"{self.name} was asked to go on from a prompt of no tokens",
                 cause="the task's question and what the agent puts around it are empty",
-                mend="put something into the prompt",
+                fix="put something into the prompt",
             )
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(prompt_ids) + max_tokens > limit:
             raise PromptTooLongError(
                 f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
                 cause=f"{self.name} has {limit} positions",
-                mend="lower max_tokens or the number of turns, or use a model with a longer context",
+                fix="lower max_tokens or the number of turns, or use a model with a longer context",
             )
 
     def _sample_if_all_wait(self) -> None:
@@ -159,7 +159,7 @@ class TransformersLocal:
                 error = EngineError(
                     f"{self.name} could not sample {len(batch)} completions: {failure}",
                     cause="the device is out of memory, or the model and its tokenizer do not fit",
-                    mend="lower max_batch or max_tokens",
+                    fix="lower max_batch or max_tokens",
                 )
                 error.__cause__ = failure
                 one.future.set_exception(error)

@@ -1,6 +1,6 @@
 """Loads a Hugging Face causal language model and, merged into it or beside it, a LoRA adapter.
 
-What transformers or peft would mend in silence (missing weights drawn at random, an adapter of another model) is an
+What transformers or peft would fix in silence (missing weights drawn at random, an adapter of another model) is an
 error that names it.
 """
 
@@ -42,7 +42,7 @@ def load_model(
         raise RecipeError(
             f"model {name!r} is a LoRA adapter, not a whole model",
             cause="it is the policy of a run with [learner.lora]",
-            mend=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
+            fix=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
         )
     try:
         pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=_dtype(dtype), output_loading_info=True)
@@ -54,13 +54,13 @@ def load_model(
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
             cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
-            mend="correct `model` in the recipe's [engines.*] table",
+            fix="correct `model` in the recipe's [engines.*] table",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
         raise RecipeError(
             f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
             cause="it is no causal language model (an encoder, a classifier), or its files are incomplete",
-            mend="name another model, or save it again",
+            fix="name another model, or save it again",
         )
     if adapter is not None:
         model = _with_adapter(model, name, adapter, trainable)
@@ -73,7 +73,7 @@ def _dtype(name: str) -> torch.dtype:
         raise RecipeError(
             f"dtype {name!r} does not exist",
             cause="it is none of PyTorch's names",
-            mend='set dtype = "float32", "bfloat16" or "float16"',
+            fix='set dtype = "float32", "bfloat16" or "float16"',
         )
     return dtype
 
@@ -85,7 +85,7 @@ def _require_device(device: str) -> None:
         raise RecipeError(
             f"device {device!r} cannot be used: {one_line(failure)}",
             cause="the name is unknown, or this machine or this build of PyTorch has no such device",
-            mend='set device = "cpu", or install PyTorch for the device',
+            fix='set device = "cpu", or install PyTorch for the device',
         ) from failure
 
 
@@ -119,7 +119,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
         raise RecipeError(
             f"adapter {str(adapter)!r} is no LoRA adapter: {one_line(failure)}",
             cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
-            mend="correct `adapter` in the recipe's [engines.*] table",
+            fix="correct `adapter` in the recipe's [engines.*] table",
         ) from failure
     return config
 
@@ -128,7 +128,7 @@ def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
     return RecipeError(
         f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
         cause="an adapter changes the weights of the one model that it was trained on",
-        mend="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
+        fix="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
         f"{_ADAPTER_CONFIG}",
     )
 

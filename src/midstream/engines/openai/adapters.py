@@ -69,7 +69,7 @@ def write(export: Callable[[Path], None], root: Path, version: int) -> Path:
         raise StorageError(
             f"the adapter could not be written below {root}: {failure}",
             cause="the disk is full, or the directory cannot be written",
-            mend="make room, then resume the run",
+            fix="make room, then resume the run",
         ) from failure
     return directory
 
@@ -133,16 +133,16 @@ class AdapterCalls:
         raise EngineError(
             f"{self.address}/{action} failed {self.max_attempts} times, at last: {seen}",
             cause="the server is overloaded or broken",
-            mend="look at the server's log, then resume the run",
+            fix="look at the server's log, then resume the run",
         )
 
     def _refused(self, action: str, status: int, said: str) -> EngineError:
         cause = "the server does not load adapters at run time"
-        mend = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model} --enable-lora"
+        fix = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model} --enable-lora"
         if "rank" in said:
             cause = "the server was started for adapters of a lower rank"
-            mend = f"vllm serve {self.model} --enable-lora --max-lora-rank RANK, at least learner.lora's rank"
+            fix = f"vllm serve {self.model} --enable-lora --max-lora-rank RANK, at least learner.lora's rank"
         elif "No adapter found" in said:
             cause = "the server does not see the run directory: it has another disk, or may not read it"
-            mend = "run both on one machine or on a shared disk, under the same path"
-        return EngineError(f"{self.address}/{action} answered {status}: {said[:300]}", cause=cause, mend=mend)
+            fix = "run both on one machine or on a shared disk, under the same path"
+        return EngineError(f"{self.address}/{action} answered {status}: {said[:300]}", cause=cause, fix=fix)

@@ -1,8 +1,8 @@
 """An engine behind any OpenAI-compatible HTTP server: OpenAI, vLLM, SGLang, Ollama, llama.cpp, OpenRouter.
 
-A reply is believed only after it was checked, whether it came whole or in a stream. What a second try may mend (429,
+A reply is believed only after it was checked, whether it came whole or in a stream. What a second try may fix (429,
 5xx, time-outs, resets, a body or stream that is cut off, is no JSON, holds no choice, no text, or an error under status
-200) is tried again with growing pauses; what it cannot mend (a wrong key, model or address) is an `EngineError` at once
+200) is tried again with growing pauses; what it cannot fix (a wrong key, model or address) is an `EngineError` at once
 that says what to do.
 """
 
@@ -73,7 +73,7 @@ class Config(Frozen):
             raise RecipeError(  # a ValueError would show the value, which may be the key
                 "api_key_env is not the name of an environment variable",
                 cause="the key itself may stand there; it would be written into run directories",
-                mend='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
+                fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
             )
         return value
 
@@ -84,7 +84,7 @@ class Config(Frozen):
             raise RecipeError(  # a ValueError would show the address
                 "base_url holds a user name, a password, a query or a fragment",
                 cause="it is written into run directories, where no secret belongs",
-                mend='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
+                fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
             )
         try:
             url = urlsplit(value)
@@ -139,7 +139,7 @@ class OpenAICompatibleEngine:
             error = DeadlineError(
                 f"{self.name} ({asked.sent['model']}) gave no answer before the deadline",
                 cause="the server is slow, overloaded or failing, or the trajectory's time was nearly spent",
-                mend="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
+                fix="raise the trajectory's deadline, or lower max_tokens or max_concurrency",
             )
         info = ErrorInfo(type=type(error).__name__, message=str(error), retryable=error.retryable)
         error.calls = (self._call(request, asked, version, failures, _NO_REPLY, info),)
@@ -231,7 +231,7 @@ class OpenAICompatibleEngine:
                     raise EngineError(
                         f"{self.name} at {self._base_url} failed {attempt} times, at last: {failure}",
                         cause="the server is overloaded or broken",
-                        mend="look at the server's log; lower max_concurrency, or raise max_attempts or timeout_s",
+                        fix="look at the server's log; lower max_concurrency, or raise max_attempts or timeout_s",
                     ) from failure
                 await asyncio.sleep(self._pause_s(failure, attempt, request))
         raise AssertionError("max_attempts is at least 1")
@@ -249,7 +249,7 @@ class OpenAICompatibleEngine:
         error = EngineError(
             f"{self.name} was sent {len(sent)} token ids and read {len(read)}, the same up to number {same}",
             cause="the server changes prompts: it cuts them off, adds a token at their start, or has another tokenizer",
-            mend=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
+            fix=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
         )
         error.retryable = False
         raise error

@@ -112,7 +112,7 @@ class Exchange:
             error = EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 cause="the server repeats what it was sent as a header, and a trace must not hold it",
-                mend="do not send this server a key, and make a new one",
+                fix="do not send this server a key, and make a new one",
             )
             error.retryable = False
             raise error
@@ -175,7 +175,7 @@ class Exchange:
             raise RecipeError(
                 f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
                 cause="a line break or an accented letter was copied with it",
-                mend=f"export {self._config.api_key_env}=<your key>",
+                fix=f"export {self._config.api_key_env}=<your key>",
             )
         return httpx2.Headers(_HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS)
 
@@ -188,7 +188,7 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: {failure}",
                 cause="every request under way has a connection, and this process may not open more",
-                mend="ulimit -n 4096, or lower max_concurrency",
+                fix="ulimit -n 4096, or lower max_concurrency",
             ) from failure
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
@@ -196,12 +196,12 @@ class Exchange:
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
                 cause="its certificate is not trusted here, or it speaks plain HTTP",
-                mend='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
+                fix='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
             ) from failure
         raise EngineError(
             f"{self._name}: nothing answers at {self._base_url} ({failure})",
             cause="is the server running?",
-            mend=start_advice(self._config.provider, self._base_url, self._config.model),
+            fix=start_advice(self._config.provider, self._base_url, self._config.model),
         ) from failure
 
 

@@ -88,25 +88,25 @@ def start_advice(name: ProviderName, base_url: str, model: str) -> str:
 def refusal_advice(
     name: ProviderName, base_url: str, model: str, api_key_env: str, status: int, *, too_long: bool
 ) -> dict[str, str]:
-    """Cause and mend of an answer that trying again does not mend."""
+    """Cause and fix of an answer that trying again does not fix."""
     longer = PROVIDERS[name].longer.format(model=model)
     if too_long:
         cause = "the memory of a long run, or max_tokens, outgrew the context that the model is served with"
         fewer = "lower max_turns or sampling.max_tokens"
-        return {"cause": cause, "mend": f"{fewer}, or {longer or 'name a model with a longer context'}"}
+        return {"cause": cause, "fix": f"{fewer}, or {longer or 'name a model with a longer context'}"}
     if status in (401, 403) and not api_key_env:
         cause = f"the server asks for a key, and none is sent to provider {name!r} unless api_key_env is set"
-        return {"cause": cause, "mend": "set api_key_env to the environment variable that holds the server's key"}
+        return {"cause": cause, "fix": "set api_key_env to the environment variable that holds the server's key"}
     if status in (401, 403):
         cause = f"the key in ${api_key_env} is missing, wrong, or not allowed to use {model}"
-        return {"cause": cause, "mend": f"export {api_key_env}=<your key>"}
+        return {"cause": cause, "fix": f"export {api_key_env}=<your key>"}
     if status == 402:
-        return {"cause": "the account's quota is spent", "mend": "add credit, or set base_url to another server"}
+        return {"cause": "the account's quota is spent", "fix": "add credit, or set base_url to another server"}
     if status == 404 or status < 400:
         cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
-        return {"cause": cause, "mend": f"curl {base_url}/models shows the names; correct model or base_url"}
+        return {"cause": cause, "fix": f"curl {base_url}/models shows the names; correct model or base_url"}
     cause = "the server does not accept this request: an unknown setting, or a prompt longer than its context"
     return {
         "cause": cause,
-        "mend": f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}",
+        "fix": f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}",
     }

@@ -155,7 +155,7 @@ def no_token_ids(seen: str) -> UnsupportedError:
     return UnsupportedError(
         f"training is impossible with this server: {seen}",
         cause="only an exact record of what was sampled can be trained on, and this server does not give one",
-        mend="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
+        fix="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
         "transformers_local; or set token_ids = false to run and evaluate only",
     )
 

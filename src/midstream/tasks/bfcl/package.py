@@ -78,7 +78,7 @@ class Package:
         spec = importlib.util.find_spec("bfcl_eval")
         if spec is None or spec.origin is None:
             raise RecipeError(
-                "BFCL's data is not installed", cause="there is no package bfcl_eval", mend=f"run: {INSTALL}"
+                "BFCL's data is not installed", cause="there is no package bfcl_eval", fix=f"run: {INSTALL}"
             )
         self._read_documents: dict[str, dict[str, Document]] = {}
         self._data = Path(spec.origin).parent / "data"
@@ -137,7 +137,7 @@ def _reading(what: str) -> Iterator[None]:
         raise RecipeError(
             f"BFCL's {what} cannot be read: {type(error).__name__}: {error}",
             cause="files or packages are missing, or this version of bfcl-eval is laid out in another way",
-            mend=f"run: {INSTALL}",
+            fix=f"run: {INSTALL}",
         ) from error
 
 

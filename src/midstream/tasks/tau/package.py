@@ -77,7 +77,7 @@ def load_domain(path: Path, name: str) -> Domain:
         raise RecipeError(
             f"no tau-bench domain {name!r} at {path}",
             cause=f"there is no directory {directory}",
-            mend=f"run `{_CLONE}`, and name its directory as `path`",
+            fix=f"run `{_CLONE}`, and name its directory as `path`",
         )
     with _stand_ins(package, name):
         own = f"{_ROOT}.envs.{name}"
@@ -92,7 +92,7 @@ def load_domain(path: Path, name: str) -> Domain:
             raise RecipeError(
                 f"tau-bench's {name} at {path} cannot be read: {type(error).__name__}: {error}",
                 cause="files are missing or broken, or this version of it is laid out in another way",
-                mend=f"clone it again: {_CLONE}",
+                fix=f"clone it again: {_CLONE}",
             ) from error
     return Domain(name=name, rules=rules, functions=functions, tasks=tasks, data=json.dumps(data), start=digests(data))
 

@@ -95,7 +95,7 @@ class TauBench(Finite):
             raise RecipeError(
                 "nobody plays tau-bench's users",
                 cause="a conversation needs a model for its customer",
-                mend="name one of the recipe's engines as `engine` of its tasks",
+                fix="name one of the recipe's engines as `engine` of its tasks",
             )
         domain, scripted = self.domain_of(task), self.scripted(task)
         return TauDialogue(

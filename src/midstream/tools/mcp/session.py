@@ -61,7 +61,7 @@ class Link(AbstractAsyncContextManager[Any], Protocol):
 
 
 class Refused(Exception):
-    """The server did not do what it was asked, for a reason that whoever asked can mend; the text says it."""
+    """The server did not do what it was asked, for a reason that whoever asked can fix; the text says it."""
 
 
 class _Connection:
@@ -161,7 +161,7 @@ class Server:
         return ToolServerError(
             f"MCP server {self._name!r} is closed",
             cause="a tool was called after its close()",
-            mend="close tools once the last rollout has ended",
+            fix="close tools once the last rollout has ended",
         )
 
     # --- in the thread ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Server:
         return ToolServerError(
             f"MCP server {self._name!r} cannot be used: {self._clean(what + story)}",
             cause=_DENIED_CAUSE if _denied(what) else "it is no MCP server, lacks something it needs, or is down",
-            mend=self._mend(),
+            fix=self._mend(),
         )
 
     async def _call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
@@ -323,7 +323,7 @@ class Server:
         return ToolServerError(
             f"MCP server {self._name!r} {self._clean(what)}",
             cause=_DENIED_CAUSE if _denied(what) else self._clean(story) or "its own fault, or of something it needs",
-            mend=self._mend(),
+            fix=self._mend(),
         )
 
     def _mend(self) -> str:

@@ -78,7 +78,7 @@ class StdioLink(asyncio.SubprocessProtocol):
             raise RecipeError(
                 f"MCP server {self._command[0]!r} cannot be started: {failure}",
                 cause="it is not installed, not on PATH, or `cwd` is missing",
-                mend="install it, or give the program's whole path as the first word of `command`",
+                fix="install it, or give the program's whole path as the first word of `command`",
             ) from failure
         return Inbox(self._receive), Outbox(self._send)
 

@@ -74,7 +74,7 @@ class Config(Frozen):
             raise RecipeError(  # a ValueError would show the value, which may be a key
                 "env_pass or headers_env holds something that is no name of an environment variable",
                 cause="the key itself may stand there; it would be written into run directories",
-                mend='export SERVICE_KEY=<your key>, and env_pass = ["SERVICE_KEY"]',
+                fix='export SERVICE_KEY=<your key>, and env_pass = ["SERVICE_KEY"]',
             )
         return value
 
@@ -85,7 +85,7 @@ class Config(Frozen):
             raise RecipeError(  # a ValueError would show the address
                 "url holds a user name, a password, a query or a fragment",
                 cause="it is written into run directories, where no secret belongs",
-                mend='url = "https://host/mcp", and the key in a variable that headers_env names',
+                fix='url = "https://host/mcp", and the key in a variable that headers_env names',
             )
         parts = urlsplit(value)
         if value and (parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[^!-~]", value)):
@@ -109,7 +109,7 @@ def make(config: Config, name: str) -> list[McpTool]:
         raise UnsupportedError(
             "the MCP SDK is not installed",
             cause=f"no module {failure.name!r}",
-            mend="pip install 'midstream[mcp]'",
+            fix="pip install 'midstream[mcp]'",
         ) from failure
     secrets = _secrets(config, name)
 
@@ -151,7 +151,7 @@ def _secrets(config: Config, name: str) -> dict[str, str]:
         raise RecipeError(
             f"${missing[0]} is not set",
             cause=f"tools.{name} passes it to its MCP server",
-            mend=f"export {missing[0]}=<its value>, or take it out of [tools.{name}]",
+            fix=f"export {missing[0]}=<its value>, or take it out of [tools.{name}]",
         )
     return {variable: os.environ[variable].strip() for variable in wanted}
 
@@ -193,19 +193,19 @@ def _check(
             raise RecipeError(
                 f"tools.{name}.include names {one!r}: {refused.get(one, 'the server has no such tool')}",
                 cause=f"the server's tools are {names or 'none'}",
-                mend="correct `include`",
+                fix="correct `include`",
             )
     if len(wanted) > config.max_tools:
         raise RecipeError(
             f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
             cause="every tool costs room in every prompt",
-            mend=f"choose some with tools.{name}.include = [...]: {names}",
+            fix=f"choose some with tools.{name}.include = [...]: {names}",
         )
     if all(tool.name in refused for tool in wanted):
         raise RecipeError(
             f"tools.{name} offers no tool that can be used",
             cause="; ".join(refused.values())[:500] or "the server lists none, or `include` and `exclude` leave none",
-            mend=f"the server's tools are {names or 'none'}: correct `include` or `exclude`, or the server",
+            fix=f"the server's tools are {names or 'none'}: correct `include` or `exclude`, or the server",
         )
 
 

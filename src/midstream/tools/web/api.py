@@ -75,7 +75,7 @@ class Key:
         raise RecipeError(
             f"no usable key in ${self.env}",
             cause="it holds a line break or an accented letter" if key else "the variable is not set",
-            mend=f"export {self.env}=<your key>",
+            fix=f"export {self.env}=<your key>",
         )
 
 
@@ -93,7 +93,7 @@ async def try_again(attempt: Callable[[], Awaitable[T]], config: Config, who: st
                 raise ToolServerError(
                     f"{who} failed {number} times, at last: {failure}",
                     cause="the service is down, overloaded, out of reach, or limits how often it is asked",
-                    mend="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
+                    fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
                 ) from failure
             pause_s = config.first_pause_s * 2 ** (number - 1) * random.uniform(0.5, 1.0)
             await asyncio.sleep(min(max(pause_s, failure.pause_s), LONGEST_PAUSE_S))
@@ -232,21 +232,21 @@ class Service:
             raise final(
                 f"{self._who} answered with the key that it was sent",
                 cause="the server repeats headers, and a trace must not hold a key",
-                mend="do not send this server a key, and make a new one",
+                fix="do not send this server a key, and make a new one",
             )
         return data, pause_s
 
     def _refusal(self, status: int, said: str, location: str) -> ToolServerError:
         if 300 <= status < 400:
-            cause, mend = "it has moved, and redirects are not followed", f"set the tool's base_url to {location!r}"
+            cause, fix = "it has moved, and redirects are not followed", f"set the tool's base_url to {location!r}"
         elif status in (401, 402, 403) and self._key:
-            cause, mend = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
+            cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
         elif status in (401, 403):
             cause = "it does not serve whoever asks like this"
-            mend = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
+            fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
         else:
-            cause, mend = "it does not understand the request", "check the tool's base_url, and the key's credit"
-        return final(f"{self._who} answered {status}: {said}", cause=cause, mend=mend)
+            cause, fix = "it does not understand the request", "check the tool's base_url, and the key's credit"
+        return final(f"{self._who} answered {status}: {said}", cause=cause, fix=fix)
 
 
 def valid(argument: object) -> str:
@@ -272,9 +272,9 @@ def _without_key(text: str, key: str) -> str:
     return " ".join(text[: 4 * _LONGEST_QUOTE].split())[:_LONGEST_QUOTE]
 
 
-def final(what: str, *, cause: str, mend: str) -> ToolServerError:
-    """An error that another attempt does not mend."""
-    error = ToolServerError(what, cause=cause, mend=mend)
+def final(what: str, *, cause: str, fix: str) -> ToolServerError:
+    """An error that another attempt does not fix."""
+    error = ToolServerError(what, cause=cause, fix=fix)
     error.retryable = False
     return error
 
@@ -283,5 +283,5 @@ def _no_address(url: str) -> RecipeError:
     return RecipeError(
         f"{url.rpartition('@')[2]!r} is no address of a service",
         cause="it is misspelt, holds a name and a password, or a port above 65535",
-        mend='set base_url = "https://HOST/PATH"',
+        fix='set base_url = "https://HOST/PATH"',
     )

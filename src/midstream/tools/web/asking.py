@@ -27,7 +27,7 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     except PromptTooLongError as error:
         return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
     except EngineError as error:
-        failed = ToolServerError(f"the model of tool {tool} failed: {error.what}", cause=error.cause, mend=error.mend)
+        failed = ToolServerError(f"the model of tool {tool} failed: {error.what}", cause=error.cause, fix=error.fix)
         failed.calls, failed.retryable = error.calls, error.retryable
         raise failed from error
     text = call.completion.strip()

@@ -94,7 +94,7 @@ async def _resolved(host: str, port: int, resolver: Resolver) -> Sequence[str]:
         raise ToolServerError(
             f"{host} could not be resolved: {error.strerror}",
             cause="this machine has no network, or its name server does not answer",
-            mend=f"try: getent hosts {host}",
+            fix=f"try: getent hosts {host}",
         ) from error
     if not found:
         raise NoPage(f"there is no host {host}")

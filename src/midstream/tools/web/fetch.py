@@ -135,7 +135,7 @@ class Fetcher:
             raise ToolServerError(
                 f"the proxy for {url.scheme}:// addresses does not answer: {_plain(failure)}",
                 cause="the proxy that the environment names is down, or its address is wrong",
-                mend=f"see to {url.scheme}_proxy, or unset it",
+                fix=f"see to {url.scheme}_proxy, or unset it",
             ) from failure
         raise NoPage(f"no connection to {url.host}: {_plain(failure)}") from failure
 

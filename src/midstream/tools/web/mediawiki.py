@@ -113,7 +113,7 @@ def _check(data: Any, pause_s: float) -> dict[str, Any]:
         raise api.final(
             f"MediaWiki answered with the error {code!r}: {info}",
             cause="this wiki does not offer what is asked for here",
-            mend="check the tool's base_url: it is the address of a wiki's api.php",
+            fix="check the tool's base_url: it is the address of a wiki's api.php",
         )
     query = data.get("query")
     if not isinstance(query, dict):
@@ -143,7 +143,7 @@ def _check_page(data: Any, pause_s: float) -> None:
         raise api.final(
             f"MediaWiki gives no text of {page['title']!r}",
             cause="the wiki lacks the extension TextExtracts",
-            mend="set the tool's base_url to a wiki that has it, as Wikipedia does",
+            fix="set the tool's base_url to a wiki that has it, as Wikipedia does",
         )
 
 

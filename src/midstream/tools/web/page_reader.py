@@ -107,15 +107,15 @@ class PageReader:
             ToolServerError: it cannot be started, which is no page's fault.
         """
         cause = "this machine is short of memory or processes, or the libraries of the extra `web` are broken"
-        mend = f"see what it says: {sys.executable} -m midstream.tools.web.page_reader < /dev/null"
+        fix = f"see what it says: {sys.executable} -m midstream.tools.web.page_reader < /dev/null"
         try:
             process = _start()
         except OSError as error:
-            raise ToolServerError(f"no process to read pages in: {error}", cause=cause, mend=mend) from error
+            raise ToolServerError(f"no process to read pages in: {error}", cause=cause, fix=fix) from error
         if self._line(process, b"", _START_S) != _READY:
             _end(process)
             what = f"the process to read pages in ended with status {process.returncode} before it was ready"
-            raise ToolServerError(what, cause=cause, mend=mend)
+            raise ToolServerError(what, cause=cause, fix=fix)
         return process
 
     def _answer(self, process: _Process, request: bytes) -> bytes:

@@ -122,7 +122,7 @@ class Ddgs:
             raise RecipeError(
                 f"tools.web_search.backends = {list(backends)!r} cannot be asked",
                 cause=f"unknown to ddgs: {', '.join(unknown)}" if unknown else "it names none",
-                mend=f"name some of: auto, {', '.join(known)}",
+                fix=f"name some of: auto, {', '.join(known)}",
             )
         self.label = f"ddgs ({', '.join(backends)})"
         self._new, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
@@ -184,6 +184,6 @@ def _package() -> tuple[Any, Any]:
         raise UnsupportedError(
             f"{failure.name} is not installed",
             cause="web search without a key needs the extra `web`",
-            mend="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
+            fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
         ) from failure
     return DDGS, ENGINES

@@ -123,5 +123,5 @@ def _require_libraries() -> None:
         raise UnsupportedError(
             f"the tool web_page needs {' and '.join(missing)}",
             cause="the extra `web` is not installed",
-            mend="pip install 'midstream[web]'",
+            fix="pip install 'midstream[web]'",
         )

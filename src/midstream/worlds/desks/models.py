@@ -76,7 +76,7 @@ def agent_reply(template: Template, skill: float) -> Reply:
         raise RecipeError(
             f"a simulated agent cannot write in the template {template.name!r}",
             cause="it writes JSON calls between marks and reads results in messages",
-            mend='set agent.template = "artist-function-calling", or give the policy another engine',
+            fix='set agent.template = "artist-function-calling", or give the policy another engine',
         )
 
     def reply(messages: Sequence[Message], seed: int) -> str:
@@ -111,7 +111,7 @@ def _read(messages: Sequence[Message], template: Template) -> _Chat:
         raise RecipeError(
             "a simulated agent was asked about nothing",
             cause="it plays the policy in dialogues at the desks",
-            mend="give other modules another engine",
+            fix="give other modules another engine",
         )
     return chat
 

@@ -55,7 +55,7 @@ class Desks:
             raise RecipeError(
                 f"task {task.id!r} holds no plan: {error.errors()[0]['msg']}",
                 cause="it is not of the desks, whose plans stand in the tasks' metadata",
-                mend='take tasks of type = "desks"',
+                fix='take tasks of type = "desks"',
             ) from error
         return DeskDialogue(plan)
 
@@ -100,14 +100,14 @@ class Desks:
                 raise RecipeError(
                     f"only {len(tasks)} different {family!r} tasks were found in the {split} split",
                     cause=f"{count} were asked for, of {len(self.config.desks)} desks",
-                    mend="lower `per_family`, name more `desks`, or raise `difficulty`",
+                    fix="lower `per_family`, name more `desks`, or raise `difficulty`",
                 )
         return tasks
 
     def _task(self, split: str, family: str, draws: Random, task_id: str) -> Task:
         if split not in SPLITS:
             raise RecipeError(
-                f"split {split!r} does not exist", cause=f"the desks have {', '.join(SPLITS)}", mend="name one of them"
+                f"split {split!r} does not exist", cause=f"the desks have {', '.join(SPLITS)}", fix="name one of them"
             )
         while True:
             plan = make_plan(family, self.config.difficulty, self.config.desks, draws)
@@ -125,6 +125,6 @@ def _known(names: Sequence[str], there: Sequence[str], what: str, setting: str) 
             raise RecipeError(
                 f"the desks have no {what} {name!r}",
                 cause=f"there are {', '.join(there)}",
-                mend=f"correct `{setting}` in [tasks] or in the evaluation set",
+                fix=f"correct `{setting}` in [tasks] or in the evaluation set",
             )
     return names

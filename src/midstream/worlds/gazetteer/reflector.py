@@ -1,4 +1,4 @@
-"""The optimiser as a program, for the offline world: it summarises, contrasts and merges by counting.
+"""The reflector as a program, for the offline world: it summarises, contrasts and merges by counting.
 
 It knows the sentences of `gazetteer_lessons.py`, and can tell from a rollout how often each was acted on, whatever was
 in the prompt. It does not know which of them are sound. What the good rollouts of a group did more often than the bad
@@ -32,7 +32,7 @@ _BY_TEXT = {one.text: one for one in KNOWN}
 
 
 def reply(messages: Sequence[Message], seed: int) -> str:
-    """What the program says: JSON, or, to a prompt that is none of an optimiser's, an empty object."""
+    """What the program says: JSON, or, to a prompt that is none of an reflector's, an empty object."""
     role = messages[0].content.split("\n", 1)[0]
     parts = _HEADING.split(messages[1].content) if len(messages) > 1 else []
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))

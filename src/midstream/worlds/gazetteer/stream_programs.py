@@ -120,6 +120,6 @@ def clumsy_marks(template: Template) -> tuple[Marks, Marks, Marks]:
         raise RecipeError(
             f"the clumsy policy cannot write the template {template.name!r}",
             cause="it writes thoughts, calls and answers between marks, each tool's its own, to a prompt of plain text",
-            mend='set agent.template = "tiny", or learn from others: warm_start.file, training.supervised.planner',
+            fix='set agent.template = "tiny", or learn from others: warm_start.file, training.supervised.planner',
         )
     return template.think, template.call, template.answer

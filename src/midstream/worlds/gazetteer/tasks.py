@@ -94,7 +94,7 @@ class Gazetteer:
             raise RecipeError(
                 f"countries = {n} cannot be made",
                 cause=f"each needs three of {len(names)} names, and every split some of its own",
-                mend=f"set `countries` between 20 and {len(names) // 3}",
+                fix=f"set `countries` between 20 and {len(names) // 3}",
             )
         rng = random.Random(derive_seed("gazetteer", config.seed))
         rng.shuffle(names)
@@ -147,7 +147,7 @@ class Gazetteer:
                     raise RecipeError(
                         f"only {made} different {family!r} questions were found in the {split} split",
                         cause=f"{per_family} were asked for, and the world has {len(self.countries)} countries",
-                        mend="lower `per_family` or raise `countries`",
+                        fix="lower `per_family` or raise `countries`",
                     )
                 task = self._task(split, family, rng, f"{split}-{family}-{made}")
                 if task.question not in seen:
@@ -161,7 +161,7 @@ class Gazetteer:
             raise RecipeError(
                 f"split {split!r} does not exist",
                 cause=f"the gazetteer has {', '.join(self.splits)}",
-                mend="name one of them",
+                fix="name one of them",
             )
         return self.splits[split]
 
@@ -217,7 +217,7 @@ def _known(families: Sequence[str]) -> Sequence[str]:
             raise RecipeError(
                 f"task family {family!r} does not exist",
                 cause=f"the gazetteer has {', '.join(every)}",
-                mend="correct `families` in [tasks] or in the evaluation set",
+                fix="correct `families` in [tasks] or in the evaluation set",
             )
     return families
 

@@ -1,10 +1,10 @@
-"""The two models of the workshop, as pure functions of (messages, seed): the agent's and the optimiser's.
+"""The two models of the workshop, as pure functions of (messages, seed): the agent's and the reflector's.
 
 The agent's plays the planner. It reads the prompt that it is given, lessons and order, as they are rendered, and takes
 the right code with exactly the probability that `Workshop.chance` gives for them; the draw is a hash of the seed and
 the whole prompt, so a request is answered alike for ever, and any other, were it one lesson longer, independently.
 
-The optimiser's plays summariser, critic and merger (`practice/prompts/`). It reads question and library from the prompt
+The reflector's plays summariser, critic and merger (`practice/prompts/`). It reads question and library from the prompt
 and proposes lessons on marks whose true lesson the library lacks, true ones with probability `share_true`; where the
 rollouts that it is shown all earned the same, or it is shown none, it can only guess among a mark's lessons. It errs as
 `Lapses` say. Neither has any wit: what they prove is that a method's machinery and statistics work.
@@ -50,7 +50,7 @@ def agent_reply(world: Workshop) -> Reply:
             raise RecipeError(
                 "a simulated agent was asked about something else than an order of the workshop",
                 cause="it can play the planner on tasks of type workshop, and no other module",
-                mend="give the other modules programs or another engine, as recipes/training-free-simulated.toml does",
+                fix="give the other modules programs or another engine, as recipes/training-free-simulated.toml does",
             )
         held = world.held(lessons_of(prompt))
         strange = [rule for rule in order.rules if rule.number not in held.true and rule.number not in held.false]
@@ -83,10 +83,10 @@ def _draw(seed: int, *what: str) -> float:
     return derive_seed(seed, *what) / 2**63
 
 
-# --- the optimiser ----------------------------------------------------------------------------------------------------
+# --- the reflector ----------------------------------------------------------------------------------------------------
 
 
-def optimiser_reply(world: Workshop) -> Reply:
+def reflector_reply(world: Workshop) -> Reply:
     """The model of summariser, critic and merger; each prompt's first heading says which it is."""
     roles = {
         "Summarise one rollout": _summary,
@@ -100,9 +100,9 @@ def optimiser_reply(world: Workshop) -> Reply:
         heading = whole.partition("\n")[0].removeprefix("# ").strip()
         if heading not in roles:
             raise RecipeError(
-                f"a simulated optimiser was given a prompt that begins with {heading[:80]!r}",
+                f"a simulated reflector was given a prompt that begins with {heading[:80]!r}",
                 cause="it knows its role by the first heading of the prompts that ship with midstream",
-                mend=f"begin prompt files with '# ' and one of: {', '.join(roles)}",
+                fix=f"begin prompt files with '# ' and one of: {', '.join(roles)}",
             )
         draws = random.Random(derive_seed(seed, "optimiser", whole))
         if draws.random() < world.config.lapses.bad_json:
@@ -122,9 +122,9 @@ def _order_of(world: Workshop, sections: Mapping[str, str]) -> Order:
     order = world.order(sections.get("Question", "").strip())
     if order is None:
         raise RecipeError(
-            "a simulated optimiser was asked about something else than an order of the workshop",
+            "a simulated reflector was asked about something else than an order of the workshop",
             cause="it knows nothing of other tasks",
-            mend='set tasks.type = "workshop", or give the optimiser another engine',
+            fix='set tasks.type = "workshop", or give the reflector another engine',
         )
     return order
 
@@ -159,7 +159,7 @@ def _contrast(world: Workshop, sections: Mapping[str, str], draws: random.Random
 def _with_lapses(
     world: Workshop, lesson: str, rule: Rule, library: Sequence[str], copied: str, draws: random.Random
 ) -> list[str]:
-    """What is proposed in place of one lesson, or beside it, where the optimiser errs."""
+    """What is proposed in place of one lesson, or beside it, where the reflector errs."""
     lapses = world.config.lapses
     if copied and draws.random() < lapses.answer_copying:
         return [copied]

@@ -39,7 +39,7 @@ _PLAIN = "nothing special"
 
 
 class Lapses(Frozen):
-    """How the simulated optimiser errs beside false lessons, each the chance of one.
+    """How the simulated reflector errs beside false lessons, each the chance of one.
 
     Of a proposed lesson: `duplicate` repeats one in other words, `contradictory` brings another on the same mark along,
     `over_long` is padded to hundreds of words, `answer_copying` gives the order's code away. When proposals are merged,
@@ -59,7 +59,7 @@ class Config(Frozen):
     `domains` are those that tasks come from, each with `rules` of its own; `reach` is the share of a domain's orders
     that bear a rule's mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help`
     to orders of its rule, each false one takes `harm`, and every lesson in the prompt, known or not, takes `clutter`
-    from all orders. `share_true` is the chance that a lesson which the simulated optimiser draws from rollouts is true,
+    from all orders. `share_true` is the chance that a lesson which the simulated reflector draws from rollouts is true,
     `lapses` what else goes wrong with its replies.
     `train`, `validation` and `test` are the orders of each domain in a split; rules are shared by all splits, so what
     is learned on one holds on the others. An evaluation set on another domain is a `tasks` table of the same `seed`:
@@ -116,13 +116,13 @@ class Workshop(Finite):
                 raise RecipeError(
                     f"the workshop has no domain {domain!r}",
                     cause="it is misspelt",
-                    mend=f"name some of: {', '.join(DOMAINS)}",
+                    fix=f"name some of: {', '.join(DOMAINS)}",
                 )
         if config.train + config.validation + config.test > MOST_ORDERS:
             raise RecipeError(
                 f"train + validation + test = {config.train + config.validation + config.test} orders of a domain",
                 cause=f"there are {MOST_ORDERS} order numbers",
-                mend="lower one of them",
+                fix="lower one of them",
             )
         self.config = config
         self.rules = make_rules(config.rules, config.seed)

@@ -1,4 +1,4 @@
-"""The optimiser: a model in three roles, which reads rollouts and proposes operations on the library.
+"""The reflector: a model in three roles, which reads rollouts and proposes operations on the library.
 
 summariser  one rollout: what was done at each step, where it went right or wrong
 critic      one group: the summaries with their rewards, the library, the question, the answer if it may be seen
@@ -34,7 +34,7 @@ from midstream.practice.settings import PracticeConfig
 from midstream.practice.transcripts import transcript
 from midstream.rollout import Group
 
-__all__ = ["ROLES", "Optimiser"]
+__all__ = ["ROLES", "Reflector"]
 
 _RULES = ("words", "modules", "changes", "module", "library", "question")
 _LAYOUTS = {
@@ -45,7 +45,7 @@ _LAYOUTS = {
 }
 
 
-class Optimiser:
+class Reflector:
     """The three roles; `engines` go by their names. It holds no state but what the ledger keeps.
 
     `RecipeError` for a prompt file that cannot be used. Its methods raise whatever the engines raise once their own

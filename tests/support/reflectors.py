@@ -1,4 +1,4 @@
-"""What the tests of the optimiser share: an agent with set answers, scripted roles, the algorithm over both."""
+"""What the tests of the reflector share: an agent with set answers, scripted roles, the algorithm over both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
-from midstream.practice.optimiser import Optimiser
 from midstream.practice.playing import Player
+from midstream.practice.reflector import Reflector
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.training_free import Proposal, TrainingFree
 from midstream.rollout import Config, Environment
@@ -54,7 +54,7 @@ class SetAnswers:
 
 def settings(**more: Any) -> PracticeConfig:
     """Settings with one engine for all roles."""
-    return PracticeConfig.model_validate({"group_size": 2, "optimiser": {"engine": "m"}, **more})
+    return PracticeConfig.model_validate({"group_size": 2, "reflector": {"engine": "m"}, **more})
 
 
 def operations(*changes: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def algorithm(
     )
     engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
     return TrainingFree(
-        config=config, player=Player(environment, ledger, seed=1), optimiser=Optimiser(config, engines, ledger, seed=2)
+        config=config, player=Player(environment, ledger, seed=1), reflector=Reflector(config, engines, ledger, seed=2)
     )
 
 
