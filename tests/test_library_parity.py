@@ -19,11 +19,10 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.practice.history import History
-from midstream.practice.identity import identity
 from midstream.practice.ledger import Ledger
-from midstream.practice.library import Lesson, Library, render_modules, vetoed
+from midstream.practice.library import Lesson, Library, identity, render_modules, vetoed
 from midstream.practice.library_text import to_json
-from midstream.practice.playing import Match, Player
+from midstream.practice.runner import Match, Runner
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import MODULES as AGENTS_MODULES
@@ -94,8 +93,8 @@ def learned(build: Build) -> Trajectory:
     """A rollout as learning makes it: the library beside the environment, not in it."""
 
     async def go() -> Trajectory:
-        player = Player(build.environment(), Ledger(), seed=1)
-        [group] = await player.groups("step-1", [TASK], LIBRARY, 1)
+        runner = Runner(build.environment(), Ledger(), seed=1)
+        [group] = await runner.groups("step-1", [TASK], LIBRARY, 1)
         return group.trajectories[0]
 
     return asyncio.run(go())
@@ -146,8 +145,8 @@ def test_a_practice_runs_agent_may_ask_another_model(server, run, capsys):
 
 def test_the_gates_two_sides_show_their_own_library_and_nothing_else_differs(server, recipe):
     with Build(load_recipe(str(recipe))) as build:
-        player = Player(build.environment(), Ledger(), seed=1)
-        asyncio.run(player.pairs("gate-1", [Match(task=TASK, first=Library(), other=LIBRARY)]))
+        runner = Runner(build.environment(), Ledger(), seed=1)
+        asyncio.run(runner.pairs("gate-1", [Match(task=TASK, first=Library(), other=LIBRARY)]))
     both = {role: {"", text} for role, text in TOLD.items()}
     prompts = [[one["content"] for one in body["messages"]] for body in server.bodies]
     told = [[re.sub(f"{_BLOCK.pattern}\n?", "", one[0]).strip(), *one[1:]] for one in prompts if _BLOCK.search(one[0])]

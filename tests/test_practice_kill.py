@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from midstream.practice.commit import read_updates
 from midstream.practice.history import History
-from midstream.practice.records import read_updates
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
@@ -32,7 +32,7 @@ LONGEST_WAIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that nobody kills: where it is, its requests, and its writes, with and without the meter's."""
+    """The run that nobody kills: where it is, its requests, and its writes, with and without the budget's."""
     root = tmp_path_factory.mktemp("practice") / "whole"
     written = {}
     for every_write in (False, True):
@@ -52,7 +52,7 @@ def no_power_cut(monkeypatch):
 
 
 def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monkeypatch):
-    """All but the meter's own: those lie within a request or a rollout, which is then lost."""
+    """All but the budget's own: those lie within a request or a rollout, which is then lost."""
     expected, calls, written = whole
     names = written[False]
     assert {"ledger/rollouts.jsonl", "ledger/replies.jsonl", "ledger/update.json", "updates.jsonl"} < set(names)

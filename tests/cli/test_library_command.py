@@ -14,10 +14,8 @@ from midstream.cli.main import main
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.history import History
-from midstream.practice.identity import identity
-from midstream.practice.library import Lesson, Library, Origin, pinned, proven, render_modules
-from midstream.practice.library_text import to_json
-from midstream.practice.markdown import to_markdown
+from midstream.practice.library import Lesson, Library, Origin, identity, pinned, proven, render_modules
+from midstream.practice.library_text import to_json, to_markdown
 from midstream.recipe.check import check
 from midstream.recipe.library import history, read
 from midstream.recipe.schema import load_recipe

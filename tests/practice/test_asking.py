@@ -11,8 +11,8 @@ from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.scripted import ScriptedEngine
-from midstream.practice.asking import Answered, Asker, Work
 from midstream.practice.ledger import Ledger
+from midstream.practice.reflector import Answered, RoleClient, Work
 from midstream.practice.replies import SUMMARY_SCHEMA, read_summary
 from support.reflectors import settings
 
@@ -22,8 +22,8 @@ GOOD = '{"summary": "it went well"}'
 
 
 def ask(engine: Any, ledger: Ledger | None = None, *, seed: int = 5, work: Work = WORK, **more: Any) -> Answered[str]:
-    asker = Asker(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
-    return asyncio.run(asker.ask(work, MESSAGES, read_summary, SUMMARY_SCHEMA))
+    client = RoleClient(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
+    return asyncio.run(client.ask(work, MESSAGES, read_summary, SUMMARY_SCHEMA))
 
 
 def role(**more: Any) -> dict[str, Any]:

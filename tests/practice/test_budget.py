@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import BudgetError, EngineError
 from midstream.core.protocols import LockstepEngine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
-from midstream.practice.budget import Entry, Meter, read_spent
-from midstream.practice.metered import MeteredAgent, metered, prompt_bound
-from midstream.practice.records import Spent
+from midstream.practice.budget import Budget, BudgetedAgent, Entry, Spent, budgeted, prompt_bound, read_spent
 from midstream.practice.settings import BudgetConfig
 from midstream.runs.journal import read_models
 
@@ -97,8 +95,8 @@ def test_what_a_prompt_holds_beside_its_messages_counts():
 
 
 def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
-    inner, meter = Varied(), Meter(BudgetConfig())
-    engine = metered(inner, meter)
+    inner, budget = Varied(), Budget(BudgetConfig())
+    engine = budgeted(inner, budget)
     assert engine.codec is None
     inner.codec = object()
     assert engine.codec is inner.codec
@@ -107,31 +105,31 @@ def test_the_engines_codec_is_passed_through_also_when_it_comes_late():
 @pytest.mark.parametrize("limits", [{"tokens": 20_000}, {"cost_usd": 0.05}, {"tokens": 20_000, "cost_usd": 0.05}])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_limit_is_passed_and_little_is_left_over(limits, seed):
-    inner, meter = Varied(seed=seed), Meter(BudgetConfig(**limits))
-    answers = asyncio.run(ask_all(metered(inner, meter, **PRICE), 300))
+    inner, budget = Varied(seed=seed), Budget(BudgetConfig(**limits))
+    answers = asyncio.run(ask_all(budgeted(inner, budget, **PRICE), 300))
     assert inner.tokens <= limits.get("tokens", 10**9)
     assert inner.cost_usd <= limits.get("cost_usd", 10**9)
     refused = [one for one in answers if isinstance(one, BudgetError)]
     assert len(refused) + sum(isinstance(one, Call) for one in answers) == 300
     assert refused
     assert inner.most > 5  # they did run at once
-    spent = meter.spent()
+    spent = budget.spent()
     assert (spent.tokens, spent.cost_usd) == (inner.tokens, pytest.approx(inner.cost_usd))
     left = [limit - getattr(spent, name) for name, limit in limits.items()]
     assert min(left[0] / BOUND, left[-1] / (BOUND if "cost_usd" not in limits else (BOUND - 100) * 2e-6 + 8e-4)) < 1
 
 
 def test_a_request_waits_for_others_rather_than_being_refused():
-    meter = Meter(BudgetConfig(tokens=2 * BOUND - 1))
+    budget = Budget(BudgetConfig(tokens=2 * BOUND - 1))
     inner = Varied(seed=1)
-    answers = asyncio.run(ask_all(metered(inner, meter), 2))
+    answers = asyncio.run(ask_all(budgeted(inner, budget), 2))
     assert all(isinstance(one, Call) for one in answers)
     assert inner.most == 1
 
 
 def test_an_engine_in_lockstep_refuses_at_once_for_all_wait_for_all():
-    meter, inner = Meter(BudgetConfig(tokens=BOUND + 10)), Stepped()
-    engine = metered(inner, meter)
+    budget, inner = Budget(BudgetConfig(tokens=BOUND + 10)), Stepped()
+    engine = budgeted(inner, budget)
     assert isinstance(engine, LockstepEngine)
     engine.join(3)
     engine.leave(4)
@@ -143,103 +141,103 @@ def test_an_engine_in_lockstep_refuses_at_once_for_all_wait_for_all():
 
 def test_nobody_waits_for_an_engine_in_lockstep_which_may_be_waiting_for_them():
     async def both():
-        meter = Meter(BudgetConfig(tokens=1000))
-        await meter.reserve("planner", Spent(tokens=600), wait=False)
+        budget = Budget(BudgetConfig(tokens=1000))
+        await budget.reserve("planner", Spent(tokens=600), wait=False)
         with pytest.raises(BudgetError):
-            await asyncio.wait_for(meter.reserve("search", Spent(tokens=600), wait=True), 5)
+            await asyncio.wait_for(budget.reserve("search", Spent(tokens=600), wait=True), 5)
 
     asyncio.run(both())
 
 
 def test_a_request_that_failed_used_nothing_one_that_was_cut_off_perhaps_all():
-    meter = Meter(BudgetConfig())
-    asyncio.run(ask_all(metered(Varied(error=EngineError("down")), meter), 1))
-    assert meter.spent() == Spent(calls=1)
+    budget = Budget(BudgetConfig())
+    asyncio.run(ask_all(budgeted(Varied(error=EngineError("down")), budget), 1))
+    assert budget.spent() == Spent(calls=1)
 
     async def cut_off():
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(metered(Varied(hang=True), meter).sample(request()), 0.01)
+            await asyncio.wait_for(budgeted(Varied(hang=True), budget).sample(request()), 0.01)
 
     asyncio.run(cut_off())
-    assert meter.spent() == Spent(calls=2, tokens=BOUND)
+    assert budget.spent() == Spent(calls=2, tokens=BOUND)
 
 
 def test_bytes_are_counted_where_a_server_counts_nothing():
-    meter = Meter(BudgetConfig())
-    asyncio.run(ask_all(metered(Varied(usage=False), meter, **PRICE), 1))
+    budget = Budget(BudgetConfig())
+    asyncio.run(ask_all(budgeted(Varied(usage=False), budget, **PRICE), 1))
     prompt = BOUND - 100
-    assert meter.spent() == Spent(calls=1, tokens=prompt + 4, cost_usd=(prompt * 2 + 4 * 8) / 1e6)
+    assert budget.spent() == Spent(calls=1, tokens=prompt + 4, cost_usd=(prompt * 2 + 4 * 8) / 1e6)
 
 
 def test_rollouts_are_counted_before_they_start():
-    meter = Meter(BudgetConfig(rollouts=2))
-    agent = MeteredAgent(Agent(), meter)
+    budget = Budget(BudgetConfig(rollouts=2))
+    agent = BudgetedAgent(Agent(), budget)
     ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
     assert [(one.task_id, one.seed, one.question) for one in ran] == [("t", 0, "order 4"), ("t", 1, "order 4")]
     with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent[\s\S]*--set practice.budget.rollouts="):
         asyncio.run(agent.run("t", [], {}, seed=2))
-    assert meter.spent() == Spent(rollouts=2)
+    assert budget.spent() == Spent(rollouts=2)
 
 
 def test_a_rollout_that_could_not_pay_for_its_first_request_does_not_count():
-    meter = Meter(BudgetConfig(rollouts=1))
-    refused = MeteredAgent(Agent(ErrorInfo(type="BudgetError", message="spent", retryable=False)), meter)
+    budget = Budget(BudgetConfig(rollouts=1))
+    refused = BudgetedAgent(Agent(ErrorInfo(type="BudgetError", message="spent", retryable=False)), budget)
     for seed in range(3):
         asyncio.run(refused.run("t", [], {}, seed=seed))
-    assert meter.spent() == Spent()
+    assert budget.spent() == Spent()
 
 
 def test_after_its_time_nothing_new_begins():
     now = [100.0]
-    meter = Meter(BudgetConfig(time_s=60), clock=lambda: now[0])
-    meter.start_rollout()
+    budget = Budget(BudgetConfig(time_s=60), clock=lambda: now[0])
+    budget.start_rollout()
     now[0] += 60
     with pytest.raises(BudgetError, match=r"60.* \(time_s\)"):
-        meter.start_rollout()
+        budget.start_rollout()
     with pytest.raises(BudgetError):
-        asyncio.run(metered(Varied(), meter).sample(request()))
+        asyncio.run(budgeted(Varied(), budget).sample(request()))
 
 
 def test_what_the_first_evaluation_used_is_held_back_for_the_last():
-    meter = Meter(BudgetConfig(rollouts=20))
-    meter.phase = "evaluation 0"
+    budget = Budget(BudgetConfig(rollouts=20))
+    budget.phase = "evaluation 0"
     for _ in range(4):
-        meter.start_rollout()
-    meter.phase = "learning"
-    meter.hold_back("evaluation 0")
+        budget.start_rollout()
+    budget.phase = "learning"
+    budget.hold_back("evaluation 0")
     for _ in range(11):
-        meter.start_rollout()
+        budget.start_rollout()
     with pytest.raises(BudgetError, match="5 held back for the last evaluation"):
-        meter.start_rollout()
-    meter.release()
+        budget.start_rollout()
+    budget.release()
     for _ in range(5):
-        meter.start_rollout()
+        budget.start_rollout()
     with pytest.raises(BudgetError):
-        meter.start_rollout()
+        budget.start_rollout()
 
 
 def test_a_new_process_knows_what_was_used_and_counts_what_was_under_way_whole(tmp_path):
     path, now = tmp_path / "spent.jsonl", [0.0]
-    meter = Meter(BudgetConfig(), clock=lambda: now[0])
-    meter.open(path)
-    meter.phase = "learning"
+    budget = Budget(BudgetConfig(), clock=lambda: now[0])
+    budget.open(path)
+    budget.phase = "learning"
     inner = Varied(seed=3)
-    asyncio.run(ask_all(metered(inner, meter, **PRICE), 5))
-    meter.start_rollout()
+    asyncio.run(ask_all(budgeted(inner, budget, **PRICE), 5))
+    budget.start_rollout()
     now[0] = 7.0
 
     async def killed():
-        await meter.reserve("critic", Spent(calls=1, tokens=1000), wait=True)
+        await budget.reserve("critic", Spent(calls=1, tokens=1000), wait=True)
 
     asyncio.run(killed())
-    meter.close()
+    budget.close()
     now[0] = 1000.0
-    again = Meter(BudgetConfig(time_s=8), clock=lambda: now[0])
+    again = Budget(BudgetConfig(time_s=8), clock=lambda: now[0])
     again.open(path)
     assert (
         again.spent()
-        == meter.spent()
-        == Spent(rollouts=1, calls=6, tokens=inner.tokens + 1000, cost_usd=meter.spent().cost_usd)
+        == budget.spent()
+        == Spent(rollouts=1, calls=6, tokens=inner.tokens + 1000, cost_usd=budget.spent().cost_usd)
     )
     assert again.elapsed_s == 7.0
     again.start_rollout()
@@ -257,10 +255,10 @@ def test_a_new_process_knows_what_was_used_and_counts_what_was_under_way_whole(t
 @given(st.lists(st.floats(0, 3), max_size=30), st.randoms())
 def test_dollars_add_up_the_same_in_any_order(costs, rng):
     def added(values):
-        meter = Meter(BudgetConfig())
+        budget = Budget(BudgetConfig())
         for value in values:
-            meter.settle(asyncio.run(meter.reserve("a", Spent(cost_usd=value * 2), wait=True)), Spent(cost_usd=value))
-        return meter.spent()
+            budget.settle(asyncio.run(budget.reserve("a", Spent(cost_usd=value * 2), wait=True)), Spent(cost_usd=value))
+        return budget.spent()
 
     shuffled = costs.copy()
     rng.shuffle(shuffled)

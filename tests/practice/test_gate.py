@@ -16,7 +16,7 @@ from midstream.core.task import Task
 from midstream.practice.gate import Decision, decide
 from midstream.practice.library import Lesson, Library
 from midstream.practice.operations import Operation, applied
-from midstream.practice.playing import Match
+from midstream.practice.runner import Match
 from midstream.practice.settings import GateConfig
 from support.gate_world import World, accepted, gated, run
 

@@ -12,8 +12,8 @@ from midstream.core.errors import InfrastructureError
 from midstream.core.task import Task
 from midstream.evaluation.pairs import difference_interval
 from midstream.practice.library import Lesson, Library
-from midstream.practice.pairs import Differences, Pairs, Play
-from midstream.practice.playing import Match
+from midstream.practice.paired_test import Differences, Pairs, Play
+from midstream.practice.runner import Match
 
 TASKS = [Task(id=f"t{i}", question="", answer="") for i in range(3)]
 EMPTY = Library()

@@ -11,11 +11,11 @@ from statistics import fmean
 import pytest
 
 from midstream.core.task import Task
-from midstream.practice.halves import Halved, halved, random_half
+from midstream.practice.gate import Halved, halved, random_half
 from midstream.practice.library import Library
 from midstream.practice.operations import Operation
-from midstream.practice.pairs import Differences, Pairs
-from midstream.practice.playing import Match
+from midstream.practice.paired_test import Differences, Pairs
+from midstream.practice.runner import Match
 
 TASKS = [Task(id="t", question="", answer="")]
 

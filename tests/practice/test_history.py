@@ -3,9 +3,9 @@ import json
 import pytest
 
 from midstream.core.errors import RunError, StorageError
-from midstream.practice.history import History
+from midstream.practice.history import History, read_library
 from midstream.practice.library import Lesson, Library, pinned, proven
-from midstream.practice.library_text import from_json, read_library
+from midstream.practice.library_text import from_json
 from midstream.practice.operations import Operation, applied
 from midstream.runs.lock import exclusive_lock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.practice.identity import identity
+from midstream.practice.library import identity
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from support.practised import write_recipe

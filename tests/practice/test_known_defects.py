@@ -23,11 +23,11 @@ from pathlib import Path
 from midstream import evaluation
 from midstream.core.lessons import Lessons
 from midstream.core.trajectory import Trajectory
-from midstream.practice.budget import Meter
+from midstream.practice.budget import Budget
 from midstream.practice.history import History
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, tokens
-from midstream.practice.playing import Match, Player
+from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, merge, read_table
@@ -44,7 +44,7 @@ def test_a_variant_of_a_recipe_leaves_the_recipe_as_it_was():
     assert table == before
     recipe = load_recipe("training-free-simulated", ["engines.reflector.http=false"])
     untouched = copy.deepcopy(recipe)
-    with Build(recipe, meter=Meter(BudgetConfig())) as build:
+    with Build(recipe, budget=Budget(BudgetConfig())) as build:
         warm = build.environment(temperature=0.0)
         build.environment(chosen=recipe.evaluation.sets[0].model_copy(update={"max_turns": 1}))
         assert recipe == untouched
@@ -98,7 +98,7 @@ def test_a_runs_deadline_reaches_every_rollout_of_the_gate():
     library = Library(lessons=(Lesson(id="L1", text="0"),), next_number=2)
     ledger = Ledger()
     match = Match(task=TASKS[0], first=Library(), other=library)
-    [pair] = asyncio.run(asyncio.wait_for(Player(environment, ledger, 1).pairs("gate-1-whole-0", [match]), 30))
+    [pair] = asyncio.run(asyncio.wait_for(Runner(environment, ledger, 1).pairs("gate-1-whole-0", [match]), 30))
     assert pair is None  # never a reward of 0
     late = [one for one in ledger.gathered("gate-1-") if one.error]
     assert [one.task_id for one in late] == [f"{TASKS[0].id}~first"]

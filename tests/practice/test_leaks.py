@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.task import Task
-from midstream.practice.leaks import leak_guard
-from midstream.practice.likeness import ngram_likeness
+from midstream.practice.similarity import leak_guard, ngram_similarity
 from midstream.worlds.workshop.tasks import Config as WorkshopConfig
 from midstream.worlds.workshop.tasks import Workshop
 
@@ -98,6 +97,6 @@ def test_no_lesson_of_the_workshop_is_a_leak_or_like_another():
     guard = leak_guard([*world.load("train"), *world.load("validation")])
     lessons = [lesson for rule in world.rules_of("press") for lesson in rule.lessons]
     assert [lesson for lesson in lessons if guard(lesson)] == []
-    assert max(ngram_likeness(one, other) for one, other in combinations(lessons, 2)) < 0.85
+    assert max(ngram_similarity(one, other) for one, other in combinations(lessons, 2)) < 0.85
     known = world.load("train")[7]
     assert guard(f"Write {known.answer} for press order {known.question.split()[2]}") is not None

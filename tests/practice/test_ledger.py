@@ -8,9 +8,8 @@ from midstream.core.errors import StorageError, UsageError
 from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Score, Trajectory
-from midstream.practice.cache import FILE, Cache
-from midstream.practice.ledger import Ledger, RunLedger
-from midstream.practice.playing import Work
+from midstream.practice.ledger import FILE, Cache, Ledger, RunLedger
+from midstream.practice.runner import Work
 
 TASK, OTHER = Task(id="t", question="How high ?", answer="7"), Task(id="u", question="How low ?", answer="8")
 CALL = Call(role="critic", completion="{}")

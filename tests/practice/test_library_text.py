@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
-from midstream.practice.history import History
+from midstream.practice.history import History, read_library
 from midstream.practice.library import Lesson, Library, Origin, proven, render_modules
-from midstream.practice.library_text import from_json, from_markdown, read_library, to_json
-from midstream.practice.markdown import to_markdown
+from midstream.practice.library_text import from_json, from_markdown, to_json, to_markdown
 from support.libraries import libraries
 
 LIBRARY = Library(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from midstream.core.errors import EngineError
-from midstream.practice.likeness import embedding_likeness, ngram_likeness
 from midstream.practice.settings import EmbeddingConfig, LibraryConfig
+from midstream.practice.similarity import embedding_similarity, ngram_similarity
 from support.api_server import Answer, ApiServer, Asked
 from support.libraries import texts
 
@@ -33,7 +33,7 @@ THRESHOLD = LibraryConfig().likeness or 1.0
     ],
 )
 def test_near_duplicates(one: str, other: str):
-    assert ngram_likeness(one, other) >= THRESHOLD
+    assert ngram_similarity(one, other) >= THRESHOLD
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_near_duplicates(one: str, other: str):
     ],
 )
 def test_what_claims_something_else_is_never_alike(one: str, other: str):
-    assert ngram_likeness(one, other) < THRESHOLD
+    assert ngram_similarity(one, other) < THRESHOLD
 
 
 @given(texts, texts)
 def test_symmetric_and_between_0_and_1(one: str, other: str):
-    value = ngram_likeness(one, other)
+    value = ngram_similarity(one, other)
     assert 0.0 <= value <= 1.0
-    assert value == pytest.approx(ngram_likeness(other, one))
-    assert ngram_likeness(one, one) == 1.0
+    assert value == pytest.approx(ngram_similarity(other, one))
+    assert ngram_similarity(one, one) == 1.0
 
 
 # --- embeddings ----------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def config(server: ApiServer, **more: Any) -> EmbeddingConfig:
 
 def test_vectors_are_asked_for_once_and_come_in_any_order():
     with ApiServer(vectors) as server:
-        like = asyncio.run(embedding_likeness(config(server), [*VECTORS, "Look  it up."]))
+        like = asyncio.run(embedding_similarity(config(server), [*VECTORS, "Look  it up."]))
     (asked,) = server.asked
     assert (asked.path, asked.body) == ("/v1/embeddings", {"model": "small", "input": list(VECTORS)})
     assert like("Look it up.", "Search for it.") == pytest.approx(0.9 / (0.82**0.5))
@@ -96,7 +96,7 @@ def test_vectors_are_asked_for_once_and_come_in_any_order():
 
 def test_an_empty_text_is_not_asked_for_and_like_nothing():
     with ApiServer(vectors) as server:
-        like = asyncio.run(embedding_likeness(config(server), ["", "Shout.", " \n"]))
+        like = asyncio.run(embedding_similarity(config(server), ["", "Shout.", " \n"]))
     assert [asked.body["input"] for asked in server.asked] == [["Shout."]]
     assert (like("", "Shout."), like("", "")) == (0.0, 0.0)
 
@@ -104,27 +104,27 @@ def test_an_empty_text_is_not_asked_for_and_like_nothing():
 def test_many_texts_are_several_requests():
     names = [f"lesson {number}" for number in range(130)]
     with ApiServer(lambda asked: {"data": [{"embedding": [1.0]} for _ in asked.body["input"]]}) as server:
-        asyncio.run(embedding_likeness(config(server), names))
+        asyncio.run(embedding_similarity(config(server), names))
     assert [len(asked.body["input"]) for asked in server.asked] == [64, 64, 2]
 
 
 def test_the_key_is_sent_as_a_bearer(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sk-0123456789")
     with ApiServer(vectors) as server:
-        asyncio.run(embedding_likeness(config(server, api_key_env="SOME_KEY"), ["Shout."]))
+        asyncio.run(embedding_similarity(config(server, api_key_env="SOME_KEY"), ["Shout."]))
     assert server.asked[0].headers["authorization"] == "Bearer sk-0123456789"
 
 
 def test_a_server_that_stumbles_is_asked_again():
     with ApiServer(vectors, faults=[Answer(status=429, headers={"retry-after": "0"})]) as server:
-        like = asyncio.run(embedding_likeness(config(server), ["Shout.", "Look it up."]))
+        like = asyncio.run(embedding_similarity(config(server), ["Shout.", "Look it up."]))
         assert len(server.asked) == 2
     assert like("Shout.", "Shout.") == 1.0
 
 
 def test_a_refusal_says_what_to_do():
     with ApiServer(vectors, faults=[404]) as server, pytest.raises(EngineError) as caught:
-        asyncio.run(embedding_likeness(config(server), ["Shout."]))
+        asyncio.run(embedding_similarity(config(server), ["Shout."]))
     assert "404" in caught.value.what
     assert "practice.library.embedding" in caught.value.fix
 
@@ -146,7 +146,7 @@ def test_a_refusal_says_what_to_do():
 def test_an_answer_without_usable_vectors_is_an_error(answer, monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", no_pause)
     with ApiServer(lambda asked: answer) as server, pytest.raises(EngineError, match="does not hold 1 vectors"):
-        asyncio.run(embedding_likeness(config(server), ["Shout."]))
+        asyncio.run(embedding_similarity(config(server), ["Shout."]))
 
 
 async def no_pause(seconds: float) -> None:

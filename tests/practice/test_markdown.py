@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import UsageError
 from midstream.practice.library import Lesson, Library, Origin
-from midstream.practice.likeness import ngram_likeness
-from midstream.practice.markdown import Entry, edited, entries, parse, to_markdown
+from midstream.practice.library_text import Entry, edited, entries, parse, to_markdown
 from midstream.practice.operations import Rules
+from midstream.practice.similarity import ngram_similarity
 from support.libraries import MODULES, libraries
 
-RULES = Rules(modules=MODULES, lesson_tokens=20, likeness=ngram_likeness, threshold=0.85)
+RULES = Rules(modules=MODULES, lesson_tokens=20, likeness=ngram_similarity, threshold=0.85)
 LIBRARY = Library(
     lessons=(
         Lesson(id="L1", text="Look first.", used=3),

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.practice.library import Origin
-from midstream.practice.merging import Merged, Proposals
 from midstream.practice.operations import Operation
-from midstream.practice.replies import Change
+from midstream.practice.replies import Change, Merged, Proposals
 
 
 def proposal(task: str, kind: Any = "add", **more: Any) -> Operation:

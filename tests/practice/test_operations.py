@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.practice.library import Effect, Lesson, Library, Origin, number, one_line, render_modules, size, tokens
-from midstream.practice.likeness import ngram_likeness
 from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
+from midstream.practice.similarity import ngram_similarity
 from support.libraries import MODULES, libraries, operations
 
 PERSON = Origin(source="person")
@@ -15,7 +15,7 @@ STRICT = Rules(
     modules=MODULES,
     max_tokens=60,
     lesson_tokens=20,
-    likeness=ngram_likeness,
+    likeness=ngram_similarity,
     threshold=0.85,
     leak=lambda text: "it holds an answer" if "42" in text else None,
 )
@@ -35,7 +35,7 @@ all_rules = st.builds(
     modules=st.sampled_from([(), ("planner",), MODULES]),
     max_tokens=st.none() | st.integers(1, 80),
     lesson_tokens=st.none() | st.integers(1, 20),
-    likeness=st.sampled_from([None, ngram_likeness]),
+    likeness=st.sampled_from([None, ngram_similarity]),
     threshold=st.just(0.85),
     subsets=st.booleans(),
 )

@@ -8,11 +8,10 @@ import pytest
 
 from midstream.core.errors import BudgetError
 from midstream.core.lessons import digest
-from midstream.practice.budget import Meter
+from midstream.practice.budget import Budget, BudgetedAgent
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules
-from midstream.practice.metered import MeteredAgent
-from midstream.practice.playing import Match, Player
+from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig
 from midstream.rollout import Config, Environment
 from support.reflectors import FAILS, SetAnswers
@@ -22,12 +21,12 @@ LIBRARY = Library(lessons=(Lesson(id="L1", text="look first"),))
 TOLD = digest(render_modules(LIBRARY))
 
 
-def player(answers, ledger=None, *, limit=None, **named):
+def runner(answers, ledger=None, *, limit=None, **named):
     agent = SetAnswers(answers)
     if limit is not None:
-        agent = MeteredAgent(agent, Meter(BudgetConfig(rollouts=limit)))
+        agent = BudgetedAgent(agent, Budget(BudgetConfig(rollouts=limit)))
     environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1))
-    return Player(environment, ledger or Ledger(), 1, **named)
+    return Runner(environment, ledger or Ledger(), 1, **named)
 
 
 def played(work):
@@ -42,7 +41,7 @@ def match(place, first=LIBRARY, other=LIBRARY):
 def test_a_pair_has_each_library_in_its_own_prompts_and_one_that_broke_is_none():
     ledger = Ledger()
     pairs = [match(0, other=Library()), match(1), match(2)]
-    values = played(player(["0", "no", "1", FAILS, "2", None], ledger).pairs("gate-1-whole-1", pairs))
+    values = played(runner(["0", "no", "1", FAILS, "2", None], ledger).pairs("gate-1-whole-1", pairs))
     assert values == [(1.0, 0.0), None, (1.0, 0.0)]
     told = {one.task_id: one.lessons for one in ledger.gathered("gate-1-")}
     assert (told["t0@whole-0~first"], told["t0@whole-0~other"]) == (TOLD, "")
@@ -51,18 +50,18 @@ def test_a_pair_has_each_library_in_its_own_prompts_and_one_that_broke_is_none()
 
 def test_what_is_in_the_ledger_is_not_run_again_unless_its_lessons_were_others():
     ledger = Ledger()
-    first = played(player(["0", "1"], ledger).groups("step-1", TASKS[:2], LIBRARY, 1))
-    again = player(["never asked"], ledger)
+    first = played(runner(["0", "1"], ledger).groups("step-1", TASKS[:2], LIBRARY, 1))
+    again = runner(["never asked"], ledger)
     assert played(again.groups("step-1", TASKS[:2], LIBRARY, 1)) == first
     assert again.environment.agent.runs == []
-    other = player(["x", "y"], ledger)
+    other = runner(["x", "y"], ledger)
     played(other.groups("step-1", TASKS[:2], Library(), 1))
     assert len(other.environment.agent.runs) == 2
 
 
 def test_rewards_are_dealt_out_among_all_and_what_is_kept_has_its_own():
     ledger, answers = Ledger(), ["0"] * 4 + ["x"] * 4 + ["2"] * 4
-    groups = played(player(answers, ledger, shuffle=True).groups("step-1", TASKS[:3], LIBRARY, 4))
+    groups = played(runner(answers, ledger, shuffle=True).groups("step-1", TASKS[:3], LIBRARY, 4))
     values = [[one.reward.value for one in group.trajectories] for group in groups]
     assert sorted(value for group in values for value in group) == [0.0] * 4 + [1.0] * 8
     assert values != [[1.0] * 4, [0.0] * 4, [1.0] * 4]
@@ -70,22 +69,22 @@ def test_rewards_are_dealt_out_among_all_and_what_is_kept_has_its_own():
 
 
 def test_a_failed_rollout_gets_no_reward_from_the_shuffle():
-    groups = played(player(["0", FAILS, "x"], shuffle=True).groups("step-1", TASKS[:1], LIBRARY, 3))
+    groups = played(runner(["0", FAILS, "x"], shuffle=True).groups("step-1", TASKS[:1], LIBRARY, 3))
     assert [one.reward is None for one in flat(groups)] == [False, True, False]
 
 
 def test_a_spent_budget_ends_the_work_and_what_had_ended_is_kept():
     ledger = Ledger()
     with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent") as failure:
-        played(player(["0", "1", "2"], ledger, limit=2).groups("step-1", TASKS[:3], LIBRARY, 1))
+        played(runner(["0", "1", "2"], ledger, limit=2).groups("step-1", TASKS[:3], LIBRARY, 1))
     assert "practice.budget.rollouts" in failure.value.fix
     assert len(ledger.kept("step-1")) == 2
 
 
 def test_the_work_says_how_far_it_is():
     said = []
-    played(player(["0", "1"], report=said.append).groups("step-4", TASKS[:2], LIBRARY, 1))
+    played(runner(["0", "1"], report=said.append).groups("step-4", TASKS[:2], LIBRARY, 1))
     assert said == ["rollouts 0/2", "rollouts 1/2", "rollouts 2/2"]
     said.clear()
-    played(player(["0", "1"], report=said.append).pairs("gate-4-whole-1", [match(0)]))
+    played(runner(["0", "1"], report=said.append).pairs("gate-4-whole-1", [match(0)]))
     assert said[-1] == "gate, whole-1: rollouts 2/2"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.cli.main import main
-from midstream.practice.estimate import requests, rollouts, tasks, updates
-from midstream.practice.settings import PracticeConfig
+from midstream.practice.settings import PracticeConfig, requests, rollouts, tasks, updates
 
 
 def config(**more):

@@ -10,9 +10,9 @@ from midstream.core.errors import EngineError, InfrastructureError, RecipeError
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import read_spent
+from midstream.practice.commit import read_updates
 from midstream.practice.history import History
 from midstream.practice.library import pinned, render_modules
-from midstream.practice.records import read_updates
 from midstream.runs import RunDirectory
 from support.practice_sessions import counting, die, differences, killed_after, practise, trajectories
 

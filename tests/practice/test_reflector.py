@@ -15,9 +15,9 @@ from midstream.core.trajectory import Message, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, Origin
-from midstream.practice.merging import Proposals
 from midstream.practice.operations import Operation
 from midstream.practice.reflector import ROLES, Reflector
+from midstream.practice.replies import Proposals
 from midstream.rollout import Group
 from support.reflectors import asked, operations, section, settings
 

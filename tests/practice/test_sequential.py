@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import UsageError
-from midstream.practice.sequential import SHARES, Bets, Sequential
+from midstream.practice.paired_test import SHARES, Bets, Sequential
 
 Draw = Callable[[random.Random, int], float]  # the i-th value
 

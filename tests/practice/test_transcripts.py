@@ -18,7 +18,7 @@ from midstream.core.trajectory import (
     Turn,
     Verdict,
 )
-from midstream.practice.transcripts import transcript
+from midstream.practice.role_prompts import transcript
 
 
 def rollout(*turns: Turn, **more: object) -> Trajectory:

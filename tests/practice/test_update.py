@@ -9,14 +9,13 @@ import pytest
 
 from midstream.core.errors import InfrastructureError
 from midstream.practice import update as update_room
-from midstream.practice.gate import Decision
+from midstream.practice.gate import ChangeRecord, Decision
+from midstream.practice.gate import Test as Tested
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation, applied
-from midstream.practice.playing import Match
-from midstream.practice.records import ChangeRecord
-from midstream.practice.records import Test as Tested
 from midstream.practice.reflector import ROLES
+from midstream.practice.runner import Match
 from midstream.practice.settings import EmbeddingConfig, LibraryConfig
 from midstream.practice.update import Practice
 from midstream.rollout import Config, Environment

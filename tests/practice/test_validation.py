@@ -10,9 +10,9 @@ import pytest
 
 from midstream.core.errors import InfrastructureError
 from midstream.core.task import Task
+from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson, Library
-from midstream.practice.playing import Match
-from midstream.practice.records import Test
+from midstream.practice.runner import Match
 from midstream.practice.settings import GateConfig
 from midstream.practice.validation import Validation, validate
 

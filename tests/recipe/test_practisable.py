@@ -9,9 +9,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
-from midstream.practice.budget import Meter
-from midstream.practice.metered import MeteredAgent, MeteredEngine
-from midstream.practice.records import read_updates
+from midstream.practice.budget import Budget, BudgetedAgent, BudgetedEngine
+from midstream.practice.commit import read_updates
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.practisable import practice_parts_of
@@ -24,7 +23,7 @@ PLAIN = ["engines.reflector.http=false", "engines.reflector.faults={}", "practic
 
 def parts(*changes):
     recipe = load_recipe("training-free-simulated", [*PLAIN, *changes])
-    with Build(recipe, meter=Meter(recipe.practice.budget)) as build:
+    with Build(recipe, budget=Budget(recipe.practice.budget)) as build:
         return practice_parts_of(build)
 
 
@@ -45,9 +44,9 @@ def files(tmp_path, **splits):
 def test_everything_goes_through_the_meter():
     found = parts()
     environment = found.make_environment(chosen=found.validation_set)
-    assert isinstance(environment.agent, MeteredAgent)
+    assert isinstance(environment.agent, BudgetedAgent)
     asked = [*environment.engines.values(), *found.engines.values()]
-    assert all(isinstance(engine, MeteredEngine) and engine.meter is found.meter for engine in asked)
+    assert all(isinstance(engine, BudgetedEngine) and engine.budget is found.budget for engine in asked)
     assert set(found.engines) == {"summariser", "critic", "merger"}
     assert found.engines["critic"] is found.engines["merger"]
     assert (len(found.tasks), len(found.validation)) == (6, 4)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from midstream.practice.commit import UpdateRecord
+from midstream.practice.gate import ChangeRecord
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
-from midstream.practice.records import ChangeRecord, UpdateRecord
 from midstream.practice.settings import BudgetConfig
 from midstream.report import practice_data
 from midstream.report.practice_data import Spent, learned, left_out_text, short, spent_text, text_of, total_fates, tried

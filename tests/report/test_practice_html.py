@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
+from midstream.practice.budget import Spent
+from midstream.practice.gate import ChangeRecord
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
-from midstream.practice.records import ChangeRecord, Spent
 from midstream.practice.settings import BudgetConfig
 from midstream.report.practice_charts import fate_bars, whisker, whisker_span
 from midstream.report.practice_data import PracticeData

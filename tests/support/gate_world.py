@@ -19,7 +19,7 @@ from midstream.core.task import Task
 from midstream.practice.gate import Decision, decide
 from midstream.practice.library import Library
 from midstream.practice.operations import Operation, Rules, applied, screened
-from midstream.practice.playing import Match
+from midstream.practice.runner import Match
 from midstream.practice.settings import GateConfig
 
 LEARNING = 500  # rollouts that an update learns from: 100 tasks, 5 each

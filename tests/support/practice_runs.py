@@ -11,11 +11,12 @@ from typing import Any
 from midstream.core.metrics import ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation import result_name
-from midstream.practice.budget import Entry
+from midstream.practice.budget import Entry, Spent
+from midstream.practice.commit import UpdateRecord
+from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
-from midstream.practice.records import ChangeRecord, Spent, Test, UpdateRecord
 from midstream.practice.settings import BudgetConfig, PracticeConfig, RoleConfig
 from midstream.report.practice_data import PracticeData
 from midstream.runs import RunDirectory

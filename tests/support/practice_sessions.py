@@ -15,7 +15,7 @@ import pytest
 
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
-from midstream.practice.budget import Meter
+from midstream.practice.budget import Budget
 from midstream.practice.progress import NoPracticeDisplay
 from midstream.practice.session import Session
 from midstream.recipe.build import Build
@@ -85,7 +85,7 @@ def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Map
     sets = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     recipe = load_recipe("training-free-simulated", [*sets, 'evaluation.sets=[{name="test",split="test",count=3}]'])
     assert recipe.practice is not None
-    with Build(recipe, meter=Meter(recipe.practice.budget)) as build:
+    with Build(recipe, budget=Budget(recipe.practice.budget)) as build:
         parts = practice_parts_of(build)
         run = RunDirectory(root)
         if not run.info_path.exists():
@@ -106,7 +106,7 @@ def killed_after(
 ) -> Iterator[list[str]]:
     """Dies right after write number `count` under `root`; the list names the files written.
 
-    A write is a record that was appended or a file that was replaced; of what the meter writes only with `every_write`.
+    A write is a record that was appended or a file that was replaced; of the budget's only with `every_write`.
     """
     written: list[str] = []
 

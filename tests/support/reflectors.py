@@ -16,8 +16,8 @@ from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
-from midstream.practice.playing import Player
 from midstream.practice.reflector import Reflector
+from midstream.practice.runner import Runner
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.training_free import Proposal, TrainingFree
 from midstream.rollout import Config, Environment
@@ -105,7 +105,7 @@ def algorithm(
     )
     engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
     return TrainingFree(
-        config=config, player=Player(environment, ledger, seed=1), reflector=Reflector(config, engines, ledger, seed=2)
+        config=config, runner=Runner(environment, ledger, seed=1), reflector=Reflector(config, engines, ledger, seed=2)
     )
 
 

@@ -27,9 +27,9 @@ from midstream.cli.results import (
 )
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.lessons import digest
-from midstream.practice.budget import Meter
-from midstream.practice.parts import Parts as PracticeParts
-from midstream.practice.records import read_updates
+from midstream.practice.budget import Budget
+from midstream.practice.commit import read_updates
+from midstream.practice.session import Parts as PracticeParts
 from midstream.practice.session import Session as PracticeSession
 from midstream.recipe.build import Build, require_training_extra
 from midstream.recipe.check import check
@@ -261,8 +261,10 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     practice = recipe.practice
     if practice is None:
         require_training_extra()
-    meter = None if practice is None else Meter(practice.budget)
-    with Build(recipe, adapters=root / "adapters", record=options.record, replay=options.replay, meter=meter) as build:
+    budget = None if practice is None else Budget(practice.budget)
+    with Build(
+        recipe, adapters=root / "adapters", record=options.record, replay=options.replay, budget=budget
+    ) as build:
         # What cannot be built leaves no run behind.
         work = _training(parts_of(build)) if practice is None else _practice(practice_parts_of(build))
         run = run or _create_run(root, build)

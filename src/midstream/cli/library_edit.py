@@ -13,10 +13,10 @@ from pathlib import Path
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.practice.changes import diff
+from midstream.practice.history import read_library
 from midstream.practice.library import Lesson, Library, Origin, next_number, pinned, released, vetoed
-from midstream.practice.library_text import read_library
-from midstream.practice.markdown import edited as markdown_edited
-from midstream.practice.markdown import to_markdown
+from midstream.practice.library_text import edited as markdown_edited
+from midstream.practice.library_text import to_markdown
 from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
 
 _PERSON = Origin(source="person")

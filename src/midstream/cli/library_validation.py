@@ -21,14 +21,12 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
-from midstream.practice.budget import Meter
-from midstream.practice.identity import identity
-from midstream.practice.leaks import leak_guard
+from midstream.practice.budget import Budget, Spent
 from midstream.practice.ledger import RunLedger
-from midstream.practice.library import Library, render_modules
-from midstream.practice.playing import Match, Player
-from midstream.practice.records import Spent
+from midstream.practice.library import Library, identity, render_modules
+from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig, GateConfig
+from midstream.practice.similarity import leak_guard
 from midstream.practice.validation import Validation
 from midstream.practice.validation import validate as measure
 from midstream.recipe.build import Build
@@ -74,7 +72,7 @@ def validated(
     if not library.rendered:
         raise UsageError(f"{options.named} has no lessons", cause="nothing can be tested", fix="add some, or learn")
     check_shown(recipe.agent, render_modules(library), str(options.named))
-    meter = Meter(recipe.practice.budget if recipe.practice else BudgetConfig())
+    budget = Budget(recipe.practice.budget if recipe.practice else BudgetConfig())
     own = run if options.recipe is None else None
     with Build(
         recipe,
@@ -82,7 +80,7 @@ def validated(
         unsafe=options.unsafe,
         record=options.record,
         replay=options.replay,
-        meter=meter,
+        budget=budget,
     ) as build:
         weights = weights_digest(own, use_policy(build, own)) if own and has_weights(own) else ""
         agent = identity(build.resolved, weights)
@@ -95,7 +93,7 @@ def validated(
             ledger.close()
     guard = leak_guard(tasks)
     notes = [f"{one.id}: {reason}" for one in library.rendered if (reason := guard(one.text))]
-    return Validated(found=found, agent=agent, spent=meter.spent(), notes=notes, trajectories=ledger.gathered(agent))
+    return Validated(found=found, agent=agent, spent=budget.spent(), notes=notes, trajectories=ledger.gathered(agent))
 
 
 def _measured(
@@ -103,7 +101,7 @@ def _measured(
 ) -> Validation:
     recipe = build.recipe
     with nullcontext() if options.quiet else Console(stderr=True).status("validating") as status:
-        player = Player(build.environment(chosen=_set(recipe)), ledger, derive_seed(recipe.seed, "validation"))
+        runner = Runner(build.environment(chosen=_set(recipe)), ledger, derive_seed(recipe.seed, "validation"))
         played = 0
 
         async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
@@ -111,7 +109,7 @@ def _measured(
             played += len(matches)
             if status is not None:
                 status.update(f"validating: pair {played}")
-            found = await player.pairs(f"{agent}, seed {recipe.seed}: {name}", matches)
+            found = await runner.pairs(f"{agent}, seed {recipe.seed}: {name}", matches)
             if not any(found):
                 raise _no_result(matches, ledger.gathered(agent))
             return found

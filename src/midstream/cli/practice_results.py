@@ -15,9 +15,9 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
-from midstream.practice.budget import read_spent
+from midstream.practice.budget import Spent, read_spent
+from midstream.practice.commit import UpdateRecord, read_updates
 from midstream.practice.history import History, Version
-from midstream.practice.records import Spent, UpdateRecord, read_updates
 from midstream.practice.settings import BudgetConfig, PracticeConfig
 from midstream.report import practice_html, practice_tables
 from midstream.report.practice_data import Costs, PracticeData, Sources, learned

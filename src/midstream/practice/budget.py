@@ -1,32 +1,53 @@
-"""The budget: everything that a run uses goes through one meter, which refuses what could pass a limit.
+"""The budget: everything that a run uses goes through one budget, which refuses what could pass a limit.
 
-Before a request (`metered.py`) its upper bound is reserved; after it what the server counted takes its place. Where a
+Before a request (`budgeted.py`) its upper bound is reserved; after it what the server counted takes its place. Where a
 reservation does not fit while others are under way it waits for them; where it cannot fit at all it is refused. So a
 limit is never passed, whatever runs at once, by what servers say that their replies took. Attempts without a usable
 reply (too late, cut off, refused) say nothing, and count nothing.
 
 `ledger/spent.jsonl` holds a line for each reservation and one for what became of it, so that a run that was killed
 knows what it had used; what was under way then counts at its upper bound. It is never cleared.
+
+
+Engines and agents behind the budget of a budget: nothing is asked, and no rollout begins, that could pass a limit.
+
+The upper bound of a request: a token is at least one byte of the prompt, a completion has at most `max_tokens`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from midstream.core.data import Frozen
-from midstream.core.errors import BudgetError
-from midstream.practice.records import Spent
+from midstream.core.errors import BudgetError, EngineError
+from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
+from midstream.core.task import Task
+from midstream.core.trajectory import Call, Trajectory
 from midstream.practice.settings import BudgetConfig
 from midstream.runs.journal import Journal, read_models
 
 HELD_BACK = 1.25  # of what the first evaluation used is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11
-_NOTHING = Spent()
+_PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
+
+
+class Spent(Frozen):
+    """What a run has used up so far. Tokens are the servers' count, estimated where they give none.
+
+    Time is kept apart (`timings.jsonl`), so that records repeat byte for byte.
+    """
+
+    rollouts: int = 0
+    calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
 
 
 class Entry(Frozen):
@@ -42,7 +63,7 @@ class Entry(Frozen):
     time_s: float = 0.0
 
 
-class Meter:
+class Budget:
     """Counts, and refuses. `phase` is what is being done; `open` gives it a place on disk."""
 
     def __init__(self, limits: BudgetConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,11 +184,11 @@ class Meter:
         """What may become free without anything being refused."""
         return _total([self._entries[number] for number, alone in self._under_way.items() if alone])
 
-    def _passed(self, asked: Spent, without: Spent = _NOTHING) -> str | None:
+    def _passed(self, asked: Spent, without: Spent | None = None) -> str | None:
         """The limit that would be passed if `asked` were used on top, and `without` were not."""
         if self.limits.time_s is not None and self.elapsed_s + self._held_s >= self.limits.time_s:
             return "time_s"
-        used, off, held, more = self._used, _amounts(without), _amounts(self._held), _amounts(asked)
+        used, off, held, more = self._used, _amounts(without or Spent()), _amounts(self._held), _amounts(asked)
         for name, limit in _amounts(self.limits).items():
             if more[name] and used[name] - off[name] + held[name] + more[name] > limit:
                 return name
@@ -206,6 +227,114 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """What a run's `ledger/spent.jsonl` says was used, by phase and role; reading changes nothing."""
-    meter = Meter(BudgetConfig())
-    meter.read(path)
-    return meter.spent_on()
+    budget = Budget(BudgetConfig())
+    budget.read(path)
+    return budget.spent_on()
+
+
+class BudgetedEngine:
+    """An engine whose requests go through a budget. Prices are US dollars per million tokens."""
+
+    waits = True  # for room under a limit, until others have settled
+
+    def __init__(
+        self, engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
+    ) -> None:
+        self.engine, self.budget = engine, budget
+        self.name, self.token_exact = engine.name, engine.token_exact
+        self._price_prompt, self._price_completion = price_prompt, price_completion
+
+    @property
+    def codec(self) -> Codec | None:
+        """The engine's own: it may be given one later."""
+        return getattr(self.engine, "codec", None)
+
+    async def sample(self, request: Request) -> Call:
+        """Answer a request. Raises `BudgetError` where its upper bound has no room."""
+        prompt = prompt_bound(request)
+        bound = self._priced(prompt, request.sampling.max_tokens)
+        number = await self.budget.reserve(request.role, bound, wait=self.waits)
+        used: Spent | None = None  # a request that was cut off may have used all of it
+        try:
+            call = await self.engine.sample(request)
+            used = self._used(call, prompt)
+            return call
+        except EngineError:
+            used = Spent(calls=1)
+            raise
+        finally:
+            self.budget.settle(number, used)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.engine.close()
+
+    def _used(self, call: Call, prompt: int) -> Spent:
+        """What the server counted, or bytes where it counted nothing."""
+        usage = call.usage
+        if usage.prompt_tokens or usage.completion_tokens:
+            return Spent(calls=1, tokens=usage.prompt_tokens + usage.completion_tokens, cost_usd=usage.cost_usd)
+        return self._priced(prompt, len(call.completion.encode("utf-8", "replace")))
+
+    def _priced(self, prompt: int, completion: int) -> Spent:
+        cost_usd = (prompt * self._price_prompt + completion * self._price_completion) / 1e6
+        return Spent(calls=1, tokens=prompt + completion, cost_usd=cost_usd)
+
+
+class LockstepBudgetedEngine(BudgetedEngine):
+    """One that samples when every live trajectory waits for it: none may wait for room instead."""
+
+    waits = False
+
+    def join(self, order: int) -> None:
+        """Passed on."""
+        assert isinstance(self.engine, LockstepEngine)
+        self.engine.join(order)
+
+    def leave(self, order: int) -> None:
+        """Passed on."""
+        assert isinstance(self.engine, LockstepEngine)
+        self.engine.leave(order)
+
+
+class BudgetedAgent:
+    """An agent whose runs are counted as rollouts before they start."""
+
+    def __init__(self, agent: Agent, budget: Budget) -> None:
+        self.agent, self.budget, self.name = agent, budget, agent.name
+
+    async def run(
+        self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
+    ) -> Trajectory:
+        """Run once; one that could not pay for its first request does not count.
+
+        Raises `BudgetError` where there may be no more rollouts.
+        """
+        number = self.budget.start_rollout()
+        found = await self.agent.run(task, tools, engines, seed=seed, **named)
+        if found.error is not None and found.error.type == BudgetError.__name__ and not found.calls:
+            self.budget.settle(number, Spent())
+        return found
+
+    async def close(self) -> None:
+        """Close the agent."""
+        await self.agent.close()
+
+
+def budgeted(
+    engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
+) -> BudgetedEngine:
+    """The engine behind the budget."""
+    kind = LockstepBudgetedEngine if isinstance(engine, LockstepEngine) else BudgetedEngine
+    return kind(engine, budget, price_prompt=price_prompt, price_completion=price_completion)
+
+
+def prompt_bound(request: Request) -> int:
+    """At most so many tokens a request's prompt has: a token is at least one byte, a template adds a few.
+
+    Where it has token ids, they may go out or the text that says the same.
+    """
+    texts = [request.prompt, *(message.content for message in request.messages)]
+    texts += [json.dumps(dict(one)) for one in (request.json_schema, *request.tools) if one]
+    length = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from midstream.core.data import Frozen
 from midstream.practice.library import Lesson, Library, State, next_number, with_lessons
-from midstream.practice.likeness import ngram_likeness
-from midstream.practice.operations import Likeness
+from midstream.practice.operations import Similarity
 from midstream.practice.settings import LibraryConfig
+from midstream.practice.similarity import ngram_similarity
 
 _STRENGTH: dict[State, int] = {"active": 0, "pinned": 1, "vetoed": 2}
 _THRESHOLD = LibraryConfig().likeness or 1.0
@@ -51,7 +51,7 @@ def merged(
     one: Library,
     other: Library,
     *,
-    likeness: Likeness = ngram_likeness,
+    likeness: Similarity = ngram_similarity,
     threshold: float = _THRESHOLD,
 ) -> tuple[Library, list[str]]:
     """Both libraries as one, and a line for everything that was not simply taken over.
@@ -80,7 +80,7 @@ class _Merge:
     base: Library | None
     one: Library
     other: Library
-    likeness: Likeness
+    likeness: Similarity
     threshold: float
     lessons: dict[str, Lesson] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

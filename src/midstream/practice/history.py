@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from midstream.core.data import Frozen
-from midstream.core.errors import RunError
+from midstream.core.errors import RunError, UsageError
 from midstream.practice.library import Library, next_number
-from midstream.practice.markdown import to_markdown
+from midstream.practice.library_text import from_json, from_markdown, to_markdown
 from midstream.practice.operations import Operation
 from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, read_models
 from midstream.runs.lock import exclusive_lock
 
 VERSIONS = "versions.jsonl"
+_MARKDOWN = (".md", ".markdown")
 
 
 class Version(Frozen):
@@ -163,3 +164,38 @@ class History:
             cause="another midstream learned or edited in the same run directory",
             fix=f"midstream library diff to see what it did, then make the change again on version {newest}",
         )
+
+
+def read_library(path: Path) -> Library:
+    """The library in a JSON or Markdown (.md) file, or the current one of a run directory or a `library/` in one.
+
+    Raises:
+        RunError: there is none.
+        UsageError: the file does not hold a library.
+    """
+    if path.is_dir():
+        return _newest(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # as some editors on Windows write it
+    except (OSError, UnicodeDecodeError) as failure:
+        missing = isinstance(failure, FileNotFoundError)
+        raise RunError(
+            f"{path} does not exist" if missing else f"{path} cannot be read: {failure}",
+            cause="the path is misspelt" if missing else "it is no text file, or this user may not read it",
+            fix="name a practice run, or a .json or .md file with a library",
+        ) from failure
+    try:
+        return from_markdown(text) if path.suffix.lower() in _MARKDOWN else from_json(text)
+    except UsageError as failure:
+        raise UsageError(f"{path}: {failure.what}", cause=failure.cause, fix=failure.fix) from failure
+
+
+def _newest(directory: Path) -> Library:
+    for place in (directory / "library", directory):
+        if (place / VERSIONS).exists() and (version := History(place).current()):
+            return version.library
+    raise RunError(
+        f"{directory} holds no library",
+        cause="it is no practice run, or one that has not begun",
+        fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
+    )

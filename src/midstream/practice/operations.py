@@ -31,7 +31,7 @@ from midstream.practice.library import (
 )
 
 Kind = Literal["add", "delete", "modify", "keep"]
-Likeness = Callable[[str, str], float]
+Similarity = Callable[[str, str], float]
 Leak = Callable[[str], str | None]
 
 
@@ -68,7 +68,7 @@ class Rules:
     modules: Sequence[str]
     max_tokens: int | None = None
     lesson_tokens: int | None = None
-    likeness: Likeness | None = None
+    likeness: Similarity | None = None
     threshold: float = 1.0
     leak: Leak | None = None
     subsets: bool = True

@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from midstream.core.metrics import EvaluationResult
-from midstream.practice.records import Spent, UpdateRecord
+from midstream.practice.budget import Spent
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.settings import BudgetConfig
 
 

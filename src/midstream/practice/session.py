@@ -1,4 +1,8 @@
-"""A run in context space from the empty library to the last evaluation: the one path to read.
+"""What is wired for a practice run: the objects that its session needs, made by whoever reads the recipe.
+
+The evaluations of a practice run, before and after: each trajectory kept as it ends, each result written once.
+
+A run in context space from the empty library to the last evaluation: the one path to read.
 
     evaluate "no lessons"
     -> per update: batch -> rollouts -> semantic advantage -> operations -> gate -> library, record, version
@@ -12,30 +16,164 @@ rollout and no request again but those that were under way. The model's weights 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from midstream.core.errors import BudgetError
-from midstream.core.lessons import NO_LESSONS
+from midstream import evaluation
+from midstream.core.errors import BudgetError, InfrastructureError
+from midstream.core.lessons import NO_LESSONS, Lessons
+from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Engine, Request
-from midstream.core.trajectory import Call
-from midstream.practice.evaluating import Evaluator
-from midstream.practice.finishing import Done, Finishing
-from midstream.practice.library import render_modules
-from midstream.practice.parts import Parts
+from midstream.core.seeds import derive_seed
+from midstream.core.task import Task
+from midstream.core.trajectory import Call, Trajectory
+from midstream.practice.budget import Budget
+from midstream.practice.commit import Committer, Done, UpdateRecord, read_updates
+from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.library import Library, render_modules
 from midstream.practice.progress import PracticeDisplay
-from midstream.practice.records import UpdateRecord, read_updates
+from midstream.practice.runner import Report, Work, require_within_budget
+from midstream.practice.settings import PracticeConfig
 from midstream.practice.update import Practice
+from midstream.rollout import Environment
 from midstream.runs import RunDirectory
 
+Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
 WITHOUT, WITH = "no lessons", "with lessons"
 
 
+class MakeEnvironment(Protocol):
+    """Builds an environment with some settings changed; its engines and its agent go through the budget."""
+
+    def __call__(self, *, temperature: float | None = None, chosen: evaluation.SetConfig | None = None) -> Environment:
+        """None leaves the recipe's own; `chosen` is the set that is evaluated."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What is wired for a run.
+
+    `validation` are the tasks of `validation_set`, which the gate tests on. `engines` go by the reflector's roles.
+    `start` is the library to begin with, `identity` names the agent. `prepare` makes the planner's weights what they
+    were at the run's start, where they are made in process.
+    """
+
+    seed: int
+    tasks: Sequence[Task]
+    validation: Sequence[Task]
+    validation_set: evaluation.SetConfig
+    set_tasks: Callable[[evaluation.SetConfig], list[Task]]
+    make_environment: MakeEnvironment
+    engines: Mapping[str, Engine]
+    start: Library
+    identity: str
+    budget: Budget
+    cache: Cache | None
+    prepare: Prepare | None
+    practice: PracticeConfig
+    evaluation: evaluation.Config
+
+
+class Evaluator:
+    """Evaluates the agent of `parts` on the recipe's sets. `report` is told how far it is."""
+
+    def __init__(
+        self, parts: Parts, run: RunDirectory, ledger: Ledger, display: PracticeDisplay, report: Report
+    ) -> None:
+        self.parts, self.run, self.ledger, self.display, self.report = parts, run, ledger, display, report
+
+    async def sets(self, policy: str, step: int, lessons: Lessons) -> None:
+        """Evaluate every set at every temperature.
+
+        Raises:
+            BudgetError: a run could not be paid for; what has ended is in the ledger.
+            InfrastructureError: no run of a set has a result.
+        """
+        for chosen in self.parts.evaluation.sets:
+            for temperature in self.parts.evaluation.temperatures:
+                await self._one(chosen, temperature, policy, step, lessons)
+
+    async def _one(
+        self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int, lessons: Lessons
+    ) -> None:
+        """Evaluate and write down, unless this very evaluation was written before.
+
+        Where no lesson was learned the agent is the one of the first evaluation, whose numbers hold: nothing is asked.
+        """
+        sampling, run = evaluation.sampling_name(temperature), self.run
+        mine = [one for one in run.read_evaluations() if (one.set_name, one.sampling) == (chosen.name, sampling)]
+        written = {one.step: one for one in mine}
+        name = evaluation.result_name(chosen.name, sampling, step)
+        if step in written:
+            self.ledger.forget(_scope(name))  # what a crash between the two left
+            return
+        if not lessons and 0 in written:
+            trajectories = run.read_evaluation_trajectories(evaluation.result_name(chosen.name, sampling, 0))
+            result = written[0].model_copy(update={"policy": policy, "step": step})
+        else:
+            result, trajectories = await self._evaluated(chosen, temperature, policy, step, lessons)
+        run.write_evaluation_trajectories(name, trajectories)
+        run.append_evaluation(result)
+        self.ledger.forget(_scope(name))
+        self.display.evaluation(result)
+
+    async def _evaluated(
+        self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int, lessons: Lessons
+    ) -> tuple[EvaluationResult, list[Trajectory]]:
+        parts, sampling = self.parts, evaluation.sampling_name(temperature)
+        tasks, trials = parts.set_tasks(chosen), parts.evaluation.trials
+        work = Work(
+            scope=_scope(evaluation.result_name(chosen.name, sampling, step)),
+            purpose=f"evaluation {sampling} {chosen.model_dump_json()}",
+            tasks=tasks,
+            group_size=trials,
+            seed=derive_seed(parts.seed, "evaluation", chosen.name),
+            lessons=dict.fromkeys((task.id for task in tasks), lessons),
+        )
+        kept = work.kept(self.ledger, parts.cache)
+        done = len(kept)
+
+        def on_done(ended: Sequence[Trajectory]) -> None:
+            nonlocal done
+            done += len(ended)
+            work.keep(ended, self.ledger, parts.cache)
+            self.report(f"evaluating {chosen.name}, {sampling}: {done}/{len(tasks) * trials}")
+
+        self.report(f"evaluating {chosen.name}, {sampling}")
+        result, trajectories = await evaluation.evaluate(
+            replace(parts.make_environment(temperature=temperature, chosen=chosen), lessons=lessons),
+            tasks,
+            policy=policy,
+            chosen=chosen,
+            temperature=temperature,
+            seed=work.seed,
+            step=step,
+            trials=trials,
+            kept=kept,
+            on_done=on_done,
+        )
+        require_within_budget(trajectories)
+        errors = [one.error for one in trajectories if one.error]
+        if errors and len(errors) == len(trajectories):
+            raise InfrastructureError(
+                f"all {len(errors)} runs on {chosen.name} ended without a result; the first:\n{errors[0].message}",
+                fix=f"see to that, then: midstream resume {self.run.root}",
+            )
+        return result, trajectories
+
+
+def _scope(name: str) -> str:
+    return f"evaluation-{name}"
+
+
 class Session:
-    """One practice run in one run directory. It closes meter and cache; whoever made the parts closes the rest."""
+    """One practice run in one run directory. It closes budget and cache; whoever made the parts closes the rest."""
 
     def __init__(self, parts: Parts, run: RunDirectory, display: PracticeDisplay) -> None:
-        self.parts, self.run_directory, self.display, self.meter = parts, run, display, parts.meter
-        self.finishing = Finishing(run, cache=parts.cache, report=display.note)
+        self.parts, self.run_directory, self.display, self.budget = parts, run, display, parts.budget
+        self.finishing = Committer(run, cache=parts.cache, report=display.note)
         self.ledger, self.history = self.finishing.ledger, self.finishing.history
         self.replies = 0
         self.evaluator = Evaluator(parts, run, self.ledger, display, self._report)
@@ -50,7 +188,7 @@ class Session:
             seed=parts.seed,
             identity=parts.identity,
             cache=parts.cache,
-            spent=self.meter.spent,
+            spent=self.budget.spent,
             begin=self._begin,
             report=self._report,
         )
@@ -61,12 +199,12 @@ class Session:
         Returns:
             Why the run ended before its last update, "" where it did not.
         """
-        self.meter.open(self.run_directory.ledger_dir / "spent.jsonl")
+        self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
         try:
             return await self._run()
         finally:
             self.ledger.close()
-            self.meter.close()
+            self.budget.close()
             if self.parts.cache is not None:
                 self.parts.cache.close()
 
@@ -85,7 +223,7 @@ class Session:
         if self.parts.prepare is not None:
             await self.parts.prepare(self.run_directory, self.display.phase)
         ended = await self._within_budget(self._learn(updates, last))
-        self.meter.release()
+        self.budget.release()
         if len(updates):
             ended = await self._within_budget(self._evaluate(WITH, len(updates))) or ended
         self.display.finish()
@@ -102,7 +240,7 @@ class Session:
     async def _learn(self, updates: list[UpdateRecord], last: int) -> str:
         """Evaluate, then make every update that is left; returns why there were fewer."""
         await self._evaluate(WITHOUT, 0)
-        self.meter.hold_back(_phase(0))
+        self.budget.hold_back(_phase(0))
         for step in range(len(updates) + 1, last + 1):
             if reason := self._idle(updates):
                 self.display.note(reason)
@@ -144,7 +282,7 @@ class Session:
         return f"no change was accepted in the last {patience} updates (practice.patience)"
 
     def _begin(self, phase: str) -> None:
-        self.meter.phase, self.replies = phase, 0
+        self.budget.phase, self.replies = phase, 0
 
     def _replied(self) -> None:
         self.replies += 1
@@ -152,7 +290,7 @@ class Session:
 
     def _report(self, text: str) -> None:
         self.display.phase(text)
-        self.display.spent(self.meter.spent())
+        self.display.spent(self.budget.spent())
 
 
 class Told:

@@ -23,10 +23,10 @@ from midstream.core.errors import PromptTooLongError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.practice.library import Library
-from midstream.practice.merging import Proposals
 from midstream.practice.operations import Operation, Outcome
-from midstream.practice.playing import Player
 from midstream.practice.reflector import Reflector
+from midstream.practice.replies import Proposals
+from midstream.practice.runner import Runner
 from midstream.practice.settings import PracticeConfig
 from midstream.rollout import Group, together
 
@@ -67,8 +67,8 @@ _UNIFORM = _Lesson(skipped="uniform")
 class TrainingFree:
     """The algorithm. It holds no state: a proposal depends on the tasks, the library and the seed."""
 
-    def __init__(self, *, config: PracticeConfig, player: Player, reflector: Reflector) -> None:
-        self.config, self.player, self.reflector = config, player, reflector
+    def __init__(self, *, config: PracticeConfig, runner: Runner, reflector: Reflector) -> None:
+        self.config, self.runner, self.reflector = config, runner, reflector
 
     async def propose(self, step: int, tasks: Sequence[Task], library: Library) -> Proposal:
         """Roll out, leave groups without contrast out, summarise, contrast, merge.
@@ -80,7 +80,7 @@ class TrainingFree:
             groups: list[Group] = []
             taught = await together(self._written(step, task, library) for task in tasks)
         else:
-            groups = await self.player.groups(f"step-{step}", tasks, library, self.config.group_size)
+            groups = await self.runner.groups(f"step-{step}", tasks, library, self.config.group_size)
             taught = await together(self._studied(step, group, library) for group in groups)
         batch = await self._merged(step, taught, library)
         skipped = {task.id: one.skipped for task, one in zip(tasks, taught, strict=True) if one.skipped}

@@ -15,17 +15,16 @@ from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.cache import Cache
-from midstream.practice.gate import Decision, decide
-from midstream.practice.leaks import leak_guard
-from midstream.practice.ledger import Ledger
+from midstream.practice.budget import Spent
+from midstream.practice.commit import UpdateRecord
+from midstream.practice.gate import ChangeRecord, Decision, decide
+from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, counted, proven, render_modules, tokens, with_effect
-from midstream.practice.likeness import embedding_likeness, ngram_likeness
-from midstream.practice.operations import Likeness, Operation, Outcome, Rules, applied, screened
-from midstream.practice.playing import Match, Player, Report
-from midstream.practice.records import ChangeRecord, Spent, UpdateRecord
+from midstream.practice.operations import Operation, Outcome, Rules, Similarity, applied, screened
 from midstream.practice.reflector import Reflector
+from midstream.practice.runner import Match, Report, Runner
 from midstream.practice.settings import PracticeConfig
+from midstream.practice.similarity import embedding_similarity, leak_guard, ngram_similarity
 from midstream.practice.training_free import Proposal, TrainingFree
 from midstream.rollout import Environment
 
@@ -72,13 +71,13 @@ class Practice:
         self.identity, self.spent, self.begin, self.report = identity, spent, begin, report
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
 
-        def player(environment: Environment) -> Player:
+        def runner(environment: Environment) -> Runner:
             seed = derive_seed(self.seed, "rollouts")
-            return Player(environment, ledger, seed, shuffle=config.shuffle_rewards, cache=cache, report=report)
+            return Runner(environment, ledger, seed, shuffle=config.shuffle_rewards, cache=cache, report=report)
 
-        self.player, self.trial = player(environment), player(trial or environment)
+        self.runner, self.trial = runner(environment), runner(trial or environment)
         reflector = Reflector(config, engines, ledger, derive_seed(seed, "optimiser"))
-        self.algorithm = TrainingFree(config=config, player=self.player, reflector=reflector)
+        self.algorithm = TrainingFree(config=config, runner=self.runner, reflector=reflector)
 
     async def update(self, step: int, library: Library, pending: Sequence[Operation], version: int) -> Updated:
         """Update number `step`, from 1; `version` is the number that its library gets if it changes."""
@@ -129,12 +128,12 @@ class Practice:
     async def _rules(self, library: Library, proposed: Sequence[Operation]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
         config = self.config.library
-        likeness: Likeness | None = ngram_likeness if config.likeness is not None else None
+        likeness: Similarity | None = ngram_similarity if config.likeness is not None else None
         if likeness and config.embedding:
             bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
             texts = [one.text for one in proposed if bound is None or tokens(one.text) <= bound]
             texts += [one.text for one in library.lessons]
-            likeness = await embedding_likeness(config.embedding, texts)
+            likeness = await embedding_similarity(config.embedding, texts)
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,

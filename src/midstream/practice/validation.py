@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from midstream.core.data import Frozen
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.practice.gate import tested
-from midstream.practice.halves import halved
+from midstream.practice.gate import Test, halved, tested
 from midstream.practice.library import Effect, Library, counted, proven, with_effect, with_lessons
 from midstream.practice.operations import Operation
-from midstream.practice.pairs import Pairs, Play
-from midstream.practice.records import Test
+from midstream.practice.paired_test import Pairs, Play
 from midstream.practice.settings import GateConfig
 
 

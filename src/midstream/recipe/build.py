@@ -24,8 +24,7 @@ from midstream.engines import simulated
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai import engine as openai_compatible
 from midstream.evaluation import SetConfig
-from midstream.practice.budget import Meter
-from midstream.practice.metered import MeteredAgent, metered
+from midstream.practice.budget import Budget, BudgetedAgent, budgeted
 from midstream.recipe.check import check
 from midstream.recipe.library import lessons_of
 from midstream.recipe.registry import (
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 class Build:
     """The objects of one recipe, each made once when first asked for; `with Build(...) as build` closes them all.
 
-    `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `meter` counts every request
+    `unsafe` runs a model's code without a sandbox; `adapters` is where LoRA adapters go. `budget` counts every request
     and every rollout of the recipe's agent, and refuses what would pass a limit. `record` is where tools are
     recorded, `replay` where their answers come from instead (`tools.recording`): then no tool is made.
     """
@@ -73,9 +72,9 @@ class Build:
     unsafe: bool = False
     record: Path | None = None
     replay: Path | None = None
-    meter: Meter | None = None
+    budget: Budget | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _metered: dict[str, Engine] = field(default_factory=dict)
+    _budgeted: dict[str, Engine] = field(default_factory=dict)
     _rewards: dict[str, Reward] = field(default_factory=dict)  # by their tables
     _sources: dict[str, TaskSource] = field(default_factory=dict)  # by their tables
     _opened: list[Any] = field(default_factory=list)  # to be closed
@@ -227,14 +226,14 @@ class Build:
         return next(filter(None, map(self.recording.file.sandbox, map(self._origin, self.recipe.tools))), "")
 
     def engine(self, name: str) -> Engine:
-        """The engine of that name; behind the meter, if there is one."""
+        """The engine of that name; behind the budget, if there is one."""
         engine = self._made(name)
-        if self.meter is None:
+        if self.budget is None:
             return engine
-        if name not in self._metered:
+        if name not in self._budgeted:
             prices = [self.resolved["engines"][name].get(f"price_{kind}_usd", 0.0) for kind in ("prompt", "completion")]
-            self._metered[name] = metered(engine, self.meter, price_prompt=prices[0], price_completion=prices[1])
-        return self._metered[name]
+            self._budgeted[name] = budgeted(engine, self.budget, price_prompt=prices[0], price_completion=prices[1])
+        return self._budgeted[name]
 
     def _made(self, name: str) -> Engine:
         if name not in self.recipe.engines:
@@ -293,10 +292,10 @@ class Build:
             modules[trained] = self._module(trained, _with_temperature(trained, tables[trained], temperature))
         agent = self._agent(modules, chosen.max_turns if chosen else None)
         # Whoever plans in the recipe's place (a teacher, before a run begins) is none of the run's rollouts.
-        counted = self.meter is not None and modules[trained] is not planner
+        counted = self.budget is not None and modules[trained] is not planner
         source = self.source if chosen is None else self._set_source(chosen)
         return rollout.Environment(
-            agent=MeteredAgent(agent, self.meter) if self.meter is not None and counted else agent,
+            agent=BudgetedAgent(agent, self.budget) if self.budget is not None and counted else agent,
             tools=self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),

@@ -15,8 +15,7 @@ from typing import Any
 
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
-from midstream.practice.estimate import Requests, requests, rollouts
-from midstream.practice.settings import PracticeConfig
+from midstream.practice.settings import PracticeConfig, Requests, requests, rollouts
 from midstream.recipe.memory_estimate import memory_lines
 from midstream.recipe.registry import TASKS, draw, resolve, task_source
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of

@@ -14,10 +14,8 @@ from pathlib import Path
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
-from midstream.practice.history import VERSIONS, History
-from midstream.practice.identity import identity
-from midstream.practice.library import Library, render_modules
-from midstream.practice.library_text import read_library
+from midstream.practice.history import VERSIONS, History, read_library
+from midstream.practice.library import Library, identity, render_modules
 from midstream.recipe.registry import ROOMS, resolve
 from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
 

@@ -10,12 +10,10 @@ from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
-from midstream.practice.cache import Cache
-from midstream.practice.identity import identity
-from midstream.practice.ledger import Ledger
-from midstream.practice.library import Library
-from midstream.practice.parts import Parts, Prepare
+from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.library import Library, identity
 from midstream.practice.reflector import ROLES, Reflector
+from midstream.practice.session import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.library import read
@@ -29,7 +27,7 @@ _NAMED = 3
 
 def practice_parts_of(build: Build) -> Parts:
     """Everything that a practice session needs."""
-    recipe, config, meter = build.recipe, build.recipe.practice, build.meter
+    recipe, config, budget = build.recipe, build.recipe.practice, build.budget
     if build.runs_code and build.sandbox.tier == "unsafe":
         raise UnsupportedError(
             f"recipe {recipe.name!r} would practise without a sandbox",
@@ -37,7 +35,7 @@ def practice_parts_of(build: Build) -> Parts:
             fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
         )
     assert config is not None
-    assert meter is not None
+    assert budget is not None
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
     validation_set = gate_set(recipe.evaluation.validation, config)
     with _asked_for("practice.gate.tasks"):
@@ -57,7 +55,7 @@ def practice_parts_of(build: Build) -> Parts:
         engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
         start=read(config.start) if config.start else Library(),
         identity=agent,
-        meter=meter,
+        budget=budget,
         cache=_cache(build, config, agent),
         prepare=_warm_start(build, recipe.warm_start) if recipe.warm_start else None,
         practice=config,

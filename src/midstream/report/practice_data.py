@@ -9,10 +9,12 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
+from midstream.practice.budget import Spent
+from midstream.practice.commit import UpdateRecord
+from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
-from midstream.practice.records import ChangeRecord, Spent, Test, UpdateRecord
 from midstream.practice.settings import BudgetConfig
 from midstream.report.numbers import change, counted, dollars, number
 

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult
+from midstream.practice.budget import Spent
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.progress import PracticeDisplay
-from midstream.practice.records import Spent, UpdateRecord
 from midstream.practice.settings import BudgetConfig
 from midstream.report.compare import where
 from midstream.report.numbers import counted, duration, percent, sparkline, visible

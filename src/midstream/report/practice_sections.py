@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.evaluation.pairs import Paired
+from midstream.practice.budget import Spent
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.library import Effect
-from midstream.practice.records import Spent, UpdateRecord
 from midstream.report import sections
 from midstream.report.charts import Series, line_chart
 from midstream.report.numbers import Point, buckets, change, dollars, number, percent

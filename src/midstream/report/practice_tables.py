@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.evaluation.pairs import Paired
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.library import Lesson, Library
-from midstream.practice.records import UpdateRecord
 from midstream.report.evaluation_tables import evaluation_table, plain_table
 from midstream.report.numbers import change, counted, cut, dollars, percent, shorten, visible
 from midstream.report.practice_data import (

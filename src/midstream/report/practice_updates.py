@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.practice.records import Test, UpdateRecord
+from midstream.practice.commit import UpdateRecord
+from midstream.practice.gate import Test
 from midstream.report.numbers import change, counted, percent, shorten
 from midstream.report.practice_charts import whisker_span
 from midstream.report.practice_data import (

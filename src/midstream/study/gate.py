@@ -27,7 +27,7 @@ from rich.console import Console
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
-from midstream.practice.budget import Meter
+from midstream.practice.budget import Budget
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
 from midstream.practice.operations import Operation
@@ -189,8 +189,8 @@ def practised(name: str, overrides: Sequence[str]) -> Learned:
     """Learn a library without a run directory, and say what it is worth."""
     recipe = load_recipe(name, overrides)
     assert recipe.practice is not None
-    meter = Meter(BudgetConfig())
-    with Build(recipe, meter=meter) as build:
+    budget = Budget(BudgetConfig())
+    with Build(recipe, budget=budget) as build:
         library, accepted = asyncio.run(_practise(build))
         world, chosen = build.source, recipe.evaluation.sets[0]
         assert isinstance(world, Workshop)
@@ -201,7 +201,7 @@ def practised(name: str, overrides: Sequence[str]) -> Learned:
             best=world.mean_success(tasks, world.best(tasks)),
             lessons=len(library.rendered),
             accepted=accepted,
-            rollouts=meter.spent().rollouts,
+            rollouts=budget.spent().rollouts,
         )
 
 
@@ -218,7 +218,7 @@ async def _practise(build: Build) -> tuple[Library, int]:
         ledger=ledger,
         seed=parts.seed,
         identity=parts.identity,
-        spent=parts.meter.spent,
+        spent=parts.budget.spent,
     )
     library, pending, accepted = parts.start, tuple[Operation, ...](), 0
     for step in range(1, parts.practice.updates + 1):

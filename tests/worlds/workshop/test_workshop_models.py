@@ -22,9 +22,9 @@ from midstream.engines.simulated import SimulatedEngine
 from midstream.evaluation import SetConfig
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules
-from midstream.practice.merging import Proposals
 from midstream.practice.operations import Operation
 from midstream.practice.reflector import Reflector
+from midstream.practice.replies import Proposals
 from midstream.practice.settings import PracticeConfig, RoleConfig
 from midstream.practice.update import Practice
 from midstream.recipe.build import Build

@@ -11,8 +11,7 @@ from midstream.core.lessons import NO_LESSONS, Lessons, digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.cache import Cache
-from midstream.practice.ledger import Ledger
+from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, render_modules
 from midstream.rollout import Environment, Group, Place, rollout
 
@@ -73,7 +72,7 @@ class Work:
         return self.lessons.get(task.id, NO_LESSONS)
 
 
-class Player:
+class Runner:
     """Runs tasks with a library in the prompts. `scope` names a piece of work within the run, for seeds and ledger.
 
     `shuffle` deals the rewards of each piece of work out at random, a control; what is kept has its own. `report` is

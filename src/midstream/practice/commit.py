@@ -13,16 +13,53 @@ from pydantic import ValidationError
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
-from midstream.core.metrics import StepTiming
-from midstream.practice.cache import Cache
+from midstream.core.metrics import StepTiming, ToolUse
+from midstream.practice.budget import Spent
+from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import History, Version
-from midstream.practice.ledger import RunLedger
+from midstream.practice.ledger import Cache, RunLedger
 from midstream.practice.library import Library
-from midstream.practice.operations import Operation
-from midstream.practice.records import UpdateRecord, read_updates
+from midstream.practice.operations import Operation, Outcome
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
-from midstream.runs.journal import Journal, Report
+from midstream.runs.journal import Journal, Report, read_models
+
+
+class UpdateRecord(Frozen):
+    """One update: from a batch of tasks to a library.
+
+    `uniform` groups had no contrast and taught nothing; `broken` maps ids of tasks to the reason why their groups were
+    left out, `failed` the ids of rollouts that ended in an error to its text. `proposed` holds every operation that a
+    role asked for and what became of it, and pending ones that are sound no longer; `changes` those that went to the
+    gate, among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
+    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with the role and task that it was
+    for. `version` is the library's after it, `spent` all that the run used until its end.
+    """
+
+    step: int
+    epoch: int
+    tasks: tuple[str, ...]
+    groups: int
+    uniform: int
+    broken: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    mean_reward: float
+    turns_mean: float
+    tool_use: ToolUse
+    proposed: tuple[Outcome, ...] = ()
+    changes: tuple[ChangeRecord, ...] = ()
+    tests: tuple[Test, ...] = ()
+    bisect_pairs: int = 0
+    bisect_left_out: int = 0
+    unreadable: tuple[str, ...] = ()
+    version: int
+    lessons: int
+    spent: Spent
+
+
+def read_updates(run: RunDirectory) -> list[UpdateRecord]:
+    """All updates of a run in order; empty if there are none yet. Raises `RunError` if damaged."""
+    return read_models(run.updates_path, UpdateRecord)
 
 
 class Done(Frozen):
@@ -35,7 +72,7 @@ class Done(Frozen):
     duration_s: float
 
 
-class Finishing:
+class Committer:
     """A run's ledger and its history, and the way from one to the other."""
 
     def __init__(self, run: RunDirectory, *, cache: Cache | None, report: Report) -> None:
