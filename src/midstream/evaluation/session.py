@@ -1,0 +1,221 @@
+"""What every run that evaluates shares: evaluate a set once, keep each trajectory as it ends, and the order of a run.
+
+    begin or restore -> step ... step -> finish
+
+Training, practice and `midstream eval` evaluate through `evaluate_set`; training and practice are each a `Session`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from midstream.core.errors import BudgetError, InfrastructureError
+from midstream.core.metrics import EvaluationResult
+from midstream.core.task import Task
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation.run import evaluate
+from midstream.evaluation.settings import SetConfig, result_name, sampling_name
+from midstream.rollout import Environment, OnDone, Place
+from midstream.runs import Journal, RunDirectory, results
+from midstream.runs.journal import Report, warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetEvaluation:
+    """One set at one temperature under one policy, ready to run.
+
+    `policy`, `step`, `seed` and `trials` are those of `evaluate`. `numbered`: the run evaluates the set at several
+    steps, so the step is part of `name`.
+    """
+
+    chosen: SetConfig
+    temperature: float
+    tasks: Sequence[Task]
+    environment: Environment
+    policy: str
+    seed: int
+    step: int | None = None
+    trials: int = 1
+    numbered: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name of the files that hold its trajectories."""
+        return result_name(self.chosen.name, sampling_name(self.temperature), self.step if self.numbered else None)
+
+    @property
+    def key(self) -> tuple[str, str, int | None]:
+        """Set, sampling and step, which identify its result in the run directory."""
+        return self.chosen.name, sampling_name(self.temperature), self.step
+
+
+class Store(Protocol):
+    """Keeps the trajectories of unfinished evaluations, so that a resumed run does not repeat them."""
+
+    def kept(self, evaluation: SetEvaluation) -> Mapping[Place, Trajectory]:
+        """Trajectories that ended before the run was interrupted, by task id and trial."""
+        ...
+
+    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
+        """Keep trajectories that ended just now."""
+        ...
+
+    def forget(self, evaluation: SetEvaluation) -> None:
+        """Drop what is kept: the evaluation is written down."""
+        ...
+
+
+class JournalStore:
+    """A `Store` in a journal, such as a run directory's `results.jsonl`."""
+
+    def __init__(self, path: Path, report: Report = warn) -> None:
+        self.path, self.report = path, report
+        self._journal: Journal | None = None  # open while an evaluation is under way
+
+    def kept(self, evaluation: SetEvaluation) -> dict[Place, Trajectory]:
+        """Read them from the journal."""
+        found = [result.trajectory for result in results.read(self.path) if result.set == evaluation.name]
+        return {(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in found}
+
+    def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
+        """Write them to the journal; they are on disk on return."""
+        if self._journal is None:
+            self._journal = Journal(self.path, report=self.report)
+        results.append(self._journal, evaluation.name, trajectories)
+
+    def forget(self, evaluation: SetEvaluation) -> None:
+        """Remove them from the journal."""
+        self.retain(lambda name, failed: name != evaluation.name)
+
+    def retain(self, wanted: Callable[[str, bool], bool]) -> None:
+        """Remove the records for which `wanted` is false; it gets an evaluation's name and whether the run failed."""
+        self.close()
+        results.keep(self.path, wanted)
+
+    def close(self) -> None:
+        """Close the file; it opens again when something is kept."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+async def evaluate_set(
+    run: RunDirectory,
+    evaluation: SetEvaluation,
+    store: Store,
+    *,
+    on_done: OnDone | None = None,
+    check: Callable[[Sequence[Trajectory]], None] | None = None,
+) -> EvaluationResult | None:
+    """Evaluate one set and write down its trajectories and numbers, unless they were written before.
+
+    Args:
+        run: the directory to write to.
+        evaluation: what to run.
+        store: keeps each trajectory as it ends and supplies those of an interrupted attempt.
+        on_done: receives each new trajectory as it ends, after it was kept.
+        check: receives all trajectories before anything is written, and may raise.
+
+    Returns:
+        The numbers, or None where the run directory has them already.
+
+    Raises:
+        InfrastructureError: every run failed. The trajectories are written, the numbers are not, so that a resumed run
+            tries the set again.
+    """
+    if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.read_evaluations()):
+        store.forget(evaluation)  # left by a crash between the two writes below
+        return None
+
+    def keep(trajectories: Sequence[Trajectory]) -> None:
+        store.keep(evaluation, trajectories)
+        if on_done is not None:
+            on_done(trajectories)
+
+    result, trajectories = await evaluate(
+        evaluation.environment,
+        evaluation.tasks,
+        policy=evaluation.policy,
+        chosen=evaluation.chosen,
+        temperature=evaluation.temperature,
+        seed=evaluation.seed,
+        step=evaluation.step,
+        trials=evaluation.trials,
+        kept=store.kept(evaluation),
+        on_done=keep,
+    )
+    if check is not None:
+        check(trajectories)
+    run.write_evaluation_trajectories(evaluation.name, trajectories)
+    errors = [trajectory.error for trajectory in trajectories if trajectory.error]
+    if trajectories and len(errors) == len(trajectories):
+        store.forget(evaluation)
+        raise InfrastructureError(
+            f"all {len(errors)} runs on {evaluation.chosen.name} {sampling_name(evaluation.temperature)} ended without "
+            f"a result; the first:\n{errors[0].message}",
+            code="no-results",
+            fix=f"fix that, then: midstream resume {run.root}",
+        )
+    run.append_evaluation(result)
+    store.forget(evaluation)
+    return result
+
+
+class Session(ABC):
+    """The order of a run that changes an agent step by step and evaluates it before and after.
+
+    A subclass says what its steps are; everything it does must be safe to repeat after a kill.
+    """
+
+    @abstractmethod
+    async def begin(self) -> range:
+        """Restore the run, or prepare it and evaluate for the first time; returns the steps that are left."""
+
+    @abstractmethod
+    async def step(self, step: int) -> None:
+        """Make one step and write it down."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Export what was learned and evaluate for the last time."""
+
+    def reason_to_stop(self) -> str:
+        """Why no further step is made, "" to continue; asked before every step and after the last."""
+        return ""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Report why the run ended before its last step."""
+
+    async def run(self) -> str:
+        """Run to the end from where the directory is.
+
+        A spent budget ends the steps, or the last evaluation, and is not an error.
+
+        Returns:
+            Why the run ended before its last step, "" if it did not.
+        """
+        ended = await self._within_budget(self._steps())
+        return await self._within_budget(self._finish()) or ended
+
+    async def _steps(self) -> str:
+        for step in await self.begin():
+            if reason := self.reason_to_stop():
+                return reason
+            await self.step(step)
+        return self.reason_to_stop()
+
+    async def _finish(self) -> str:
+        await self.finish()
+        return ""
+
+    async def _within_budget(self, work: Awaitable[str]) -> str:
+        try:
+            return await work
+        except BudgetError as error:
+            self.note(str(error))
+            return error.what
