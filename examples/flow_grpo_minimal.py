@@ -39,14 +39,8 @@ from midstream.tools.python import PythonTool
 from midstream.training.settings import TinyConfig
 from midstream.training.tiny import make_model, make_tokenizer
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
-from midstream.worlds.gazetteer.guess import ConfidentGuess
-from midstream.worlds.gazetteer.programs import (
-    ClumsyConfig,
-    ClumsyPlanner,
-    FormVerifier,
-    VerifiedResultGenerator,
-    action_words,
-)
+from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
+from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words
 from midstream.worlds.gazetteer.tasks import Config, Gazetteer, question_words
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
@@ -224,24 +218,24 @@ async def train(steps: int, warm_steps: int, seed: int) -> None:
 
 
 async def warm_start(policy: Policy, world: Gazetteer, tools: Sequence[Tool], steps: int) -> None:
-    """Imitate a clumsy program that is mostly wrong: without any action that parses there is nothing to reinforce."""
-    planner, rng = ClumsyPlanner(ClumsyConfig(sense=0.5)), random.Random(0)
+    """Imitate a scripted program that is mostly wrong: without any action that parses there is nothing to reinforce."""
+    planner, rng = ScriptedPlanner(ScriptedConfig(sense=0.5)), random.Random(0)
     encode, end = policy.tokenizer.encode, policy.model.config.eos_token_id
 
-    async def clumsy(live: list[Trajectory]) -> list[Decision]:
+    async def scripted(live: list[Trajectory]) -> list[Decision]:
         contexts = [ModuleContext(seed=rng.getrandbits(63)) for _ in live]
         plans = [planner.plan(one.task.question, tools, one.memory, c) for one, c in zip(live, contexts, strict=True)]
         calls = [call for _, (call,) in await asyncio.gather(*plans)]
         return [Decision(c.completion, encode(c.prompt), [*encode(c.completion), end], []) for c in calls]
 
-    played = await play(world.sample("train", 600, seed=0), clumsy, tools)
+    played = await play(world.sample("train", 600, seed=0), scripted, tools)
     rows = [Row(decision, 0.0, 1.0) for one in played for decision in one.decisions]
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=3e-3, betas=(0.9, 0.99), weight_decay=0.0)
     for _ in range(steps):
         (-completion_logprobs(policy.model, rng.sample(rows, 64)).mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(f"{steps} steps on a clumsy program's actions; it answers {fmean(one.reward for one in played):.0%}\n")
+    print(f"{steps} steps on a scripted program's actions; it answers {fmean(one.reward for one in played):.0%}\n")
 
 
 if __name__ == "__main__":

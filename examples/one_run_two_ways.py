@@ -33,7 +33,7 @@ from midstream.rollout import rollout
 from midstream.training.losses import PolicyLoss
 from midstream.training.rows import build_rows
 from midstream.training.supervised import warm_start
-from midstream.worlds.gazetteer.programs import ClumsyPlanner
+from midstream.worlds.gazetteer.scripted import ScriptedPlanner
 
 SMALL = (  # a planner that is ready in half a minute, and one update of everything
     'tasks.families=["lookup","arith","scale"]',
@@ -55,11 +55,11 @@ class Bench:
         self.environment = self.build.environment()
 
     async def warm_up(self) -> None:
-        """Teach the planner the action language, and to heed lessons, from a clumsy planner's transcripts."""
+        """Teach the planner the action language, and to follow lessons, from a scripted planner's transcripts."""
         config = self.build.recipe.warm_start
         assert config is not None
-        clumsy = self.build.environment(planner=ClumsyPlanner(config.policy))
-        await warm_start(self.learner, clumsy, self.source, self.build.student(), config, SEED, lambda text: None)
+        scripted = self.build.environment(planner=ScriptedPlanner(config.policy))
+        await warm_start(self.learner, scripted, self.source, self.build.student(), config, SEED, lambda text: None)
 
     async def success(self, library: Library) -> float:
         """The share of unseen questions, about unseen places, that is answered right with a library in the prompts."""

@@ -87,7 +87,7 @@ WRONG = {
     "a template that no program writes": (
         "artist-tiny",
         ["agent.template=torl"],
-        "the clumsy policy cannot write",
+        "cannot write the template",
     ),
     "a program's transcripts of another world": (
         "artist-math-7b",
@@ -98,7 +98,7 @@ WRONG = {
     "a dialogue's reward for questions": ("artist-tiny", ["reward.type=function_calling"], "judges what came of a"),
     "a rule for dialogues": ("function-calling-simulated", ["reward.type=exact_match"], "have no answer that is right"),
     "a tiny policy's chat": ("artist-tiny", ["agent.template=native"], "a tiny policy reads the few words of its own"),
-    "lessons nobody heeds": ("artist-tiny", ["warm_start.lessons=0.5"], "the clumsy policy heeds none"),
+    "lessons nobody reads": ("artist-tiny", ["warm_start.lessons=0.5"], "the scripted policy reads none"),
     "an unknown kind of agent": (TINY, ["agent.type=hierarchical"], 'type is "agentflow" or "interleaved"'),
 }
 

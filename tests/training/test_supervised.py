@@ -25,7 +25,7 @@ from midstream.recipe.trainable import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, copy_rate, learning_rate, require_copy_rate, warm_start
-from midstream.worlds.gazetteer.programs import ClumsyPlanner
+from midstream.worlds.gazetteer.scripted import ScriptedPlanner
 from support.interleaved import Shout
 from support.served_model import save_model
 
@@ -171,13 +171,13 @@ def test_a_share_of_transcripts_has_lessons_in_its_prompts(make_build):
 
 
 def test_a_reply_that_was_cut_off_teaches_no_end(make_build, monkeypatch):
-    plan = ClumsyPlanner.plan
+    plan = ScriptedPlanner.plan
 
     async def cut(self, *given):
         action, [call] = await plan(self, *given)
         return action, (call.model_copy(update={"finish_reason": "length"}),)
 
-    monkeypatch.setattr(ClumsyPlanner, "plan", cut)
+    monkeypatch.setattr(ScriptedPlanner, "plan", cut)
     rows, tokenizer = collected(make_build)
     assert rows
     assert all(tokenizer.eos_token_id not in one.completion_ids for one in rows)

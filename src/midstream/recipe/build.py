@@ -50,7 +50,7 @@ from midstream.tasks.finite import Finite
 from midstream.tasks.tau.tasks import TauBench
 from midstream.tools import local_search, recording
 from midstream.training.settings import LocalModelConfig, TinyConfig
-from midstream.worlds.gazetteer import compact, programs, stream_programs
+from midstream.worlds.gazetteer import compact, scripted
 from midstream.worlds.gazetteer import tasks as gazetteer
 from midstream.worlds.gazetteer.lessons import lesson_words
 
@@ -367,7 +367,7 @@ class Build:
         words = {
             *gazetteer.question_words(),
             *compact.WORDS,
-            *programs.action_words(),
+            *scripted.action_words(),
             *(tool.name for tool in self.tools),
         }
         bare: list[str] = []
@@ -375,8 +375,8 @@ class Build:
             words |= lesson_words()
             bare = ["-"]
         if isinstance(agent := self.recipe.agent, InterleavedConfig):
-            words |= stream_programs.stream_words()
-            bare = stream_programs.stream_marks(load_template(agent.template), [tool.name for tool in self.tools])
+            words |= scripted.stream_words()
+            bare = scripted.stream_marks(load_template(agent.template), [tool.name for tool in self.tools])
         tokenizer = tiny.make_tokenizer(words, names, bare)
         return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
 

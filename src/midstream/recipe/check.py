@@ -36,7 +36,7 @@ from midstream.recipe.registry import (
     task_source,
 )
 from midstream.recipe.schema import InterleavedConfig, Recipe, Table
-from midstream.worlds.gazetteer.stream_programs import clumsy_marks
+from midstream.worlds.gazetteer.scripted import scripted_marks
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
     if recipe.warm_start and recipe.warm_start.lessons:
         raise RecipeError(
             f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
-            cause="the clumsy policy heeds none",
+            cause="the scripted policy reads none",
             fix="leave it out",
         )
     if template.appends == "inline":
@@ -297,7 +297,7 @@ def _check_imitated(recipe: Recipe) -> None:
         return  # a program; `recipe/trainable.py` refuses to train it
     imitated = _imitated(recipe)
     if isinstance(recipe.agent, InterleavedConfig) and "clumsy" in imitated.values():
-        clumsy_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write
+        scripted_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write
     for where, teacher in imitated.items():
         asked_as = {"planner": "compact", "policy": "model"}[recipe.trained] if teacher == "clumsy" else teacher
         if learns != asked_as:

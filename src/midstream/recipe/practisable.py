@@ -17,7 +17,7 @@ from midstream.practice.session import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.library import read
-from midstream.recipe.trainable import clumsy, place_names
+from midstream.recipe.trainable import place_names, scripted_planner
 from midstream.runs import RunDirectory
 from midstream.training.settings import WarmStartConfig
 
@@ -139,7 +139,7 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
 
         if run.load_latest(build.learner.load, report=report) is None:
             seed = derive_seed("warm start", build.warm_seed)
-            teacher = build.environment(planner=clumsy(build.recipe))
+            teacher = build.environment(planner=scripted_planner(build.recipe))
             await warm_start(build.learner, teacher, build.source, build.student(), config, seed, report)
             tasks = build.set_tasks(build.recipe.evaluation.validation)
             if config.file is None:

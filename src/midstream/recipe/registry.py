@@ -44,7 +44,7 @@ from midstream.training.settings import LocalModelConfig, TinyConfig
 from midstream.worlds import game24
 from midstream.worlds.desks import models as desk_models
 from midstream.worlds.desks import world as desks
-from midstream.worlds.gazetteer import compact, guess, programs, stream_programs
+from midstream.worlds.gazetteer import compact, programs, scripted
 from midstream.worlds.gazetteer import reflector as gazetteer_reflector
 from midstream.worlds.gazetteer import tasks as gazetteer
 from midstream.worlds.workshop import models as workshop_models
@@ -121,7 +121,7 @@ TOOLS = {
         face=python.PythonTool,
     ),
     "guess": Component(
-        guess.Config, lambda build, config, table: guess.ConfidentGuess(config), face=guess.ConfidentGuess
+        programs.GuessConfig, lambda build, config, table: programs.ConfidentGuess(config), face=programs.ConfidentGuess
     ),
     "base_generator": Component(
         base_generator.Config,
@@ -176,7 +176,7 @@ IN_PROCESS = ("tiny", "transformers_local")
 PLANNERS = {
     "compact": Component(compact.Config, compact.CompactPlanner, asks=True),
     "prompted": Component(prompted.PlannerConfig, prompted.PromptedPlanner, asks=True),
-    "clumsy": Component(programs.ClumsyConfig, programs.ClumsyPlanner),
+    "clumsy": Component(scripted.ScriptedConfig, scripted.ScriptedPlanner),
 }
 EXECUTORS = {
     "single_argument": Component(programs.NoSettings, lambda config: programs.SingleArgumentExecutor()),
@@ -196,7 +196,7 @@ GENERATORS = {
 }
 POLICIES = {
     "model": Component(interleaved.PolicyConfig, interleaved.ModelPolicy, asks=True),
-    "clumsy": Component(stream_programs.ClumsyConfig, stream_programs.ClumsyPolicy),
+    "clumsy": Component(scripted.ScriptedConfig, scripted.ScriptedPolicy),
 }
 ROOMS = {
     "planner": PLANNERS,

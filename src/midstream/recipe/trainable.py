@@ -10,7 +10,7 @@ from midstream.core.protocols import Engine
 from midstream.recipe.build import Build
 from midstream.recipe.registry import ROOMS, resolve
 from midstream.recipe.schema import Recipe
-from midstream.worlds.gazetteer import programs
+from midstream.worlds.gazetteer import scripted
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
@@ -46,7 +46,7 @@ def parts_of(build: Build) -> Parts:
         student=build.student(),
         learner=learner,
         make_environment=build.environment,
-        clumsy_planner=clumsy(recipe),
+        clumsy_planner=scripted_planner(recipe),
         role=recipe.trained,
         teacher=recipe.training.supervised.planner,
         publish=build.publish,
@@ -56,9 +56,9 @@ def parts_of(build: Build) -> Parts:
     )
 
 
-def clumsy(recipe: Recipe) -> Any:
+def scripted_planner(recipe: Recipe) -> Any:
     """The program whose transcripts warm-start a small planner or policy."""
-    config = recipe.warm_start.policy if recipe.warm_start else programs.ClumsyConfig()
+    config = recipe.warm_start.policy if recipe.warm_start else scripted.ScriptedConfig()
     return ROOMS[recipe.trained]["clumsy"].make(config)
 
 

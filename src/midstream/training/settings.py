@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
 from midstream.training.variants import with_defaults
-from midstream.worlds.gazetteer.programs import ClumsyConfig
+from midstream.worlds.gazetteer.scripted import ScriptedConfig
 
 COPY_SAMPLES = 4  # rollouts a question of the copy gate, for a rate that is steady to a few points
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -96,18 +96,18 @@ class SupervisedConfig(Frozen):
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning on the clumsy policy's transcripts, and the gate before reinforcement.
+    """Supervised learning on the scripted policy's transcripts, and the gate before reinforcement.
 
     `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `min_copy_rate` is
     the share of first look-ups by the warm planner that must name a place of the validation question asked. `lessons`
     is the share of transcripts with lessons in their prompts, which the policy heeds: so a planner learns to heed them.
-    `file`, a JSONL of transcripts (`transcripts.py`), takes the clumsy policy's place; all its lines are learnt from,
+    `file`, a JSONL of transcripts (`transcripts.py`), takes the scripted policy's place; all its lines are learnt from,
     their prompts are not (`prompt_weight` is then 0 unless it is set), and the gate is left out.
     """
 
     file: Path | None = None
     seed: int | None = None
-    policy: ClumsyConfig = ClumsyConfig()
+    policy: ScriptedConfig = ScriptedConfig()
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
 
@@ -121,8 +121,8 @@ class WarmStartConfig(SupervisedConfig):
 class ImitationConfig(SupervisedConfig):
     """Supervised learning in place of reinforcement: `training.steps` x `training.minibatches` updates.
 
-    `planner` is a table like `agent.planner`: whose transcripts they are. None takes the warm start's clumsy policy; a
-    stronger planner makes it distillation.
+    `planner` is a table like `agent.planner`: whose transcripts they are. None takes the warm start's scripted policy;
+    a stronger planner makes it distillation.
     """
 
     planner: dict[str, Any] | None = None

@@ -21,7 +21,7 @@ from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import COPY_SAMPLES, SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
-from midstream.worlds.gazetteer.lessons import drawn
+from midstream.worlds.gazetteer.lessons import draw_lessons
 
 _COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts
@@ -95,7 +95,7 @@ async def collect(
             environment,
             tasks,
             seed=derive_seed(seed, "transcripts", start),
-            lessons=drawn([task.id for task in tasks], lessons, seed) if lessons else None,
+            lessons=draw_lessons([task.id for task in tasks], lessons, seed) if lessons else None,
         )
         for group in groups:
             trajectory = group.trajectories[0]
@@ -161,7 +161,7 @@ async def warm_start(
 ) -> None:
     """Learn from the file's transcripts, or from the environment's policy.
 
-    A clumsy one teaches the action language and copying; the plan itself is left to reinforcement.
+    A scripted one teaches the action language and copying; the plan itself is left to reinforcement.
     """
     if config.file is not None:
         rows = rows_of_file(config.file, student)
@@ -179,7 +179,7 @@ async def warm_start(
 class SupervisedTraining:
     """As many supervised updates as reinforcement makes, on the transcripts of the environment's policy.
 
-    A control on those of the clumsy one; on those of a stronger planner it is distillation.
+    A control on those of the scripted one; on those of a stronger planner it is distillation.
 
     One step is `minibatches` updates at `supervised.learning_rate`, constant. Stateless but for the learner.
     """

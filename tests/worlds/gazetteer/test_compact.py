@@ -15,7 +15,7 @@ from midstream.core.trajectory import Action, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import CompactPlanner, Config, parse_action, render_action, render_prompt
-from midstream.worlds.gazetteer.guess import ConfidentGuess
+from midstream.worlds.gazetteer.programs import ConfidentGuess
 
 STEADY = settings(derandomize=True, deadline=None)
 TOOLS = (PythonTool(), ConfidentGuess())

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.core.lessons import lines
@@ -20,15 +22,15 @@ from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import parse_action, render_action
-from midstream.worlds.gazetteer.guess import ConfidentGuess
 from midstream.worlds.gazetteer.lessons import BAD, IDLE, SOUND
 from midstream.worlds.gazetteer.programs import (
-    ClumsyConfig,
-    ClumsyPlanner,
+    ConfidentGuess,
     FormVerifier,
+    GuessConfig,
     SingleArgumentExecutor,
     VerifiedResultGenerator,
 )
+from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner
 from midstream.worlds.gazetteer.tasks import Config as WorldConfig
 from midstream.worlds.gazetteer.tasks import Gazetteer
 
@@ -80,7 +82,7 @@ class SoundPlanner:
         if expression := self.calculation(words, [f"r{i}" for i in range(1, len(steps) + 1)]):
             steps.append(("python", expression))
         tool, argument = steps[len(memory)]
-        return parse_action(render_action("go on", tool, argument), tools, memory), ()
+        return parse_action(render_action("next", tool, argument), tools, memory), ()
 
     def look_ups(self, words: list[str]) -> list[str]:
         meaning = {"people": "population", "large": "area", "larger": "area", "high": "height", "higher": "height"}
@@ -201,7 +203,7 @@ def test_verifier_stops_on_the_form_asked_for(question, before, result, sufficie
     assert (verdict.result_valid, verdict.memory_sufficient) == (True, sufficient)
 
 
-def test_verifier_goes_on_after_an_error():
+def test_verifier_does_not_stop_on_an_error():
     for text in (AMBER, "no document matches", "Without a doubt it is 17"):
         observation = Observation(status="error", text=text)
         verdict, _ = asyncio.run(FormVerifier().verify(ONE, observation, Memory(), CONTEXT))
@@ -225,7 +227,35 @@ def test_generator_answers_with_the_verified_result(results, verified, answer):
     assert given == answer
 
 
-# --- the clumsy planner -------------------------------------------------------------------------------------------
+# --- the guess ----------------------------------------------------------------------------------------------------
+
+
+def guess(question: str, largest: int = 999) -> str:
+    result = asyncio.run(ConfidentGuess(GuessConfig(largest=largest)).call({"question": question}))
+    assert result.ok
+    return result.text
+
+
+def test_the_guess_is_the_same_on_every_machine():
+    assert guess("How high is Amberbank plus 7 ?") == "Without a doubt it is 921"
+
+
+def test_the_guess_depends_on_the_question_alone():
+    questions = [f"question {i}" for i in range(200)]
+    assert [guess(question) for question in questions] == [guess(question) for question in questions]
+    assert len({guess(question).split()[-1] for question in questions}) > 150
+
+
+@given(st.text(), st.integers(0, 10**6))
+def test_the_guess_ends_in_a_number_in_range(question: str, largest: int):
+    assert 0 <= int(guess(question, largest).split()[-1]) <= largest
+
+
+def test_the_guess_is_a_tool():
+    assert isinstance(ConfidentGuess(), Tool)
+
+
+# --- the scripted planner -------------------------------------------------------------------------------------------
 
 TOOLS = tools()
 FOUND = memory(AMBER)
@@ -234,18 +264,19 @@ FOUND = memory(AMBER)
 def decisions(
     count: int, *, memory: Memory = FOUND, question: str = TOGETHER, lessons: Sequence[str] = (), **config: float
 ) -> list[tuple[Action, Call]]:
-    planner, told = ClumsyPlanner(ClumsyConfig(**config)), lines(lessons)
+    planner = ScriptedPlanner(ScriptedConfig(**config))
 
     async def go() -> list[tuple[Action, Call]]:
         made = [
-            await planner.plan(question, TOOLS, memory, ModuleContext(seed=seed, lessons=told)) for seed in range(count)
+            await planner.plan(question, TOOLS, memory, ModuleContext(seed=seed, lessons=lines(lessons)))
+            for seed in range(count)
         ]
         return [(action, call) for action, (call,) in made]
 
     return asyncio.run(go())
 
 
-def test_clumsy_is_seeded():
+def test_the_scripted_planner_is_seeded():
     before = random.getstate()
     assert decisions(50) == decisions(50)
     assert random.getstate() == before
@@ -253,12 +284,12 @@ def test_clumsy_is_seeded():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
-def test_clumsy_is_malformed_as_often_as_told(share):
+def test_actions_are_malformed_as_often_as_configured(share):
     malformed = [action.tool == "" for action, _ in decisions(2000, malformed=share)]
     assert sum(malformed) / 2000 == pytest.approx(share, abs=0.02 if 0 < share < 1 else 0)
 
 
-def test_clumsy_writes_what_it_does():
+def test_the_scripted_planner_writes_what_it_does():
     for action, call in decisions(200):
         assert action == parse_action(call.completion, TOOLS, FOUND)
         assert call.prompt.endswith("\nr1 local_search = height 105\nr2 plan")

@@ -7,8 +7,8 @@
      arg r1 + 7
 
 Memory shows the last two words of a result; `r1` in an argument stands for the last word of result 1 and is replaced
-before the executor sees the action. Lessons, where there are any, stand before the question, a line each. A language
-model of usual size uses `agents.prompted` instead.
+before the executor sees the action. Lessons, if any, precede the question, a line each. A language model of usual size
+uses `agents.prompted` instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 
 from midstream.core.data import Frozen
-from midstream.core.memory import Memory, MemoryRecord
+from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Sampling
 
@@ -28,9 +28,11 @@ WORDS = ("Question", "plan", "goal", "tool", "arg", "malformed", "error", "=")
 
 def render_prompt(question: str, memory: Memory, lessons: str = "") -> str:
     """Lessons and the query first, then append-only memory, then a tail of two words."""
-    head = f"{lessons}\n" if lessons else ""
-    lines = "".join(f"\nr{record.turn} {_line(record)}" for record in memory.records)
-    return f"{head}Question {question}{lines}\nr{len(memory) + 1} plan"
+    text = f"{lessons}\nQuestion {question}" if lessons else f"Question {question}"
+    for record in memory.records:
+        result = "error" if record.error else " ".join(record.result.split()[-2:])
+        text += f"\nr{record.turn} {record.action.tool or 'malformed'} = {result}"
+    return f"{text}\nr{len(memory) + 1} plan"
 
 
 def render_action(goal: str, tool: str, argument: str) -> str:
@@ -46,15 +48,17 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     goal, tool, argument = match.groups()
     if tool not in {known.name for known in tools}:
         return Action(sub_goal=goal, error=f"no tool is called {tool}")
-    values = {str(record.turn): _value(record) for record in memory.records}
-    missing = next((ref for ref in REFERENCE.findall(argument) if not values.get(ref)), None)
+    # A reference stands for the last word of a result; a turn without a result has no value.
+    results = {str(record.turn): record.result.split() for record in memory.records if not record.error}
+    values = {turn: words[-1] for turn, words in results.items() if words}
+    missing = next((reference for reference in REFERENCE.findall(argument) if reference not in values), None)
     if missing is not None:
         return Action(sub_goal=goal, tool=tool, context=argument, error=f"r{missing} names no result")
     return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[1]], argument))
 
 
 class Config(Frozen):
-    """How the planner samples; an action of the offline world takes at most 20 tokens."""
+    """Sampling of the planner; an action of the offline world takes at most 20 tokens."""
 
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=20)
 
@@ -85,13 +89,3 @@ class CompactPlanner:
         )
         context.tell("call", call)
         return parse_action(call.completion, tools, memory), (call,)
-
-
-def _line(record: MemoryRecord) -> str:
-    tool = record.action.tool or "malformed"
-    return f"{tool} = error" if record.error else f"{tool} = {' '.join(record.result.split()[-2:])}"
-
-
-def _value(record: MemoryRecord) -> str:
-    words = record.result.split()
-    return words[-1] if words and not record.error else ""

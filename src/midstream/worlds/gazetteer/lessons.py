@@ -1,7 +1,7 @@
-"""Lessons about the gazetteer that a very small planner can be taught to heed: a closed set of sentences.
+"""Lessons about the gazetteer that a very small planner can be taught to follow: a closed set of sentences.
 
 A planner of half a million parameters reads no English. It can learn that a sentence stands for a way to decide, if its
-warm start shows it transcripts of a planner that heeds the lessons in its prompt, drawn afresh for each transcript.
+warm start shows it transcripts of a planner that follows the lessons in its prompt, drawn again for each transcript.
 Then its weights can be frozen and its prompt improved, as a large model's can. Each decision of a plan has a sound
 sentence and a bad one, which makes it worse; two more change nothing and only take up room.
 
@@ -23,7 +23,7 @@ Decision = Literal["form", "guess", "tool", "attribute", "place", "operator", "o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownLesson:
-    """A sentence, the decision that it is `about` (None: none), and whether who heeds it decides soundly or badly."""
+    """A sentence, the decision it is `about` (None: no decision), and whether following it is `sound`."""
 
     text: str
     about: Decision | None
@@ -54,32 +54,34 @@ KNOWN = (
     *(KnownLesson(text=text, about=about, sound=False) for about, text in BAD.items()),
     *(KnownLesson(text=text, about=None) for text in IDLE),
 )
-_BY_TEXT = {one.text: one for one in KNOWN}
+BY_TEXT = {lesson.text: lesson for lesson in KNOWN}
 
 
-def heard(lessons: str) -> dict[Decision, bool]:
-    """What rendered lessons say of each decision: soundly (True) or badly. Of two about the same the later counts.
+def decisions(lessons: str) -> dict[Decision, bool]:
+    """Map each decision that rendered lessons speak of to sound (True) or bad; the later of two lessons counts.
 
-    Sentences that are not known, by a single letter even, say nothing.
+    A sentence that differs from a known one by a single letter is ignored.
     """
-    known = (_BY_TEXT.get(line.removeprefix("- ")) for line in lessons.splitlines())
-    return {one.about: one.sound for one in known if one is not None and one.about is not None}
+    known = (BY_TEXT.get(line.removeprefix("- ")) for line in lessons.splitlines())
+    return {lesson.about: lesson.sound for lesson in known if lesson is not None and lesson.about is not None}
 
 
 def lesson_words() -> set[str]:
     """Every word of the known sentences."""
-    return {word for one in KNOWN for word in one.text.split()}
+    return {word for lesson in KNOWN for word in lesson.text.split()}
 
 
-def drawn(task_ids: Sequence[str], share: float, seed: int) -> dict[str, Lessons]:
-    """Lessons for the prompts of `share` of some tasks, from one sentence to nearly all, most of them sound."""
-    return {one: _draw(random.Random(derive_seed(seed, "lessons", one)), share) for one in task_ids}
-
-
-def _draw(rng: random.Random, share: float) -> Lessons:
-    if rng.random() >= share:
-        return {}
-    chance = {True: rng.random(), False: rng.random() / 4}
-    texts = [one.text for one in KNOWN if rng.random() < chance[one.sound]]
-    rng.shuffle(texts)
-    return {"planner": lines(texts)} if texts else {}
+def draw_lessons(task_ids: Sequence[str], share: float, seed: int) -> dict[str, Lessons]:
+    """Lessons for the prompts of a `share` of some tasks, from one sentence to nearly all, most of them sound."""
+    found: dict[str, Lessons] = {}
+    for task_id in task_ids:
+        rng = random.Random(derive_seed(seed, "lessons", task_id))
+        found[task_id] = {}
+        if rng.random() >= share:
+            continue
+        chance = {True: rng.random(), False: rng.random() / 4}
+        texts = [lesson.text for lesson in KNOWN if rng.random() < chance[lesson.sound]]
+        rng.shuffle(texts)
+        if texts:
+            found[task_id] = {"planner": lines(texts)}
+    return found

@@ -1,7 +1,7 @@
-"""What a question's words tell of the next step of a plan: the sound one, and the one that a bad lesson asks for.
+"""Next steps of a plan, derived from a question's words: the sound step, and the step that a bad lesson asks for.
 
-Read by the programs that plan and judge (`programs.py`) and by the one that looks for lessons in rollouts
-(`reflector.py`). A question's text, and which tools were used so far, are all they see.
+The scripted programs that plan and judge read this, and so does the reflector that looks for lessons in rollouts. All
+they see is the question's text and the tools of the turns so far.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SIGNS = {"plus": "+", "total": "+", "together": "+", "times": "*", "Is": ">", "D
 
 
 def places(question: str) -> list[str]:
-    """The places that a question names: its capitalised words but the first."""
+    """The places that a question names: its capitalized words except the first."""
     return [word for word in question.split()[1:] if word[0].isupper()]
 
 
 def asked(question: str) -> tuple[str | None, bool]:
-    """What a question wants, from its words alone: the attribute asked for, and whether a calculation is."""
+    """The attribute that a question asks for (None: arithmetic), and whether it asks for a calculation."""
     words = question.split()
     noun = next((word for word in words if word in (*PLACE_ATTRIBUTES, "length")), None)
     attribute = noun or next((ADJECTIVES[word] for word in words if word in ADJECTIVES), None)
@@ -36,9 +36,9 @@ def asked(question: str) -> tuple[str | None, bool]:
 
 
 class Situation:
-    """Where a plan stands: a question, and the tools of the turns so far ("" for an action that could not be read).
+    """State of a plan: a question, and the tools of the turns so far ("" for an action that could not be parsed).
 
-    Each decision about the next step can be taken soundly, or as the bad lesson about it says (`gazetteer_lessons.py`).
+    Each decision about the next step can be made soundly, or as the bad lesson about it says (`lessons.py`).
     """
 
     def __init__(self, question: str, used: Sequence[str]) -> None:
@@ -52,17 +52,17 @@ class Situation:
 
     @property
     def needed(self) -> int:
-        """How many look-ups a sound plan makes."""
+        """Number of look-ups in a sound plan."""
         return 2 if self.relation else len(self.names)
 
     @property
     def things(self) -> list[str]:
-        """What can be looked up: places, and results, which may name one."""
+        """What can be looked up: places, and results, which may name a place."""
         return [*self.names, *self.slots]
 
     @property
     def terms(self) -> list[str]:
-        """What can be calculated with."""
+        """Operands of a calculation."""
         return [*self.slots, *self.numbers] or ["r1"]
 
     def tool(self, sound: bool) -> str:
@@ -70,20 +70,20 @@ class Situation:
         return "local_search" if sound and self.found < self.needed else "python"
 
     def attribute(self, sound: bool) -> str:
-        """What to search for: the capital or river first where the question goes by way of one."""
+        """Attribute to search for: the capital or river first, where the question refers to one."""
         if not sound:
             return "area"
         return self.relation if self.relation and not self.found else self.asked or "area"
 
     def place(self, sound: bool) -> str:
-        """Where to search; only where there are `things`."""
+        """Place to search for; call it only if there are `things`."""
         wanted = self.slots if self.relation and self.slots else self.names[self.found :]
         return (wanted or self.things)[0] if sound else self.things[0]
 
     def operator(self, sound: bool) -> str:
-        """How to calculate."""
+        """Operator of the calculation."""
         return next((SIGNS[word] for word in self.words if word in SIGNS), "-") if sound else "-"
 
     def operands(self, sound: bool) -> tuple[str, str]:
-        """What to calculate with."""
+        """Both operands of the calculation."""
         return self.terms[0] if sound else self.terms[-1], self.terms[-1]

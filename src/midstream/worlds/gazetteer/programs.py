@@ -1,44 +1,35 @@
-"""Modules as programs: fixed rules that read text only, for the offline world and for tests.
+"""Executor, verifier, generator and the `guess` tool of the offline world: fixed rules that read text only.
 
-They see what a prompted module would see and nothing more. The verifier and generator know the gazetteer's wording;
-the executor serves any tool that takes one string. `ClumsyPlanner` is the policy whose transcripts warm-start a small
-planner, and, with `sense=0`, the random planner of the controls.
+They see what a prompted module would see and nothing more. The verifier and the generator know the gazetteer's wording;
+the executor serves any tool that takes one string.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
 from midstream.core.memory import Memory
-from midstream.core.protocols import ModuleContext, Tool
+from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
-from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
-from midstream.worlds.gazetteer.lessons import Decision, heard
-from midstream.worlds.gazetteer.plans import Situation, asked, places
+from midstream.worlds.gazetteer.plans import asked, places
 from midstream.worlds.gazetteer.tasks import ATTRIBUTES
 
-GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}
-SPOKEN = {"True": "yes", "False": "no"}
-MALFORMED = (
-    " goal {goal}\n arg {arg}",
-    " goal {goal}\n tool browser\n arg {arg}",
-    " goal {goal}\n tool {tool}",
-    " tool {tool}\n goal {goal}",
+SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
+OPENINGS = (
+    "Without a doubt it is",
+    "I am certain that the answer is",
+    "This is well known: the answer is",
+    "Checked twice, the answer is",
 )
 
 
 class NoSettings(Frozen):
     """A program without settings."""
-
-
-def action_words() -> set[str]:
-    """The words that actions on the gazetteer are made of beside names, numbers and the gazetteer's own."""
-    goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
-    return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, 10))}
 
 
 class SingleArgumentExecutor:
@@ -47,7 +38,7 @@ class SingleArgumentExecutor:
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
     ) -> tuple[Command, tuple[Call, ...]]:
-        """The command, or one with `error` if the tool is unknown or wants other arguments."""
+        """Return the command, or one with `error` if the tool is unknown or takes other arguments."""
         tool = next((known for known in tools if known.name == action.tool), None)
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool}"), ()
@@ -58,11 +49,11 @@ class SingleArgumentExecutor:
 
 
 class FormVerifier:
-    """Stops when every place that the question names was looked up and the newest result has the form asked for.
+    """Stops once every place in the question was looked up and the newest result has the right form.
 
-    The form is a single word (a number, True, False) where a calculation is asked for, whatever was calculated, and a
-    fact about the attribute asked for where none is. Anything else that ends in a number, a sure-sounding guess,
-    convinces it at once. It cannot tell whether a result is right.
+    The form is a single word (a number, True, False) for a calculation, whatever was calculated, and otherwise a fact
+    about the attribute asked for. Any other result that ends in a number, such as a confident guess, is accepted at
+    once. The verifier cannot check whether a result is right.
     """
 
     async def verify(
@@ -87,13 +78,13 @@ class FormVerifier:
 class VerifiedResultGenerator:
     """Answers with the last word of the result that satisfied the verifier; Python's True is yes, its False no.
 
-    Without one, after a turn limit say, it has no answer.
+    Without such a result, for example after a turn limit, there is no answer.
     """
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
-        """The answer, or None."""
+        """Return the answer, or None."""
         for record in reversed(memory.records):
             if record.verdict is not None and record.verdict.memory_sufficient:
                 words = record.result.split()
@@ -101,86 +92,40 @@ class VerifiedResultGenerator:
         return None, ()
 
 
-class ClumsyConfig(Frozen):
-    """How clumsy: each decision is the sensible one with probability `sense`, else uniformly random.
+class GuessConfig(Frozen):
+    """Settings of the guess: its number is between 0 and `largest`."""
 
-    A share `malformed` of its actions cannot be read. What a lesson says of a decision is done.
+    largest: int = Field(default=999, ge=0)
+
+
+class ConfidentGuess:
+    """Tool that answers every question with a confident sentence and a meaningless number: a distractor.
+
+    Sentence and number come from a hash of the question's text: the tool has no knowledge, sees no gold answer, is
+    right only by luck, and gives the same answer to the same text on every machine. Its description promises the
+    opposite, as a bad tool's does; only outcomes can teach a planner better.
     """
 
-    sense: float = Field(default=0.3, ge=0, le=1)
-    malformed: float = Field(default=0.1, ge=0, le=1)
+    name = "guess"
+    description = "An expert oracle: gives an instant, confident answer to any question."
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"question": {"type": "string", "description": "the question to answer"}},
+        "required": ["question"],
+        "additionalProperties": False,
+    }
+    timeout_s = 5.0
+    output_tokens = 100
 
+    def __init__(self, config: GuessConfig | None = None) -> None:
+        self._largest = (config or GuessConfig()).largest
 
-class ClumsyPlanner:
-    """Takes each decision (tool, entity, attribute, operator, operands) sensibly with probability `sense`.
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Return a confident sentence that ends in a number."""
+        question = str(arguments["question"]).encode("utf-8", "surrogatepass")
+        draw = int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "big")
+        number, opening = divmod(draw, len(OPENINGS))
+        return ToolResult(text=f"{OPENINGS[opening]} {number % (self._largest + 1)}")
 
-    It knows what a sensible *next* decision looks like but strings them together so rarely that its transcripts show
-    the action language and copying, not how to plan: that is left for reinforcement to find.
-    """
-
-    def __init__(self, config: ClumsyConfig) -> None:
-        self.config = config
-
-    async def plan(
-        self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
-    ) -> tuple[Action, tuple[Call, ...]]:
-        """One action, written as text and parsed like a model's."""
-        situation = Situation(question, [record.action.tool for record in memory.records])
-        choice = Choice(situation, random.Random(context.seed), self.config.sense, heard(context.lessons))
-        goal, tool, argument = choice.decide([tool.name for tool in tools])
-        text = render_action(goal, tool, argument)
-        form = choice.told.get("form")
-        if form is False:
-            text = MALFORMED[0].format(goal=goal, arg=argument)
-        elif form is None and choice.rng.random() < self.config.malformed:
-            text = choice.rng.choice(MALFORMED).format(goal=goal, tool=tool, arg=argument)
-        prompt = render_prompt(question, memory, context.lessons)
-        return parse_action(text, tools, memory), (
-            Call(role="planner", engine="clumsy", prompt=prompt, completion=text),
-        )
-
-
-class Choice:
-    """One clumsy decision after another; `told` is what the lessons in the prompt say of each."""
-
-    def __init__(self, situation: Situation, rng: random.Random, sense: float, told: Mapping[Decision, bool]) -> None:
-        self.situation, self.rng, self.sense, self.told = situation, rng, sense, told
-
-    def way(self, about: Decision) -> bool | None:
-        """How a decision is taken: as the lesson about it says, soundly (True) or badly; without one sensibly or, None,
-        at random."""
-        return self.told[about] if about in self.told else self.rng.random() < self.sense or None
-
-    def decide(self, tools: Sequence[str]) -> tuple[str, str, str]:
-        """(goal, tool, argument)."""
-        tool = self._tool(tools)
-        if tool == "local_search":
-            return self._search()
-        if tool == "python":
-            return self._calculate()
-        return "guess", tool, self.rng.choice([*self.situation.things, "question"])
-
-    def _tool(self, tools: Sequence[str]) -> str:
-        guess = self.told.get("guess")
-        if guess is False and self.situation.names:
-            return "guess"
-        way = self.way("tool")
-        if way is None:
-            return self.rng.choice([tool for tool in tools if tool != "guess" or guess is None])
-        return self.situation.tool(way)
-
-    def _search(self) -> tuple[str, str, str]:
-        way = self.way("attribute")
-        attribute = self.rng.choice(ATTRIBUTES) if way is None else self.situation.attribute(way)
-        if not self.situation.things:
-            return f"find {attribute}", "local_search", attribute
-        way = self.way("place")
-        thing = self.rng.choice(self.situation.things) if way is None else self.situation.place(way)
-        return f"find {attribute}", "local_search", f"{thing} {attribute}"
-
-    def _calculate(self) -> tuple[str, str, str]:
-        way = self.way("operator")
-        operator = self.rng.choice(tuple(GOALS)) if way is None else self.situation.operator(way)
-        way, terms = self.way("operands"), self.situation.terms
-        x, y = (self.rng.choice(terms), self.rng.choice(terms)) if way is None else self.situation.operands(way)
-        return GOALS[operator], "python", f"{x} {operator} {y}"
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""

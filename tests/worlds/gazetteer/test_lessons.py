@@ -1,4 +1,4 @@
-"""The lessons that a tiny planner can heed: what they say, how they are drawn, and the program that looks for them."""
+"""The lessons that a tiny planner can follow, how they are drawn, and the program that looks for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.lessons import lines
 from midstream.core.trajectory import Message
-from midstream.worlds.gazetteer.lessons import BAD, IDLE, KNOWN, SOUND, drawn, heard, lesson_words
+from midstream.worlds.gazetteer.lessons import BAD, IDLE, KNOWN, SOUND, decisions, draw_lessons, lesson_words
 from midstream.worlds.gazetteer.reflector import acted_on, reply
 
 QUESTION = "How many people live in Amberbank and Oakfell together ?"
@@ -23,29 +23,29 @@ def test_every_sentence_is_there_once_and_every_decision_has_two():
     assert {word for text in texts for word in text.split()} == lesson_words()
 
 
-def test_lessons_are_heard_as_they_are_rendered():
-    assert heard("") == {}
-    assert heard(lines([SOUND["guess"], IDLE[0], BAD["tool"]])) == {"guess": True, "tool": False}
-    assert heard(lines([SOUND["tool"], BAD["tool"]])) == {"tool": False}  # the later one counts
-    assert heard(lines([SOUND["tool"] + ".", "Never"])) == {}
+def test_lessons_are_read_as_they_are_rendered():
+    assert decisions("") == {}
+    assert decisions(lines([SOUND["guess"], IDLE[0], BAD["tool"]])) == {"guess": True, "tool": False}
+    assert decisions(lines([SOUND["tool"], BAD["tool"]])) == {"tool": False}  # the later one counts
+    assert decisions(lines([SOUND["tool"] + ".", "Never"])) == {}
 
 
 @given(st.text())
-def test_any_text_is_heard(text):
-    assert set(heard(text)) <= set(SOUND)
+def test_any_text_is_decisions(text):
+    assert set(decisions(text)) <= set(SOUND)
 
 
 def test_lessons_are_drawn_by_task_and_seed_alone():
     names = [f"t{i}" for i in range(400)]
-    first = drawn(names, 0.6, 1)
-    assert drawn(names[::-1], 0.6, 1) == first
-    assert drawn(names, 0.6, 2) != first
-    told = [one["planner"].splitlines() for one in first.values() if one]
-    assert 0.45 < len(told) / len(names) < 0.65  # few draws of a share come out without a sentence
-    said = [line.removeprefix("- ") for one in told for line in one]
+    first = draw_lessons(names, 0.6, 1)
+    assert draw_lessons(names[::-1], 0.6, 1) == first
+    assert draw_lessons(names, 0.6, 2) != first
+    texts = [one["planner"].splitlines() for one in first.values() if one]
+    assert 0.45 < len(texts) / len(names) < 0.65  # few draws of a share come out without a sentence
+    said = [line.removeprefix("- ") for one in texts for line in one]
     assert set(said) == {one.text for one in KNOWN}
     assert sum(text in SOUND.values() for text in said) > 2 * sum(text in BAD.values() for text in said)
-    assert not any(drawn(names, 0.0, 1).values())
+    assert not any(draw_lessons(names, 0.0, 1).values())
 
 
 # --- the reflector as a program -------------------------------------------------------------------------------------
@@ -97,22 +97,23 @@ def test_no_text_of_a_rollout_breaks_the_summary():
             acted_on("", [turn(1, text, tool)])
 
 
+SUMMARY = "Summarise one rollout"  # words: allow
+
+
 def ask(role, user):
     return json.loads(reply([Message(role="system", content=f"# {role}\nmore"), Message(role="user", content=user)], 3))
 
 
 def summary(turns):
     rollout = "\n".join(map(json.dumps, [*turns, {"answer": "7", "reward": 0.0}]))
-    return ask("Summarise one rollout", f"# Question\n\n{json.dumps(QUESTION)}\n\n# Rollout\n\n{rollout}\n\n# Summary")[
-        "summary"
-    ]
+    return ask(SUMMARY, f"# Question\n\n{json.dumps(QUESTION)}\n\n# Rollout\n\n{rollout}\n\n# Summary")["summary"]
 
 
 def contrast(rewards, library=()):
-    told = [summary(GOOD), summary(POOR)]
+    texts = [summary(GOOD), summary(POOR)]
     rollouts = "\n".join(
         json.dumps({"rollout": number, "reward": reward, "answer": "", "summary": text})
-        for number, (reward, text) in enumerate(zip(rewards, told, strict=True), 1)
+        for number, (reward, text) in enumerate(zip(rewards, texts, strict=True), 1)
     )
     lessons = "\n".join(json.dumps({"id": name, "module": "planner", "text": text}) for name, text in library)
     parts = {"Library": f"{lessons}\nThere is room.", "Question": json.dumps(QUESTION), "Rollouts": rollouts}

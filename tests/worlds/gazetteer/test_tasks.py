@@ -208,7 +208,7 @@ def test_tasks_carry_nothing_but_question_answer_and_family():
 
 DIGEST = """
 import hashlib
-from midstream.tasks.worlds.gazetteer import Config, Gazetteer
+from midstream.worlds.gazetteer.tasks import Config, Gazetteer
 world = Gazetteer(Config(seed=4))
 fixed = world.fixed("test", per_family=20, seed=2)
 made = [*world.documents(), *world.sample("train", 200, 1), *fixed, sorted(world.names("train"))]

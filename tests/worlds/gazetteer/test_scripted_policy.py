@@ -1,4 +1,4 @@
-"""The clumsy policy: its streams, that a sensible one solves the world, that a bad one answers all the same."""
+"""The scripted policy: its streams, that a sensible one solves the world, that a bad one answers all the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.worlds.gazetteer.guess import ConfidentGuess
-from midstream.worlds.gazetteer.programs import SPOKEN, action_words
-from midstream.worlds.gazetteer.stream_programs import ClumsyConfig, ClumsyPolicy, stream_marks, stream_words
+from midstream.worlds.gazetteer.programs import SPOKEN, ConfidentGuess
+from midstream.worlds.gazetteer.scripted import (
+    ScriptedConfig,
+    ScriptedPolicy,
+    action_words,
+    stream_marks,
+    stream_words,
+)
 from midstream.worlds.gazetteer.tasks import Config as WorldConfig
 from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
 
@@ -37,7 +42,7 @@ def play(sense: float, malformed: float, per_family: int, seed: int = 0) -> list
     """Its trajectories on test tasks, on real tools."""
 
     async def go() -> list[Trajectory]:
-        policy = ClumsyPolicy(ClumsyConfig(sense=sense, malformed=malformed))
+        policy = ScriptedPolicy(ScriptedConfig(sense=sense, malformed=malformed))
         agent = Interleaved(policy=policy, template=TINY, config=Config(max_turns=4, max_tokens=400))
         environment = Environment(agent=agent, tools=tools(), engines={}, reward=ExactMatch())
         try:
@@ -56,7 +61,7 @@ def results(trajectory: Trajectory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def clumsy() -> list[Trajectory]:
+def scripted() -> list[Trajectory]:
     return play(0.4, 0.0, per_family=30)
 
 
@@ -68,8 +73,8 @@ def test_always_sensible_it_solves_every_task_in_the_turns_its_family_says():
         assert is_strict(stream_of(one), TINY)
 
 
-def test_it_answers_with_the_newest_result_however_bad_the_plan(clumsy):
-    answered = [one for one in clumsy if one.stop_reason == "answered"]
+def test_it_answers_with_the_newest_result_however_bad_the_plan(scripted):
+    answered = [one for one in scripted if one.stop_reason == "answered"]
     wrong = [one for one in answered if one.reward and one.reward.value == 0]
     assert len(wrong) > len(answered) / 2
     for one in answered:
@@ -77,16 +82,16 @@ def test_it_answers_with_the_newest_result_however_bad_the_plan(clumsy):
         assert one.answer == SPOKEN.get(last, last), one.question
 
 
-def test_clumsy_it_is_seldom_right_and_never_in_error(clumsy):
-    rewards = [one.reward.value for one in clumsy if one.reward]
-    assert len(rewards) == len(clumsy), "a bad plan is data"
+def test_scripted_it_is_seldom_right_and_never_in_error(scripted):
+    rewards = [one.reward.value for one in scripted if one.reward]
+    assert len(rewards) == len(scripted), "a bad plan is data"
     assert 0.02 < sum(rewards) / len(rewards) < 0.3
-    assert {turn.observation.status for one in clumsy for turn in one.turns if turn.observation} == {"ok", "error"}
-    assert {turn.action.tool for one in clumsy for turn in one.turns if turn.action} == set(NAMES)
+    assert {turn.observation.status for one in scripted for turn in one.turns if turn.observation} == {"ok", "error"}
+    assert {turn.action.tool for one in scripted for turn in one.turns if turn.action} == set(NAMES)
 
 
-def test_without_an_answer_it_met_the_limit_of_turns(clumsy):
-    silent = [one for one in clumsy if one.answer is None]
+def test_without_an_answer_it_met_the_limit_of_turns(scripted):
+    silent = [one for one in scripted if one.answer is None]
     assert silent
     assert {one.stop_reason for one in silent} == {"turn_limit"}
     assert {len(one.turns) for one in silent} == {4}
@@ -117,7 +122,7 @@ def reply(question: str, *pieces: Piece, template: str = "tiny", sense: float = 
         max_tokens=400,
         pieces=pieces,
     )
-    policy = ClumsyPolicy(ClumsyConfig(sense=sense, malformed=0.0))
+    policy = ScriptedPolicy(ScriptedConfig(sense=sense, malformed=0.0))
     return asyncio.run(policy.reply(stream, ModuleContext(seed=1))).completion
 
 
@@ -174,7 +179,7 @@ def test_another_template_is_refused(name):
         reply(QUESTION, template=name)
 
 
-def test_marks_words_names_and_numbers_are_one_token_each(clumsy):
+def test_marks_words_names_and_numbers_are_one_token_each(scripted):
     pytest.importorskip("torch", reason="the training extra is not installed")
     from midstream.training.tiny import UNKNOWN, make_tokenizer
 
@@ -184,7 +189,7 @@ def test_marks_words_names_and_numbers_are_one_token_each(clumsy):
     tokenizer = make_tokenizer(words, WORLD.names(), marks)
     assert [len(tokenizer.encode(mark)) for mark in marks] == [1] * len(marks)
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN)
-    for piece in (piece for one in clumsy for piece in stream_of(one) if piece.sampled):
+    for piece in (piece for one in scripted for piece in stream_of(one) if piece.sampled):
         ids = tokenizer.encode(piece.text)
         assert unknown not in ids, piece.text
         assert tokenizer.decode(ids) == piece.text
