@@ -252,7 +252,7 @@ def test_only_the_last_reply_is_repaired_and_its_call_says_so():
 
 def test_whoever_listens_is_told_of_the_call_as_it_is_recorded():
     told: list[Any] = []
-    shared = ModuleContext(engine=ScriptedEngine(["?", "{'text': 'x'}"]), tell=lambda kind, value: told.append(value))
+    shared = ModuleContext(engine=ScriptedEngine(["?", "{'text': 'x'}"]), emit=lambda kind, value: told.append(value))
     executor = PromptedExecutor(ExecutorConfig())
     _, calls = asyncio.run(executor.command(Action(sub_goal="s", tool="echo"), TOOLS, shared))
     assert tuple(told) == calls

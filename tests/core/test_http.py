@@ -1,3 +1,4 @@
+import asyncio
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -5,7 +6,7 @@ import httpx2
 import pytest
 
 from midstream.core.errors import UnsupportedError
-from midstream.core.http import retry_after_s, usable_proxy
+from midstream.core.http import TransientError, retry, retry_after_s, usable_proxy
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,21 @@ def test_an_unusable_proxy_is_told_without_its_password(address: str, monkeypatc
     assert "4kqz" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert "percent-encoded" in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "expected"), [(0.0, [1, 2, 4]), (3.0, [3, 3, 4]), (300.0, [60, 60, 60])], ids=["none", "3 s", "300 s"]
+)
+def test_pauses_between_attempts(monkeypatch: pytest.MonkeyPatch, asked_s: float, expected: list[float]):
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def attempt() -> None:
+        raise TransientError(f"attempt {len(pauses) + 1}", asked_s)
+
+    monkeypatch.setattr("midstream.core.http.asyncio.sleep", sleep)
+    with pytest.raises(TransientError, match="attempt 4"):
+        asyncio.run(retry(attempt, max_attempts=4, pause_s=lambda failed: 2 ** (failed - 1)))
+    assert pauses == expected

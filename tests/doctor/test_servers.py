@@ -15,7 +15,7 @@ import pytest
 
 from midstream.doctor import servers
 from midstream.doctor.servers import check_search, check_server, no_server
-from midstream.engines.openai.engine import Config
+from midstream.engines.openai.settings import Config
 from midstream.report.machine import Check
 from support.llm_server import completion
 

@@ -119,7 +119,7 @@ def test_a_stream_is_the_same_reply_in_pieces(url, model):
     replies = ask(url, model, map(chat, range(6)))
     seed, whole = max(enumerate(replies), key=lambda one: one[1].usage.completion_tokens)
     assert whole.usage.completion_tokens > 1
-    streaming = chat(seed, tell=lambda kind, value: told.append((kind, value)))
+    streaming = chat(seed, emit=lambda kind, value: told.append((kind, value)))
     [streamed] = ask(url, model, [streaming], stream=True)
     assert streamed.completion.strip() == whole.completion.strip()  # whole, the server strips it
     assert (streamed.finish_reason, streamed.usage) == (whole.finish_reason, whole.usage)

@@ -122,7 +122,7 @@ class AgentFlow:
         draft.action, calls = await self.planner.plan(question, tools, memory, context)
         draft.called(calls)
         draft.events.append("action")
-        context.tell("action", draft.action)
+        context.emit("action", draft.action)
         if draft.action.error:
             draft.observation = Observation(status="error", text=draft.action.error)
         else:
@@ -130,21 +130,21 @@ class AgentFlow:
             draft.command, calls = await self.executor.command(draft.action, tools, context)
             draft.called(calls)
             draft.events.append("command")
-            context.tell("command", draft.command)
+            context.emit("command", draft.command)
             draft.observation, calls = await self._observe(draft.command, tools)
             draft.called(calls)
         draft.events.append("observation")
-        context.tell("observation", draft.observation)
+        context.emit("observation", draft.observation)
         context = contexts.of("verifier", draft.index)
         draft.verdict, calls = await self.verifier.verify(question, draft.observation, memory, context)
         draft.called(calls)
         draft.events.append("verdict")
-        context.tell("verdict", draft.verdict)
+        context.emit("verdict", draft.verdict)
 
     async def _answer(self, run: _Run, question: str, contexts: Contexts) -> None:
         context = contexts.of("generator", len(run.turns) + 1)
         run.answer, run.closing_calls = await self.generator.generate(question, run.memory, context)
-        context.tell("answer", run.answer)
+        context.emit("answer", run.answer)
 
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
         """What came of a command, and its tool's own requests; an invalid one is an error observation."""

@@ -161,7 +161,7 @@ class _Run:
             draft.user = self.user.text
             draft.events.append("user")
             draft.called(self.user.calls)
-            self.contexts.teller(POLICY, draft.index)("user", draft.user)
+            self.contexts.emitter(POLICY, draft.index)("user", draft.user)
             self.user = None
         how = await self._sample(draft)
         found = self.stream.latest
@@ -178,7 +178,7 @@ class _Run:
             await self._converse(draft, self.dialogue)
         else:
             self.record.answer = answer_of(self.stream.pieces, self.template)
-            self.contexts.teller(POLICY, draft.index)("answer", self.record.answer)
+            self.contexts.emitter(POLICY, draft.index)("answer", self.record.answer)
             self._end("answered" if answered or self.record.answer is not None else "ended")
 
     def _read(self, found: Sequence[Block]) -> list[ToolCall]:
@@ -200,14 +200,14 @@ class _Run:
             call = as_stopped(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
             self.stream = self.stream.sampled(call, draft.index)
             draft.called([call])
-            context.tell("call", call)
+            context.emit("call", call)
             if not any(stop in call.completion for stop in self.stream.stops):
                 return "cut" if call.finish_reason == "length" else "ended"
             if any(block.closed and block.kind in ("call", "answer") for block in self.stream.latest):
                 return "stopped"
             if self.stream.remaining <= 0:
                 return "cut"
-            context.tell("start", None)
+            context.emit("start", None)
         return "ended"
 
     async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
@@ -225,13 +225,13 @@ class _Run:
 
     async def _observe(self, draft: Draft, call: ToolCall) -> Observation:
         """What came of one call; one that cannot be run is told what is wrong with it."""
-        tell = self.contexts.teller(POLICY, draft.index)
+        emit = self.contexts.emitter(POLICY, draft.index)
         draft.action, draft.command = call.action, call.command
         draft.events.append("action")
-        tell("action", draft.action)
+        emit("action", draft.action)
         if draft.command is not None:
             draft.events.append("command")
-            tell("command", draft.command)
+            emit("command", draft.command)
         problem = call.unreadable or (draft.command.error if draft.command else None)
         if problem:
             observation = Observation(status="error", text=problem)
@@ -240,14 +240,14 @@ class _Run:
             observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
             draft.called(inner)
         draft.events.append("observation")
-        tell("observation", observation)
+        emit("observation", observation)
         return observation
 
     async def _converse(self, draft: Draft, dialogue: Dialogue) -> None:
         """Say the reply to the user, and append what that says to it."""
         self.record.answer = text = said(self.stream.pieces, self.template)
         draft.events.append("answer")
-        self.contexts.teller(POLICY, draft.index)("answer", text)
+        self.contexts.emitter(POLICY, draft.index)("answer", text)
         self.user = await dialogue.reply(text)
         if self.user.over:
             draft.called(self.user.calls)

@@ -124,7 +124,7 @@ class PromptedModule:
                 order=context.order,
                 json_schema=json_schema,
                 deadline_s=context.deadline_s,
-                tell=context.tell,
+                emit=context.emit,
             )
             try:
                 call = await context.engine.sample(request)
@@ -138,7 +138,7 @@ class PromptedModule:
                 mended, problem = fix(call.completion)
                 if problem is None:
                     value, calls = mended, (*calls[:-1], call.model_copy(update={"repaired": True}))
-            context.tell("call", calls[-1])
+            context.emit("call", calls[-1])
             if problem is None or last:
                 return value, calls
             messages = (*messages, *_correction(call.completion, problem))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from midstream.core.errors import DeadlineError, InfrastructureError
-from midstream.core.events import Event, Listener, Tell, tell_nobody
+from midstream.core.events import Emit, Event, Listener, ignore_event
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Engine, ModuleContext, Tool
 from midstream.core.seeds import derive_seed
@@ -160,22 +160,22 @@ class Contexts:
 
     def of(self, module: str, turn: int) -> ModuleContext:
         """The context of a module that begins now."""
-        tell = self.teller(module, turn)
-        tell("start", None)
+        emit = self.emitter(module, turn)
+        emit("start", None)
         return ModuleContext(
             engine=self.engines.get(module),
             seed=derive_seed(self.seed, turn, module),
             order=self.order,
             lessons=self.lessons.get(module, ""),
             deadline_s=self.deadline_s,
-            tell=tell,
+            emit=emit,
         )
 
-    def teller(self, module: str, turn: int) -> Tell:
+    def emitter(self, module: str, turn: int) -> Emit:
         """What tells the listener about a module in a turn."""
         listener = self.listener
         if listener is None:
-            return tell_nobody
+            return ignore_event
         return lambda kind, value: listener(Event(turn=turn, role=module, kind=kind, value=value))
 
 

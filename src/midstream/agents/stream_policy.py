@@ -204,7 +204,7 @@ class ModelPolicy:
             seed=context.seed,
             order=context.order,
             deadline_s=context.deadline_s,
-            tell=context.tell,
+            emit=context.emit,
         )
         return await context.engine.sample(request)
 

@@ -29,7 +29,7 @@ LiveKind = Literal[
     "user",  # a dialogue's user said something; value str
     "restart",  # the whole run broke down and begins again; value ErrorInfo
 ]
-Tell = Callable[[LiveKind, Any], None]
+Emit = Callable[[LiveKind, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,5 +45,5 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-def tell_nobody(kind: LiveKind, value: Any) -> None:
-    """The `Tell` of a run that nobody watches."""
+def ignore_event(kind: LiveKind, value: Any) -> None:
+    """The `Emit` of a run that nobody watches."""

@@ -1,18 +1,24 @@
-"""What our HTTP clients have in common: how long to wait, and certificates and proxies that the environment names."""
+"""Parts of every HTTP client here: retries and pauses, certificates and proxies from the environment."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
 import httpx2
 
 from midstream.core.errors import UnsupportedError, UsageError
+
+T = TypeVar("T")
+
+LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
 
 
 class TransientError(Exception):
@@ -21,6 +27,26 @@ class TransientError(Exception):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
+
+
+async def retry(attempt: Callable[[], Awaitable[T]], *, max_attempts: int, pause_s: Callable[[int], float]) -> T:
+    """Call `attempt` until it does not raise `TransientError`, at most `max_attempts` times.
+
+    The pause after attempt number n (from 1) is `pause_s(n)` seconds: at least as long as the server asks for, at most
+    a minute.
+
+    Raises:
+        TransientError: the last attempt's.
+    """
+    number = 1
+    while True:
+        try:
+            return await attempt()
+        except TransientError as failure:
+            if number == max_attempts:
+                raise
+            await asyncio.sleep(min(max(pause_s(number), failure.pause_s), LONGEST_PAUSE_S))
+            number += 1
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:

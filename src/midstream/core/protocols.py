@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from midstream.core.dialogue import Dialogue
-from midstream.core.events import Listener, Tell, tell_nobody
+from midstream.core.events import Emit, Listener, ignore_event
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory
 from midstream.core.task import Task
@@ -31,7 +31,7 @@ class Request:
 
     `seed` makes the sample repeatable where the engine can; `order` is the trajectory's place in its rollout, by which
     a lockstep engine sorts its batches; `json_schema` asks for structured output; `deadline_s` is a time of
-    `time.monotonic()`. An engine that streams tells `tell` each piece of "text", one that tries again each "retry".
+    `time.monotonic()`. An engine that streams calls `emit` with each piece of "text", one that retries with "retry".
     """
 
     role: str
@@ -45,7 +45,7 @@ class Request:
     order: int = 0
     json_schema: Mapping[str, Any] | None = None
     deadline_s: float | None = None
-    tell: Tell = tell_nobody
+    emit: Emit = ignore_event
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class Engine(Protocol):
     async def sample(self, request: Request) -> Call:
         """Answer one request. Once retries are spent: `EngineError`, with the failed call in `calls`.
 
-        Where the engine can tell, `DeadlineError` when `request.deadline_s` passes first.
+        Where the engine can, `DeadlineError` when `request.deadline_s` passes first.
         """
         ...
 
@@ -167,7 +167,7 @@ class CodeRunner(Protocol):
 class ModuleContext:
     """What a module gets beside its arguments: its engine, a seed for this turn, its lessons, the time that is left.
 
-    A module passes `tell` on with its requests.
+    A module passes `emit` along with its requests.
     """
 
     engine: Engine | None = None
@@ -175,7 +175,7 @@ class ModuleContext:
     order: int = 0
     lessons: str = ""
     deadline_s: float | None = None
-    tell: Tell = tell_nobody
+    emit: Emit = ignore_event
 
 
 class Planner(Protocol):

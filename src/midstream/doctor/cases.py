@@ -219,7 +219,7 @@ async def _ask_policy(module: Interleaved, case: PolicyCase, cases: Cases, conte
         seed=context.seed,
         order=context.order,
         deadline_s=context.deadline_s,
-        listener=lambda event: context.tell(event.kind, event.value),
+        listener=lambda event: context.emit(event.kind, event.value),
     )
     if trajectory.error is not None:
         kind = PromptTooLongError if trajectory.error.type == PromptTooLongError.__name__ else EngineError

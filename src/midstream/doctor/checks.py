@@ -8,7 +8,7 @@ from midstream.doctor.attacks import check_sandbox
 from midstream.doctor.installed import check_extras, check_python, check_requirements, check_training
 from midstream.doctor.servers import check_search, check_server, no_server
 from midstream.doctor.system import check_open_files, check_runs
-from midstream.engines.openai.engine import Config
+from midstream.engines.openai.settings import Config
 from midstream.recipe.build import Build
 from midstream.recipe.registry import ENGINES, resolve
 from midstream.report.machine import Check

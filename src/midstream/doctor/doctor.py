@@ -236,7 +236,7 @@ def _stream_of(agent: InterleavedConfig, policy: Any) -> Interleaved:
 
 @dataclass
 class _Watch:
-    """Takes the time of every ask, as `core.events.Tell`."""
+    """Takes the time of every ask, as `core.events.Emit`."""
 
     last_s: float = field(default_factory=time.monotonic)
     seconds: list[float] = field(default_factory=list)
@@ -255,7 +255,7 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         seed=derive_seed(seed, "doctor", role.name, case.name),
         order=order,
         deadline_s=time.monotonic() + _CASE_LIMIT_S,
-        tell=watch,
+        emit=watch,
     )
     barrier = role.engine if isinstance(role.engine, LockstepEngine) else None
     if barrier:

@@ -130,7 +130,7 @@ def calls(*answers: Answer | TransientError) -> tuple[lora.AdapterCalls, list[st
             raise answer
         return answer
 
-    return lora.AdapterCalls(send=send, address="http://h/v1", model="m", max_attempts=3, first_pause_s=0), seen
+    return lora.AdapterCalls(Config(model="m", base_url="http://h/v1", max_attempts=3, first_pause_s=0), send), seen
 
 
 def run(awaitable: Awaitable[object]) -> object:
@@ -183,7 +183,7 @@ def test_a_refusal_is_final_and_says_what_to_do(answer: Answer, fix: str):
 @pytest.mark.parametrize("failure", [(503, "busy"), TransientError("reset")], ids=str)
 def test_attempts_come_to_an_end(failure: Answer | TransientError):
     server, seen = calls(failure, failure, failure)
-    with pytest.raises(EngineError, match=r"failed 3 times, at last: .*(busy|reset)"):
+    with pytest.raises(EngineError, match=r"failed 3 times, last: .*(busy|reset)"):
         run(server.unload(Path("a")))
     assert len(seen) == 3
 

@@ -60,7 +60,7 @@ def test_a_key_that_the_server_repeats_is_not_shown(
     code: int, shown: slice, stream: bool, caplog: pytest.LogCaptureFixture
 ):
     parrot, told = Parrot(code, shown), []
-    request = Request(role="planner", messages=HELLO.messages, tell=lambda kind, value: told.append(value))
+    request = Request(role="planner", messages=HELLO.messages, emit=lambda kind, value: told.append(value))
     with caplog.at_level(logging.DEBUG), parrot.server as server, pytest.raises(EngineError) as caught:
         ask(server, request, stream=stream)
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"

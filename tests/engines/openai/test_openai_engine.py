@@ -179,10 +179,9 @@ def test_retry_after_is_waited_for():
 
 def test_the_pause_grows_and_repeats():
     engine = OpenAICompatibleEngine(Config(model="m", first_pause_s=1.0), "engine")
-    pauses = [engine._pause_s(TransientError("x"), attempt, HELLO) for attempt in (1, 2, 3, 20)]
-    assert pauses == [engine._pause_s(TransientError("x"), attempt, HELLO) for attempt in (1, 2, 3, 20)]
+    pauses = [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
+    assert pauses == [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
     assert 0.5 <= pauses[0] <= 1 <= pauses[1] <= 2 <= pauses[2] <= 4
-    assert pauses[3] == 60
 
 
 def free_port() -> int:
@@ -199,7 +198,7 @@ def test_nobody_there_says_how_to_start_a_server():
     )
     with pytest.raises(EngineError, match="nothing answers at") as caught:
         ask(engine, HELLO)
-    assert caught.value.cause == "is the server running?"
+    assert caught.value.code == "endpoint-unreachable"
     assert caught.value.fix == f"vllm serve qwen --port {port}"
     assert time.monotonic() - started < 2
     with pytest.raises(EngineError, match="nothing answers at"):
@@ -361,7 +360,7 @@ def test_any_body_is_a_reply_or_a_named_error(data: dict[str, Any], exact: bool)
 
 def test_what_was_sent_and_what_failed_is_recorded():
     told: list[tuple[str, Any]] = []
-    request = replace(HELLO, json_schema={"type": "object"}, tell=lambda kind, value: told.append((kind, value)))
+    request = replace(HELLO, json_schema={"type": "object"}, emit=lambda kind, value: told.append((kind, value)))
     with LLMServer(echo, faults=[503, "garbage"]) as server:
         [call] = ask(engine_for(server, extra_body={"top_k": 3}), request)
         body = server.bodies[-1]

@@ -25,7 +25,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told_by(request: Request) -> tuple[Request, list[tuple[str, Any]]]:
     told: list[tuple[str, Any]] = []
-    return replace(request, tell=lambda kind, value: told.append((kind, value))), told
+    return replace(request, emit=lambda kind, value: told.append((kind, value))), told
 
 
 def ask_raw(serve: Callable[[asyncio.StreamWriter], Awaitable[None]], **settings: Any) -> Call:

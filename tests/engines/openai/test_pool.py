@@ -72,7 +72,7 @@ async def tiny_server(
 
 def test_slots_are_handed_over_in_order():
     async def run() -> list[int]:
-        slots, order = http_pool.Slots(2), []
+        slots, order = http_pool.Semaphore(2), []
 
         async def hold(number: int) -> None:
             async with slots:
@@ -87,7 +87,7 @@ def test_slots_are_handed_over_in_order():
 
 def test_a_cancelled_waiter_takes_no_slot():
     async def run() -> None:
-        slots = http_pool.Slots(1)
+        slots = http_pool.Semaphore(1)
         release = asyncio.Event()
 
         async def hold() -> None:
@@ -118,7 +118,7 @@ def test_slots_hold_their_limit_whoever_is_cancelled(limit: int, jobs: list[tupl
     inside: list[int] = []
     finished: set[int] = set()
 
-    async def hold(slots: http_pool.Slots, number: int, start: int, length: int) -> None:
+    async def hold(slots: http_pool.Semaphore, number: int, start: int, length: int) -> None:
         for _ in range(start):
             await asyncio.sleep(0)
         async with slots:
@@ -132,7 +132,7 @@ def test_slots_hold_their_limit_whoever_is_cancelled(limit: int, jobs: list[tupl
         finished.add(number)
 
     async def run() -> None:
-        slots = http_pool.Slots(limit)
+        slots = http_pool.Semaphore(limit)
         tasks = [asyncio.create_task(hold(slots, i, start, length)) for i, (start, length, _) in enumerate(jobs)]
         for now in range(9):
             for task, (_, _, cancelled) in zip(tasks, jobs, strict=True):
@@ -150,7 +150,7 @@ def test_slots_hold_their_limit_whoever_is_cancelled(limit: int, jobs: list[tupl
 
 def test_more_slots_let_in_those_who_wait():
     async def run() -> int:
-        slots, inside = http_pool.Slots(1), 0
+        slots, inside = http_pool.Semaphore(1), 0
         leave = asyncio.Event()
 
         async def hold() -> None:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
-from midstream.engines.openai.engine import Config
 from midstream.engines.openai.providers import PROVIDERS, ProviderName, limit_field, refusal_advice, start_advice
+from midstream.engines.openai.settings import Config
 
 LOCAL = [name for name, provider in PROVIDERS.items() if provider.start]
 

@@ -10,7 +10,8 @@ import pytest
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines.openai.request import outgoing
+from midstream.engines.openai.exchange import outgoing
+from midstream.engines.openai.settings import Config
 
 CHAT = Request(
     role="verifier",
@@ -22,14 +23,22 @@ CHAT = Request(
 TEXT = Request(role="planner", prompt="once")
 
 
-def made(request: Request, **settings: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    known = {"model": "m", "limit": "max_tokens", "token_ids": False, "stream": False, "extra_body": {}}
-    asked = outgoing(request, **(known | settings))
-    return asked.path, json.loads(asked.body), asked.sent
+OPENAI = "https://api.openai.com/v1"
+
+
+def made(
+    request: Request, prompt_ids: tuple[int, ...] | None = None, **settings: Any
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    config = Config.model_validate({"model": "configured", "base_url": "http://h/v1/"} | settings)
+    asked = outgoing(request, config, "m", prompt_ids)
+    sent = dict(asked.sent)
+    assert list(sent)[-1] == "base_url"
+    assert sent.pop("base_url") == config.base_url.rstrip("/")
+    return asked.path, json.loads(asked.body), sent
 
 
 def test_a_chat():
-    path, body, sent = made(CHAT, limit="max_completion_tokens", extra_body={"top_k": 3})
+    path, body, sent = made(CHAT, base_url=OPENAI, extra_body={"top_k": 3})
     kept = {"model": "m", "temperature": 0.5, "top_p": 0.9, "seed": 3, "max_completion_tokens": 7, "stop": ["END"]}
     kept["top_k"] = 3
     schema = {"type": "json_schema", "json_schema": {"name": "verifier", "schema": {"type": "object"}}}
@@ -39,7 +48,7 @@ def test_a_chat():
 
 
 def test_a_text():
-    path, body, sent = made(TEXT, limit="max_completion_tokens")
+    path, body, sent = made(TEXT, base_url=OPENAI)
     assert (path, body["prompt"], body["max_tokens"]) == ("completions", "once", 512)
     assert "max_completion_tokens" not in body
     assert sent == {key: value for key, value in body.items() if key != "prompt"}

@@ -1,25 +1,30 @@
-"""One attempt at a request: it goes out, and comes back as a checked reply or as the reason why not.
+"""One attempt at a request: the body that is sent, and the checked reply or the reason why there is none.
 
-The key is taken from the environment at each request, is sent as a header, and stands nowhere else: a server's words
-are shown without it.
+The key is read from the environment for each request, sent as a header, and stored nowhere: a server's words are shown
+without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import httpx2
+from pydantic import JsonValue
 
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
-from midstream.core.events import Tell
+from midstream.core.events import Emit
 from midstream.core.http import TransientError, retry_after_s
+from midstream.core.protocols import Request
 from midstream.core.version import __version__
 from midstream.engines.openai import pool as http_pool
-from midstream.engines.openai.providers import refusal_advice, start_advice
+from midstream.engines.openai.providers import limit_field, refusal_advice, start_advice
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
     LONGEST_WORDS,
@@ -31,16 +36,16 @@ from midstream.engines.openai.reply import (
     redacted,
     reported_error,
 )
-from midstream.engines.openai.request import Outgoing
+from midstream.engines.openai.settings import Config
 from midstream.engines.openai.stream import DONE, EventParser, StreamedReply, event_object
-
-if TYPE_CHECKING:
-    from midstream.engines.openai.engine import Config
+from midstream.engines.openai.tool_calls import as_fields
 
 _LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
 _LONGEST_QUOTE = 300
 _LONGEST_STREAM = 10  # times `timeout_s`
 _SHORTEST_SECRET = 12  # a shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold
+# vLLM takes what a request leaves open from the model's generation_config.json: Qwen's, for example, sets top_k to 20.
+_WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json, text/event-stream",
@@ -49,8 +54,54 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outgoing:
+    """A request as it is sent: `path` below base_url, and `sent`, all of the body but messages and prompt."""
+
+    path: str
+    body: bytes
+    sent: dict[str, JsonValue]
+
+
+def outgoing(request: Request, config: Config, model: str, prompt_ids: Sequence[int] | None = None) -> Outgoing:
+    """The body of a request: chat messages go to chat/completions, a text prompt or `prompt_ids` to completions.
+
+    `config.extra_body` overrides every field.
+    """
+    chat = prompt_ids is None and not request.prompt
+    sampling = request.sampling
+    limit = limit_field(config.provider, config.base_url) if chat else "max_tokens"
+    fields: dict[str, Any] = {"model": model, "temperature": sampling.temperature, "top_p": sampling.top_p}
+    fields |= {"seed": request.seed % 2**31, limit: sampling.max_tokens}
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if config.token_ids:
+        fields |= {"return_token_ids": True, "logprobs": True if chat else 1} | _WHOLE_DISTRIBUTION
+        if request.keep_stop:
+            fields["include_stop_str_in_output"] = True
+    if config.stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    sent = fields | config.extra_body
+    body = dict(sent)
+    if request.json_schema is not None and "response_format" not in body:
+        name = request.role or "reply"
+        schema = {"name": name, "schema": dict(request.json_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        sent["json_schema"] = name
+    if chat and request.tools and "tools" not in body:
+        body["tools"] = [dict(tool) for tool in request.tools]
+        sent["tools"] = len(request.tools)
+    if chat:
+        plain = [{"role": message.role, "content": message.content} for message in request.messages]
+        body.setdefault("messages", as_fields(request.messages) if request.tools else plain)
+    else:
+        body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
+    sent["base_url"] = config.base_url.rstrip("/")
+    return Outgoing(path="chat/completions" if chat else "completions", body=json.dumps(body).encode(), sent=sent)
+
+
 class Exchange:
-    """Talks to one server for one engine; it remembers only whether the server ever answered, and ever with ids."""
+    """Talks to one server for one engine. Its only state: whether the server ever answered, and ever with token ids."""
 
     def __init__(self, config: Config, name: str) -> None:
         self._config, self._name = config, name
@@ -58,22 +109,25 @@ class Exchange:
         self._reached = self._exact = False
 
     async def post(self, endpoint: http_pool.Endpoint, path: str, body: bytes) -> tuple[int, str]:
-        """Status and text of any answer, or `TransientError`, or `EngineError`."""
+        """Status and text of any answer. Raises `TransientError` or `EngineError`."""
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
                 endpoint.post(_url(f"{self._base_url}/{path}"), body, self._headers()) as response,
             ):
-                said = (await _whole(response)).decode("utf-8", "replace")
+                text = (await _whole(response)).decode("utf-8", "replace")
         except TimeoutError as failure:
             raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
         except httpx2.TransportError as failure:
             self._broken(failure)
         self._reached = True
-        return response.status_code, redacted(said[:LONGEST_WORDS], self._key())
+        return response.status_code, redacted(text[:LONGEST_WORDS], self._key())
 
-    async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, tell: Tell) -> Reply:
-        """The checked reply, or `TransientError`, or `EngineError`; of a stream, `tell` is told each piece of text."""
+    async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, emit: Emit) -> Reply:
+        """The checked reply; of a stream, `emit` receives each piece of text.
+
+        Raises `TransientError` or `EngineError`.
+        """
         streamed, model = StreamedReply(), str(asked.sent["model"])
         data: dict[str, Any] | None = None
         try:
@@ -83,7 +137,7 @@ class Exchange:
             ):
                 self._reached = True
                 if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
-                    await self._read_stream(response, streamed, model, tell, clock)
+                    await self._read_stream(response, streamed, model, emit, clock)
                 else:
                     body = await _whole(response)
                     data = decoded(body)
@@ -94,34 +148,31 @@ class Exchange:
         except httpx2.TransportError as failure:
             if not streamed.done:
                 self._broken(failure)
-        reply = self._checked(streamed.whole() if data is None else data)
-        if data is not None and self._config.stream:  # and the server does not
-            tell("text", reply.text)
-        return reply
-
-    def _checked(self, data: dict[str, Any]) -> Reply:
-        key = self._key()
         try:
-            reply = checked_reply(data, token_ids=self._config.token_ids)
+            reply = checked_reply(streamed.whole() if data is None else data, token_ids=self._config.token_ids)
         except UnsupportedError as failure:
             if not self._exact:
                 raise
             raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
         self._exact = self._config.token_ids
+        key = self._key()
         if len(key) >= _SHORTEST_SECRET and key in reply.text:
             error = EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
+                code="key-echoed",
                 cause="the server repeats what it was sent as a header, and a trace must not hold it",
                 fix="do not send this server a key, and make a new one",
             )
             error.retryable = False
             raise error
+        if data is not None and self._config.stream:  # this server does not stream: all text at once
+            emit("text", reply.text)
         return reply
 
     async def _read_stream(
-        self, response: httpx2.Response, streamed: StreamedReply, model: str, tell: Tell, clock: asyncio.Timeout
+        self, response: httpx2.Response, streamed: StreamedReply, model: str, emit: Emit, clock: asyncio.Timeout
     ) -> None:
-        """Events into `streamed`, until its end; it may take as long as each piece comes in time, but not for ever."""
+        """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self._config.timeout_s
         latest = now() + _LONGEST_STREAM * timeout_s
 
@@ -139,7 +190,7 @@ class Exchange:
             clock.reschedule(now() + timeout_s)
             piece = streamed.add(chunk)
             if piece:
-                tell("text", piece)
+                emit("text", piece)
 
         async for chunk in response.aiter_raw():
             for event in parser.feed(chunk):
@@ -148,21 +199,21 @@ class Exchange:
             take(event)
 
     def _check(self, status: int, data: dict[str, Any], body: bytes, model: str, pause_s: float = 0.0) -> None:
-        """Raise what an answer or an event reports, if it reports an error."""
+        """Raise the error that an answer or an event reports, if it reports one."""
         refusal = reported_error(status, data, body)
         if refusal is None:
             return
-        status, said = refusal.status, redacted(refusal.said, self._key())[:_LONGEST_QUOTE]
+        status, text = refusal.status, redacted(refusal.text, self._key())[:_LONGEST_QUOTE]
         if may_pass(status) and not refusal.too_long:
-            raise TransientError(f"{status}: {said}", pause_s)
+            raise TransientError(f"{status}: {text}", pause_s)
         config = self._config
-        if config.token_ids and "return_token_ids" in refusal.said:
-            raise no_token_ids(f"it answered {status}: {said}")
+        if config.token_ids and "return_token_ids" in refusal.text:
+            raise no_token_ids(f"it answered {status}: {text}")
         advice = refusal_advice(
             config.provider, self._base_url, model, config.api_key_env, status, too_long=refusal.too_long
         )
         kind = PromptTooLongError if refusal.too_long else EngineError
-        error = kind(f"{self._name} at {self._base_url} answered {status}: {said}", **advice)
+        error = kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice)
         error.retryable = False
         raise error
 
@@ -174,33 +225,39 @@ class Exchange:
         if not (key.isascii() and key.isprintable()):
             raise RecipeError(
                 f"the key in ${self._config.api_key_env} holds a character that no HTTP header can carry",
+                code="key-invalid",
                 cause="a line break or an accented letter was copied with it",
                 fix=f"export {self._config.api_key_env}=<your key>",
             )
         return httpx2.Headers(_HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS)
 
     def _broken(self, failure: Exception) -> NoReturn:
-        """Raise what a broken connection means: nobody is there, or, once one was, another attempt."""
+        """Raise the error of a broken connection: final if the server was never reached, else worth another attempt."""
         reason = redacted(f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS], self._key())[:_LONGEST_QUOTE]
         if not isinstance(failure, http_pool.NO_CONNECTION):
             raise TransientError(reason) from None
-        if _has_cause(failure, OSError) and "Too many open files" in str(failure):
+        causes: list[BaseException] = [failure]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        if "Too many open files" in str(failure) and any(isinstance(cause, OSError) for cause in causes):
             raise EngineError(
                 f"{self._name}: {failure}",
-                cause="every request under way has a connection, and this process may not open more",
+                code="too-many-open-files",
+                cause="each concurrent request has a connection, and this process may not open more",
                 fix="ulimit -n 4096, or lower max_concurrency",
             ) from failure
         if self._reached:  # it may be a server that restarts
             raise TransientError(f"no connection ({failure})") from failure
-        if _has_cause(failure, ssl.SSLError):
+        if any(isinstance(cause, ssl.SSLError) for cause in causes):
             raise EngineError(
                 f"{self._name}: no TLS with {self._base_url} ({failure})",
+                code="certificate-untrusted",
                 cause="its certificate is not trusted here, or it speaks plain HTTP",
                 fix='export SSL_CERT_FILE=<the certificates to trust>, or base_url = "http://..."',
             ) from failure
         raise EngineError(
             f"{self._name}: nothing answers at {self._base_url} ({failure})",
-            cause="is the server running?",
+            code="endpoint-unreachable",
             fix=start_advice(self._config.provider, self._base_url, self._config.model),
         ) from failure
 
@@ -212,20 +269,12 @@ def _url(address: str) -> httpx2.URL:
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    """The body, as long as a reply can be and not a byte longer: a server must not fill this machine's memory."""
+    """The body, up to the longest valid reply: a server must not fill this machine's memory."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise TransientError("the answer is compressed, which was not asked for")
+        raise TransientError("the answer is compressed, which was not requested")
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > LONGEST_BODY:
             raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
     return bytes(body)
-
-
-def _has_cause(failure: BaseException, kind: type[BaseException]) -> bool:
-    """Whether an error of a kind is among the causes of a failed connection."""
-    cause: BaseException | None = failure
-    while cause is not None and not isinstance(cause, kind):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None

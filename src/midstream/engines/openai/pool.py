@@ -1,11 +1,12 @@
-"""Connections to model servers: one pool an event loop, shared by all engines in it.
+"""Connections to model servers: one pool for each event loop, shared by all engines in it.
 
-An endpoint (scheme, host, port) has a limit of requests at a time and a list of idle connections, of which the newest
-is used first: what is idle longest runs out. Each is an httpx2 client with a single connection: the book-keeping of a
-client with many costs as much as the request itself where hundreds are under way (docs/architecture.md).
+An endpoint (scheme, host, port) has a limit of concurrent requests and a list of idle connections, of which the newest
+is used first, so that surplus ones expire. Each is an httpx2 client with a single connection: the bookkeeping of one
+client with many connections costs as much as the request itself at hundreds of concurrent requests
+(docs/architecture.md).
 
-What httpx2 takes from the environment holds: certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY,
-HTTPS_PROXY, ALL_PROXY, NO_PROXY).
+httpx2 reads certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) from
+the environment.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 _pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
 
-class Slots:
-    """So many holders at once; who waits is served in order of arrival. The limit may change meanwhile."""
+class Semaphore:
+    """A first-in, first-out semaphore whose `limit` may change while tasks wait (unlike `asyncio.Semaphore`)."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -48,24 +49,21 @@ class Slots:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # but only its task, just after the slot was handed over
-                self._leave()
+            if not turn.cancelled():  # the task was cancelled just after it got its slot
+                await self.__aexit__()
             raise
 
     async def __aexit__(self, *exception: object) -> None:
-        self._leave()
+        self._held -= 1
+        self.admit()
 
     def admit(self) -> None:
-        """Hand free slots to those who wait."""
+        """Give free slots to waiting tasks."""
         while self._waiting and self._held < self.limit:
             turn = self._waiting.popleft()
             if not turn.done():
                 self._held += 1
                 turn.set_result(None)
-
-    def _leave(self) -> None:
-        self._held -= 1
-        self.admit()
 
 
 class Endpoint:
@@ -75,16 +73,16 @@ class Endpoint:
         self._tls = tls
         self._idle: list[httpx2.AsyncClient] = []
         self._limits: dict[object, int] = {}
-        self.slots = Slots(1)
+        self.slots = Semaphore(1)
 
     def join(self, user: object, limit: int) -> None:
-        """`user` makes at most `limit` requests at a time, and so do all who share the endpoint."""
+        """Limit concurrent requests to `limit` while `user` shares the endpoint; the smallest limit applies to all."""
         if self._limits.get(user) != limit:
             self._limits[user] = limit
             self._set_limit()
 
     async def leave(self, user: object) -> None:
-        """`user` makes no more requests. The last to leave closes the idle connections."""
+        """Remove `user` and its limit. The last user to leave closes the idle connections."""
         if self._limits.pop(user, None) is None:
             return
         if self._limits:
@@ -100,16 +98,21 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def post(self, url: httpx2.URL, body: bytes, headers: httpx2.Headers) -> AsyncIterator[httpx2.Response]:
-        """Send one request; its answer can be read until the block ends. The caller's clock bounds it.
+        """Send one request; its answer can be read until the block ends. The caller sets the time-out.
 
         Raises:
             httpx2.TransportError: no connection, or a broken one, on sending as on reading.
-            UnsupportedError: the environment asks for a proxy that httpx2 does not know.
+            UnsupportedError: the environment names a proxy that httpx2 cannot use.
         """
-        client = self._idle.pop() if self._idle else self._new_client()
+        if self._idle:
+            client = self._idle.pop()
+        else:
+            limits = httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
+            with usable_proxy():
+                client = httpx2.AsyncClient(verify=self._tls, limits=limits)
         answered = False
         try:
-            # Not `client.stream`, which would take address and headers apart again for every request.
+            # Not `client.stream`, which would parse address and headers again for every request.
             request = httpx2.Request("POST", url, headers=headers, content=body, extensions=_TIMEOUTS)
             answer = await client.send(request, stream=True)
             try:
@@ -122,12 +125,6 @@ class Endpoint:
                 self._idle.append(client)
             else:
                 await client.aclose()
-
-    def _new_client(self) -> httpx2.AsyncClient:
-        with usable_proxy():
-            return httpx2.AsyncClient(
-                verify=self._tls, limits=httpx2.Limits(max_connections=1, keepalive_expiry=_IDLE_S)
-            )
 
     def _set_limit(self) -> None:
         self.slots.limit = min(self._limits.values())
@@ -143,10 +140,10 @@ class _Pool:
         self.closer = self._closer()
 
     async def _closer(self) -> AsyncGenerator[None]:
-        """Closes all connections when it is closed itself.
+        """Close all connections when the generator is closed.
 
         `asyncio.run` closes a loop's open asynchronous generators before it closes the loop, and a connection can only
-        be closed in its own loop: so none leaks where nobody calls `close`.
+        be closed in its own loop: so none leaks if a caller forgets `close`.
         """
         try:
             yield
@@ -161,7 +158,7 @@ async def endpoint_of(base_url: str) -> Endpoint:
     loop = asyncio.get_running_loop()
     pool = _pools.get(loop)
     if pool is None:
-        for closed in [known for known in list(_pools) if known.is_closed()]:
+        for closed in [known for known in _pools if known.is_closed()]:
             _pools.pop(closed, None)
         pool = _pools[loop] = _Pool()
         await anext(pool.closer)

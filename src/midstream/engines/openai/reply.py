@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server sent back, checked: a reply that can be used, or the reason why not."""
+"""What an OpenAI-compatible server sent back, checked: a usable reply, or the reason why it is not one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a 
 _RETRIED_STATUS = {408, 409, 425, 429}
 LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
-LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
 
 
 def may_pass(status: int) -> bool:
-    """Whether what a status reports may be over at the next attempt."""
+    """Whether another attempt may succeed after this status."""
     return status >= 500 or status in _RETRIED_STATUS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The first choice of a completion; ids and logprobs are empty unless they were asked for."""
+    """The first choice of a completion; ids and logprobs are empty unless they were requested."""
 
     text: str
     finish_reason: str
@@ -45,7 +44,7 @@ class Refusal:
     """An error as the server words it; `too_long`: prompt and completion do not fit the model's context."""
 
     status: int
-    said: str
+    text: str
     too_long: bool = False
 
 
@@ -59,7 +58,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal | None:
-    """The error in an answer (`data` is its body as an object) or in a stream's event; None if there is none.
+    """The error in an answer (`data` is its body as an object) or in a stream's event; None if there is no error.
 
     Some servers report errors under status 200.
     """
@@ -70,18 +69,18 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
     if status == 200:
         return None
-    said = _sound(str(fields.get("message") or body.decode("utf-8", "replace")))[:LONGEST_WORDS]
+    text = _valid_unicode(str(fields.get("message") or body.decode("utf-8", "replace")))[:LONGEST_WORDS]
     if code == "insufficient_quota":  # OpenAI's 429 for an empty account, which no pause refills
         status = 402
     named = {str(code), str(fields.get("type"))} & {"context_length_exceeded", "exceed_context_size_error"}
-    too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(said) is not None)
+    too_long = bool(named) or (status in (400, 413, 422) and _TOO_LONG.search(text) is not None)
     if too_long and "n_ctx" in fields:  # llama.cpp's
-        said += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
-    return Refusal(status=status, said=said, too_long=too_long)
+        text += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
+    return Refusal(status=status, text=text, too_long=too_long)
 
 
 def redacted(text: str, key: str) -> str:
-    """`text` without the key: no six of its characters in a row are left, nor what a server masked with asterisks."""
+    """`text` without the key: no six of its characters in a row remain, nor what a server masked with asterisks."""
     size = min(len(key), _LONGEST_SHOWN + 1)
     hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
     shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
@@ -93,7 +92,7 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
 
     Raises:
         TransientError: it is not a completion.
-        UnsupportedError: it is one, without the token ids that were asked for.
+        UnsupportedError: it is one, without the token ids that were requested.
     """
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -104,81 +103,73 @@ def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     finish_reason = choice.get("finish_reason")
     if finish_reason == "error":  # OpenRouter's, where a provider broke down in the middle
         raise TransientError("the answer ended in an error")
-    text = _text(choice)  # before the token ids: a broken answer lacks them too, and is worth another try
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
+    if text is None:
+        text = message.get("refusal")
+    if text is None and finish_reason == "length" and message:
+        text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
+    if not isinstance(text, str):
+        raise TransientError("the answer holds no text")
+    # Text first: a broken answer lacks its token ids too, and another attempt may bring both.
     exact = _token_fields(data, choice) if token_ids else {}
     if text and token_ids and not exact["completion_ids"]:
         raise TransientError("the answer holds text, and no token ids for it")
     return Reply(
-        text=text,
-        finish_reason=_sound(finish_reason) if isinstance(finish_reason, str) else "",
+        text=_valid_unicode(text),
+        finish_reason=_valid_unicode(finish_reason) if isinstance(finish_reason, str) else "",
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         **exact,
     )
 
 
-def _text(choice: dict[str, Any]) -> str:
-    message = choice.get("message")
-    message = message if isinstance(message, dict) else {}
-    text = with_calls(message.get("content", choice.get("text")), message.get("tool_calls"))
-    if text is None:
-        text = message.get("refusal")
-    if text is None and choice.get("finish_reason") == "length" and message:
-        text = ""  # a reasoning model spent all its tokens on thoughts: its output, not a fault of the server
-    if not isinstance(text, str):
-        raise TransientError("the answer holds no text")
-    return _sound(text)
-
-
-def _sound(text: str) -> str:
-    """JSON can spell lone surrogates, which no file can hold."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _count(value: object) -> int:
-    """JSON's integers have no limit, a price times one has: what no server can have counted is no count."""
-    return value if type(value) is int and 0 <= value < 2**53 else 0
-
-
-def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
-    prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
-    completion_ids = choice.get("token_ids")
-    logprobs = _logprobs(choice.get("logprobs"))
-    if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
-        seen = [f"{name}: {_size(value)}" for name, value in (("prompt", prompt_ids), ("completion", completion_ids))]
-        raise no_token_ids(f"token ids {', '.join(seen)}; log-probabilities: {len(logprobs)}")
-    return {"prompt_ids": tuple(prompt_ids), "completion_ids": tuple(completion_ids), "logprobs": logprobs}
-
-
 def no_token_ids(seen: str) -> UnsupportedError:
-    """The refusal to train on a server that gives no token ids, or does not know how they are asked for."""
+    """The error of training on a server that returns no token ids, or does not know how they are requested."""
     return UnsupportedError(
         f"training is impossible with this server: {seen}",
-        cause="only an exact record of what was sampled can be trained on, and this server does not give one",
+        code="token-ids-missing",
+        cause="training needs the exact record of what was sampled, and this server does not return it",
         fix="vllm serve MODEL --logprobs-mode processed_logprobs (0.10.2 or newer), or an engine of type "
         "transformers_local; or set token_ids = false to run and evaluate only",
     )
 
 
-def _logprobs(field: object) -> tuple[float, ...]:
-    """Of a chat choice (`content[].logprob`) or a text choice (`token_logprobs`); () if any is no log-probability."""
-    if not isinstance(field, dict):
-        return ()
-    content = field.get("content")
+def _valid_unicode(text: str) -> str:
+    """JSON can spell lone surrogates, which no file can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count(value: object) -> int:
+    """JSON's integers have no limit, a price times one has: a number too large for any server counts as 0."""
+    return value if type(value) is int and 0 <= value < 2**53 else 0
+
+
+def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    """Prompt ids, completion ids and log-probabilities, of a chat choice (`content[].logprob`) or a text choice."""
+    prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
+    completion_ids = choice.get("token_ids")
+    field = choice.get("logprobs")
+    field = field if isinstance(field, dict) else {}
     values = field.get("token_logprobs")
-    if isinstance(content, list):
-        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
-    sound = [float(value) for value in values if _is_logprob(value)] if isinstance(values, list) else []
-    return tuple(sound) if isinstance(values, list) and len(sound) == len(values) else ()
+    if isinstance(field.get("content"), list):
+        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in field["content"]]
+    logprobs = values if isinstance(values, list) and all(map(_is_logprob, values)) else []
+    if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
+        named = (("prompt", prompt_ids), ("completion", completion_ids))
+        sizes = [f"{name}: {len(value) if isinstance(value, list) else 'none'}" for name, value in named]
+        raise no_token_ids(f"token ids {', '.join(sizes)}; log-probabilities: {len(logprobs)}")
+    return {
+        "prompt_ids": tuple(prompt_ids),
+        "completion_ids": tuple(completion_ids),
+        "logprobs": tuple(map(float, logprobs)),
+    }
 
 
-def _is_logprob(value: object) -> TypeGuard[float]:
+def _is_logprob(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < _ROUNDING
 
 
 def _are_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
-
-
-def _size(value: object) -> str:
-    return str(len(value)) if isinstance(value, list) else "none"

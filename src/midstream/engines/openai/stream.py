@@ -1,4 +1,4 @@
-"""A reply that arrives in pieces: server-sent events, put together to what the same server would have sent whole.
+"""A reply in pieces: server-sent events, assembled to the body that the same server would have sent as a whole.
 
     data: {"choices": [{"index": 0, "delta": {"content": "Par"}}]}
     data: {"choices": [{"index": 0, "delta": {"content": "is"}, "finish_reason": "stop"}]}
@@ -6,8 +6,8 @@
     data: [DONE]
 
 The format of events is the HTML standard's (section 9.2); chunks are OpenAI's, with vLLM's token ids. A stream counts
-only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): what ends
-before was cut off, however whole its text may look.
+only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): one that
+ends earlier was cut off, however complete its text looks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from midstream.core.http import TransientError
 from midstream.engines.openai.tool_calls import StreamedCalls
 
 DONE = "[DONE]"
-_LONGEST_LINE = 4 << 20  # bytes; with a log-probability a token, an event has hundreds
+_LONGEST_LINE = 4 << 20  # bytes; with a log-probability for each token, an event has hundreds
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class EventParser:
-    """Bytes in, in any pieces; the data of whole events out."""
+    """Bytes in, in any pieces; the data of complete events out."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -61,7 +61,7 @@ class EventParser:
 
 
 class StreamedReply:
-    """The first choice of a stream, as its pieces come."""
+    """The first choice of a stream, as its pieces arrive; `done` once the server has marked its end."""
 
     def __init__(self) -> None:
         self.done = False
@@ -73,7 +73,7 @@ class StreamedReply:
         self._logprobs: dict[str, list[Any]] = {}
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Take one event's object; returns the piece of text in it."""
+        """Add one event's object; returns the piece of text in it."""
         if isinstance(chunk.get("usage"), dict):
             self._body["usage"] = chunk["usage"]
         choices = chunk.get("choices")
@@ -88,11 +88,22 @@ class StreamedReply:
             self.done = self.done or isinstance(chunk.get("usage"), dict)  # `transformers serve` sends no [DONE]
         if isinstance(choice.get("token_ids"), list):
             self._token_ids += choice["token_ids"]
-        self._add_logprobs(choice.get("logprobs"))
+        logprobs = choice.get("logprobs")
+        for kind in ("content", "token_logprobs") if isinstance(logprobs, dict) else ():
+            if isinstance(logprobs.get(kind), list):
+                self._logprobs.setdefault(kind, []).extend(logprobs[kind])
         delta = choice.get("delta")
         fields = delta if isinstance(delta, dict) else {}
         self._calls.add(fields.get("tool_calls"))
-        return self._add_text(fields | {"text": choice.get("text")})
+        fields = fields | {"text": choice.get("text")}
+        emitted = ""
+        for kind in ("content", "text", "refusal", "reasoning_content", "reasoning"):
+            piece = fields.get(kind)
+            if isinstance(piece, str):
+                self._text.setdefault(kind, []).append(piece)
+                if kind in ("content", "text") or (kind == "refusal" and "content" not in self._text):
+                    emitted += piece
+        return emitted
 
     def whole(self) -> dict[str, Any]:
         """The body that the same reply has without streaming.
@@ -113,33 +124,13 @@ class StreamedReply:
             choice["message"] = message | {"tool_calls": self._calls.calls}
         return self._body | {"choices": [choice]}
 
-    def _add_text(self, fields: dict[str, Any]) -> str:
-        told = ""
-        for kind in ("content", "text", "refusal", "reasoning_content", "reasoning"):
-            piece = fields.get(kind)
-            if isinstance(piece, str):
-                self._text.setdefault(kind, []).append(piece)
-                if kind in ("content", "text") or (kind == "refusal" and "content" not in self._text):
-                    told += piece
-        return told
-
-    def _add_logprobs(self, field: object) -> None:
-        if isinstance(field, dict):
-            for kind in ("content", "token_logprobs"):
-                if isinstance(field.get(kind), list):
-                    self._logprobs.setdefault(kind, []).extend(field[kind])
-
 
 def event_object(event: str) -> dict[str, Any]:
-    """The object in an event's data.
-
-    Raises:
-        TransientError: it is none.
-    """
+    """The object in an event's data. Raises `TransientError` for anything else."""
     try:
         data = json.loads(event)
     except (ValueError, RecursionError) as failure:
-        raise TransientError("the stream holds an event that is no JSON") from failure
+        raise TransientError("the stream holds an event that is not JSON") from failure
     if not isinstance(data, dict):
-        raise TransientError("the stream holds an event that is no object")
+        raise TransientError("the stream holds an event that is not an object")
     return data

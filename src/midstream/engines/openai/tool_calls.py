@@ -1,11 +1,11 @@
-"""Function calls of a chat model's own kind: fields of a message at the server, text in midstream's stream.
+"""A chat model's native function calls: fields of a message on the server, text in midstream's stream.
 
     {"content": "I add.", "tool_calls": [{"function": {"name": "add", "arguments": "{\\"a\\": 1}"}}]}
     I add.
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
 
-What a server sent becomes text, and goes back as fields in the next request. A call that a model got wrong is text in
-both directions: a server refuses a conversation with a call in it that is none.
+Calls from a server become text, and return as fields in the next request. A call that a model got wrong is text in both
+directions: a server refuses a conversation with an invalid call in it.
 """
 
 from __future__ import annotations
@@ -23,149 +23,132 @@ from midstream.core.trajectory import Message
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BLOCK = re.compile(rf"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what OpenAI takes for one
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that OpenAI accepts
 
 
 def with_calls(content: Any, calls: object) -> Any:
-    """A message's content, and where it has `tool_calls`, their text after it.
+    """A message's content, followed by its `tool_calls` as text, if it has any.
 
-    Arguments that are no JSON object stand in a call's text as a string.
+    Arguments that are not a JSON object stand in a call's text as a string.
 
     Raises:
-        TransientError: the calls are none.
+        TransientError: the calls are malformed.
     """
     if not calls:
         return content
     if not isinstance(calls, list) or not isinstance(content, str | None):
-        raise TransientError("the answer's tool calls are no list, or its text is none")
-    return "\n".join([*([content] if content else []), *map(_block, calls)])
-
-
-def _block(call: object) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(name, str):
-        raise TransientError("the answer holds a tool call without a function's name")
-    said = json.dumps({"name": name, "arguments": _arguments(function.get("arguments"))}, ensure_ascii=False)
-    # JSON's escapes keep marks inside of arguments from ending the block.
-    said = said.replace(_CLOSE, r"<\/tool_call>").replace(_OPEN, r"\u003ctool_call>")
-    return f"{_OPEN}{said}{_CLOSE}"
-
-
-def _arguments(sent: object) -> object:
-    """What a call's arguments say: nearly all servers send them as the text of an object, "" where there are none."""
-    if sent is None or sent == "":
-        return {}
-    if not isinstance(sent, str):
-        return sent
-    read = _read(sent)
-    return read if isinstance(read, dict) else sent
-
-
-def _read(text: str) -> Any:
-    """The JSON in a text; None where it is none, or none that a trajectory can hold."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return None if unfit(value) else value
+        raise TransientError("the answer's tool calls are not a list, or its content is not text")
+    texts = [content] if content else []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise TransientError("the answer holds a tool call without a function's name")
+        # Nearly all servers send arguments as the text of an object, "" where there are none.
+        arguments = function.get("arguments")
+        if arguments is None or arguments == "":
+            arguments = {}
+        elif isinstance(arguments, str) and isinstance(parsed := _parsed(arguments), dict):
+            arguments = parsed
+        text = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+        # JSON's escapes keep marks inside of arguments from ending the block.
+        text = text.replace(_CLOSE, r"<\/tool_call>").replace(_OPEN, r"\u003ctool_call>")
+        texts.append(f"{_OPEN}{text}{_CLOSE}")
+    return "\n".join(texts)
 
 
 class StreamedCalls:
-    """The calls of a message that comes in pieces, put together."""
+    """The calls of a message that arrives in pieces, assembled in `calls`."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self._places: dict[object, int] = {}
 
     def add(self, deltas: object) -> None:
-        """Take a delta's `tool_calls`: a name comes whole, arguments in pieces; what is no call is kept as it is."""
+        """Add a delta's `tool_calls`: names arrive whole, arguments in pieces; anything else is kept as it is."""
         for delta in deltas if isinstance(deltas, list) else [deltas] * bool(deltas):
             if not isinstance(delta, dict) or not isinstance(delta.get("function"), dict):
                 self.calls.append(delta)
                 continue
-            piece, function = delta["function"], self._function(delta)
+            # A delta continues the call of its index, unless it starts a new one: some servers send whole calls, each
+            # without an index or all with 0.
+            piece, index = delta["function"], str(delta.get("index"))
+            call = self.calls[self._places[index]] if index in self._places else None
+            if call is None or (piece.get("name") and delta.get("id") != call["id"]):
+                call = {"id": delta.get("id"), "function": {}}
+                self._places[index] = len(self.calls)
+                self.calls.append(call)
+            function = call["function"]
             function["name"] = function.get("name") or piece.get("name")
             sent, more = function.get("arguments"), piece.get("arguments")
             function["arguments"] = sent + more if isinstance(sent, str) and isinstance(more, str) else sent or more
 
-    def _function(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """The call that a delta goes on with, by its number, or a new one.
-
-        Some servers send whole calls, each without a number or all with 0.
-        """
-        index, new_id = str(delta.get("index")), delta.get("id")
-        known = self.calls[self._places[index]] if index in self._places else None
-        if known is None or (delta["function"].get("name") and new_id != known["id"]):
-            known = {"id": new_id, "function": {}}
-            self._places[index] = len(self.calls)
-            self.calls.append(known)
-        return known["function"]
-
 
 def as_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as a server with native calls reads them: calls with ids, and after them their results, in order.
+    """Messages as a server with native calls expects them: calls with ids, followed by their results in order.
 
-    The result of a call that is none comes from the user, after the others.
+    The result of an invalid call comes from the user, after the others.
     """
-    made: list[dict[str, Any]] = []
+    fields: list[dict[str, Any]] = []
     numbers, rest = count(1), deque(messages)
     while rest:
         message, results = rest.popleft(), deque[str]()
         while message.role == "assistant" and rest and rest[0].role == "tool":
             results.append(rest.popleft().content)
-        made += _exchange(message.content, results, numbers) if results else [_plain(message.role, message.content)]
-    return made
+        if results:
+            fields += _with_results(message.content, results, numbers)
+        else:  # no server accepts a tool's message without its call
+            fields.append({"role": "user" if message.role == "tool" else message.role, "content": message.content})
+    return fields
 
 
-def _exchange(said: str, results: deque[str], numbers: count[int]) -> list[dict[str, Any]]:
-    """An assistant's message, and what its calls gave."""
+def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[dict[str, Any]]:
+    """An assistant's message, and the results of its calls."""
     calls: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
+    others: list[str] = []
 
     def take(block: re.Match[str]) -> str:
-        """Give the next results to a block's calls; returns what the text keeps of it."""
+        """Assign the next results to a block's calls; returns what the text keeps of the block."""
         functions, expected = _functions(block[1])
         own = [results.popleft() for _ in range(min(expected, len(results)))]
         if not functions or len(own) < expected:
-            others.extend(_plain("user", result) for result in own)
+            others.extend(own)
             return block[0]
         for function, result in zip(functions, own, strict=True):
-            name = f"call{next(numbers):05d}"  # as Mistral wants it: nine letters and digits
+            name = f"call{next(numbers):05d}"  # Mistral requires nine letters and digits
             calls.append({"id": name, "type": "function", "function": function})
             answers.append({"role": "tool", "tool_call_id": name, "content": result})
         return ""
 
-    kept = _BLOCK.sub(take, said)
-    reply = _plain("assistant", said)
+    kept = _BLOCK.sub(take, reply)
+    message: dict[str, Any] = {"role": "assistant", "content": reply}
     if calls:
-        reply |= {"content": kept.strip() or None, "tool_calls": calls}
-    return [reply, *answers, *others, *(_plain("user", result) for result in results)]
+        message |= {"content": kept.strip() or None, "tool_calls": calls}
+    return [message, *answers, *({"role": "user", "content": result} for result in (*others, *results))]
 
 
 def _functions(block: str) -> tuple[list[dict[str, str]], int]:
-    """Names and arguments of a block's calls as they go out, and how many calls the agent reads there.
+    """(names and arguments of a block's calls as they are sent, number of calls that the agent reads there).
 
-    A block is a call or a list of calls. None go out where a server would not take one of them for a call.
+    A block is a call or a list of calls. None is sent if a server would not accept one of them as a call.
     """
-    read = _read(block)
-    calls: list[Any] = read if isinstance(read, list) and read else [read]
-    if not all(map(_is_call, calls)):
-        return [], 1
+    parsed = _parsed(block)
+    calls: list[Any] = parsed if isinstance(parsed, list) and parsed else [parsed]
+    for call in calls:
+        if not isinstance(call, dict) or not call.keys() <= {"name", "arguments"}:
+            return [], 1
+        if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments", {}), dict):
+            return [], 1
     if not all(_NAME.fullmatch(call["name"]) for call in calls):
         return [], len(calls)
-    made = [(call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False)) for call in calls]
-    return [{"name": name, "arguments": arguments} for name, arguments in made], len(calls)
+    arguments = [json.dumps(call.get("arguments", {}), ensure_ascii=False) for call in calls]
+    return [{"name": call["name"], "arguments": text} for call, text in zip(calls, arguments, strict=True)], len(calls)
 
 
-def _is_call(value: Any) -> bool:
-    """An object of a name and arguments, and nothing else."""
-    if not isinstance(value, dict) or not value.keys() <= {"name", "arguments"}:
-        return False
-    return isinstance(value.get("name"), str) and isinstance(value.get("arguments", {}), dict)
-
-
-def _plain(role: str, content: str) -> dict[str, Any]:
-    """A message without calls; a result without its call is the user's, since no server takes one from a tool."""
-    return {"role": "user" if role == "tool" else role, "content": content}
+def _parsed(text: str) -> Any:
+    """The JSON value of a text; None if it is not JSON, or a value that a trajectory cannot hold."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if unfit(value) else value

@@ -84,8 +84,8 @@ class CompactPlanner:
                 seed=context.seed,
                 order=context.order,
                 deadline_s=context.deadline_s,
-                tell=context.tell,
+                emit=context.emit,
             )
         )
-        context.tell("call", call)
+        context.emit("call", call)
         return parse_action(call.completion, tools, memory), (call,)

@@ -1,0 +1,77 @@
+"""Settings of the OpenAI-compatible engine, in a file without the engine: recipes are checked without loading it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, field_validator
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
+from midstream.engines.openai.providers import PROVIDERS, ProviderName, default_base_url
+
+
+class Config(Frozen):
+    """Where the model is and how patiently to ask for it.
+
+    `provider` gives `base_url` and `api_key_env` where they are not set, and the commands that errors show. Engines
+    with one address share its connections and the smallest `max_concurrency` among them. `token_ids` requests the
+    sampled token ids and their log-probabilities, which training needs; only vLLM returns them, and under the sampling
+    temperature only if started with `--logprobs-mode processed_logprobs`. `stream` requests replies in pieces, for
+    listeners. `timeout_s` bounds one attempt; of a stream, the wait for its next piece (and ten times as long the whole
+    stream). `first_pause_s` is the pause before the second attempt; each later pause is twice as long, up to a minute.
+    Prices are US dollars per million tokens. `extra_body` is added to every request as it is, e.g.
+    {"chat_template_kwargs": {"enable_thinking": false}}.
+    """
+
+    model: str
+    provider: ProviderName = "openai"
+    # Older versions of pydantic call a default's factory where `provider` is wrong, and so not known.
+    base_url: str = Field(
+        default_factory=lambda known: default_base_url(known.get("provider", "openai")), validate_default=True
+    )
+    api_key_env: str = Field(default_factory=lambda known: PROVIDERS[known.get("provider", "openai")].api_key_env)
+    max_concurrency: int = Field(default=32, ge=1)
+    timeout_s: float = Field(default=300.0, gt=0)
+    max_attempts: int = Field(default=8, ge=1)
+    first_pause_s: float = Field(default=0.5, ge=0)
+    stream: bool = False
+    token_ids: bool = False
+    price_prompt_usd: float = Field(default=0.0, ge=0)
+    price_completion_usd: float = Field(default=0.0, ge=0)
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
+            raise RecipeError(  # pydantic would show the value of a ValueError, which may be the key
+                "api_key_env is not the name of an environment variable",
+                code="secret-in-recipe",
+                cause="the key itself may stand there; it would be written into run directories",
+                fix='export OPENAI_API_KEY=<your key>, and api_key_env = "OPENAI_API_KEY"',
+            )
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        if any(mark in value for mark in "@?#"):
+            raise RecipeError(  # pydantic would show the address
+                "base_url holds a user name, a password, a query or a fragment",
+                code="secret-in-recipe",
+                cause="it is written into run directories, where no secret belongs",
+                fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
+            )
+        import httpx2  # 80 ms, only for recipes with such an engine
+
+        try:
+            url = urlsplit(value)
+            valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
+            httpx2.URL(value)
+        except (ValueError, httpx2.InvalidURL):  # a port out of range, half an IPv6 address, a control character
+            valid = False
+        if not valid or any(character <= " " for character in value):
+            raise ValueError("not an address such as http://localhost:11434/v1")
+        return value
