@@ -131,8 +131,8 @@ def test_a_training_run_leaves_no_key(ten_steps, tmp_path):
     run = RunDirectory.open(tmp_path / "run")
     observed = [
         turn.observation.text
-        for step in run.trajectory_steps()
-        for one in run.read_trajectories(step)
+        for step in run.trajectories.steps()
+        for one in run.trajectories.read(step)
         for turn in one.turns
         if turn.command is not None and turn.command.tool == "python"
     ]

@@ -57,7 +57,7 @@ def test_killed_again_and_again_no_finished_run_is_asked_for_twice(tmp_path):
                     journal.write(b'{"set": "sums-T0.7", "traj')
     assert kills >= 4
     assert (root / "evaluations.jsonl").read_bytes() == (whole / "evaluations.jsonl").read_bytes()
-    assert sum(one.errors for one in RunDirectory.open(root).read_evaluations()) == 5
+    assert sum(one.errors for one in RunDirectory.open(root).evaluations.read()) == 5
     assert (root / "results.jsonl").read_bytes() == b""
     assert len(ended(root)) == 48
 
@@ -71,5 +71,5 @@ def test_an_in_process_planner_ends_bit_for_bit_as_if_nobody_had_killed_it(finis
     assert main(["resume", str(root), "--quiet"]) == 0
     assert (root / "evaluations.jsonl").read_bytes() == (whole / "evaluations.jsonl").read_bytes()
     for name in ("test-T1", "test-greedy"):
-        one, other = (RunDirectory.open(each).read_evaluation_trajectories(name) for each in (whole, root))
+        one, other = (RunDirectory.open(each).trajectories.read_evaluation(name) for each in (whole, root))
         assert [without_clocks(each) for each in one] == [without_clocks(each) for each in other]

@@ -97,11 +97,11 @@ def state_of(checkpoint):
 
 
 def newest_state(run):
-    return state_of(max(run.checkpoints_dir.glob("step-*")))
+    return state_of(max(run.checkpoints.root.glob("step-*")))
 
 
 def planner_calls(run, step):
-    trajectories = run.read_trajectories(step)
+    trajectories = run.trajectories.read(step)
     assert {one.status for one in trajectories} == {"ok"}
     return [call for one in trajectories for call in one.calls if call.role == "planner"]
 
@@ -123,7 +123,7 @@ def test_every_step_changes_the_adapter_and_nothing_else(run_and_checkpoints):
 
 
 def test_losses_are_finite_and_something_is_learnt_from(trained):
-    metrics = trained.read_metrics()
+    metrics = trained.metrics.read()
     assert [one.step for one in metrics] == [1, 2, 3]
     assert all(math.isfinite(one.loss) and math.isfinite(one.kl) for one in metrics)
     assert all(one.grad_norm > 0 for one in metrics)
@@ -132,7 +132,7 @@ def test_losses_are_finite_and_something_is_learnt_from(trained):
 
 
 def test_the_policy_version_is_the_number_of_updates_behind_it(trained):
-    for metrics in trained.read_metrics():
+    for metrics in trained.metrics.read():
         assert metrics.policy_version == metrics.step - 1
         assert {call.policy_version for call in planner_calls(trained, metrics.step)} == {metrics.policy_version}
 
@@ -164,7 +164,7 @@ def test_the_exported_adapter_is_the_last_checkpoint(trained, model_directory):
 
 def test_eval_samples_from_the_adapter_as_the_run_did(trained, model_directory, tmp_path, capsys):
     """`eval RUN` loads the checkpoint; `eval RECIPE` with `adapter` merges the exported one."""
-    [recorded] = [one for one in trained.read_evaluations() if one.set_name == "test" and one.step == STEPS]
+    [recorded] = [one for one in trained.evaluations.read() if one.set_name == "test" and one.step == STEPS]
     capsys.readouterr()
     assert main(["eval", str(trained.root), "--json", "--quiet", "--out", str(tmp_path / "run")]) == 0
     [of_run] = json.loads(capsys.readouterr().out)["evaluations"]
@@ -188,7 +188,7 @@ def test_an_adapter_is_trained_further(trained, model_directory, tmp_path, check
     assert first.keys() == before.keys()
     assert all(torch.equal(first[name], before[name]) for name in before)
     assert any(not torch.equal(first[name], last[name]) for name in first)
-    assert RunDirectory.open(tmp_path / "run").read_metrics()[0].kl > 0.01
+    assert RunDirectory.open(tmp_path / "run").metrics.read()[0].kl > 0.01
 
 
 def test_all_weights_are_trained_from_a_merged_adapter(trained, model_directory, tmp_path):
@@ -199,7 +199,7 @@ def test_all_weights_are_trained_from_a_merged_adapter(trained, model_directory,
     more = [f"engines.policy.adapter={trained.policy_dir}", "training.steps=1"]
     assert train(tmp_path / "run", model_directory, *more, recipe=recipe) == 0
     run = RunDirectory.open(tmp_path / "run")
-    assert run.read_metrics()[0].kl == pytest.approx(0.0, abs=1e-9)
+    assert run.metrics.read()[0].kl == pytest.approx(0.0, abs=1e-9)
     assert (run.policy_dir / "model.safetensors").is_file()
     assert not (run.policy_dir / "adapter_config.json").exists()
     assert {call.policy_version for call in planner_calls(run, 1)} == {0}

@@ -56,7 +56,7 @@ def calls_of(trajectories, role):
 
 def test_all_four_modules_speak_over_http(trained):
     run, _ = trained
-    trajectories = [one for step in range(1, 5) for one in run.read_trajectories(step)]
+    trajectories = [one for step in range(1, 5) for one in run.trajectories.read(step)]
     assert {one.status for one in trajectories} == {"ok"}
     roles = Counter((call.role, call.engine) for one in trajectories for call in one.calls)
     turns = sum(len(one.turns) for one in trajectories)
@@ -75,7 +75,7 @@ def test_planner_calls_carry_what_the_server_sampled(trained, model_directory):
     """Before the first update the learner's weights are the served ones: its log-probabilities are the recorded."""
     run, _ = trained
     model, tokenizer = load_model(str(model_directory), "float32", "cpu")
-    calls = calls_of(run.read_trajectories(1), "planner")
+    calls = calls_of(run.trajectories.read(1), "planner")
     for call in calls:
         with torch.no_grad():
             ids = torch.tensor([call.prompt_ids + call.completion_ids])
@@ -88,7 +88,7 @@ def test_planner_calls_carry_what_the_server_sampled(trained, model_directory):
         )
         spoken = [one for one in call.completion_ids if one != tokenizer.eos_token_id]
         assert call.completion == tokenizer.decode(spoken)
-    assert not calls_of(run.read_trajectories(1), "verifier")[0].completion_ids
+    assert not calls_of(run.trajectories.read(1), "verifier")[0].completion_ids
 
 
 def test_every_update_is_on_policy(trained):
@@ -98,14 +98,14 @@ def test_every_update_is_on_policy(trained):
     for recorded, own in updates:
         for old, new in zip(recorded, own, strict=True):
             assert old == pytest.approx(new, abs=1e-3)
-    assert [one.clip_fraction for one in run.read_metrics()] == [0.0] * 4
-    assert max(one.logprob_gap for one in run.read_metrics()) < 1e-4
+    assert [one.clip_fraction for one in run.metrics.read()] == [0.0] * 4
+    assert max(one.logprob_gap for one in run.metrics.read()) < 1e-4
 
 
 def test_the_policy_version_advances_with_its_adapter(trained, served):
     run, _ = trained
     for step in range(1, 5):
-        assert {call.policy_version for call in calls_of(run.read_trajectories(step), "planner")} == {step - 1}
+        assert {call.policy_version for call in calls_of(run.trajectories.read(step), "planner")} == {step - 1}
     loads = [body["lora_path"] for body in served.bodies if "lora_path" in body and str(run.root) in body["lora_path"]]
     versions = [path.rsplit("/", 1)[1].split("-")[1] for path in dict.fromkeys(loads)]
     assert versions == ["0", "1", "2", "3", "4"]
@@ -128,7 +128,7 @@ def test_only_the_newest_adapter_stays_on_the_server_and_two_on_disk(trained, se
 
 def test_the_adapter_changes_what_is_sampled(trained):
     run, _ = trained
-    first, last = run.read_metrics()[0], run.read_metrics()[-1]
+    first, last = run.metrics.read()[0], run.metrics.read()[-1]
     assert first.grad_norm > 0
     assert last.tool_use.share.get("python", 0) > first.tool_use.share.get("python", 0) + 0.1
     assert last.reward_mean > first.reward_mean
@@ -139,7 +139,7 @@ def test_the_run_holds_adapters_and_no_copy_of_the_model(trained, model_director
     run, _ = trained
     assert (run.policy_dir / "adapter_model.safetensors").is_file()
     assert not (run.policy_dir / "model.safetensors").exists()
-    state = torch.load(run.checkpoints_dir / "step-000004" / "learner.pt", weights_only=True)
+    state = torch.load(run.checkpoints.root / "step-000004" / "learner.pt", weights_only=True)
     assert all("lora_" in name for name in state["model"])
     assert state["reference"] is None
 
@@ -149,7 +149,7 @@ def test_eval_asks_the_trained_adapter(trained, tmp_path, capsys):
     capsys.readouterr()
     assert main(["eval", str(run.root), "--json", "--quiet", "--out", str(tmp_path / "evaluation")]) == 0
     [result] = json.loads(capsys.readouterr().out)["evaluations"]
-    [recorded] = [one for one in run.read_evaluations() if one.set_name == "test" and one.step == 4]
+    [recorded] = [one for one in run.evaluations.read() if one.set_name == "test" and one.step == 4]
     assert {**result, "policy": ""} == {**json.loads(recorded.model_dump_json()), "policy": "", "seed": result["seed"]}
 
 

@@ -127,7 +127,7 @@ def test_a_real_kill_through_real_servers_with_faults(tmp_path):
     library = [(one / "library" / "library.json").read_bytes() for one in (tmp_path / "whole", root)]
     assert library[0] == library[1]
     assert trajectories_but_failures(tmp_path / "whole") == trajectories_but_failures(root)
-    assert [one.errors for one in RunDirectory(root).read_evaluations()] == [0, 0]
+    assert [one.errors for one in RunDirectory(root).evaluations.read()] == [0, 0]
 
 
 def trajectories_but_failures(root):

@@ -192,9 +192,9 @@ def test_training_replays(ten_steps, tmp_path, capsys):
         words = ("train", ten_steps, "--out", tmp_path / out, "--quiet", option, tmp_path / "kept")
         assert command(capsys, *words)[0] == 0
     first, second = (RunDirectory.open(tmp_path / out) for out in ("first", "second"))
-    assert first.trajectory_steps() == second.trajectory_steps() != []
-    for step in first.trajectory_steps():
-        assert shown(second.read_trajectories(step)) == shown(first.read_trajectories(step))
+    assert first.trajectories.steps() == second.trajectories.steps() != []
+    for step in first.trajectories.steps():
+        assert shown(second.trajectories.read(step)) == shown(first.trajectories.read(step))
     assert command(capsys, "resume", second.root, "--replay", tmp_path / "kept", "--quiet")[0] == 0
 
 

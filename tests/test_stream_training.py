@@ -78,12 +78,12 @@ def trained(model, tmp_path):
 
 def check(run):
     """Every trajectory is one row of what was sampled, whose log-probabilities are the learner's; parts are logged."""
-    steps = run.read_metrics()
+    steps = run.metrics.read()
     for step in steps:
         assert step.rows == step.trajectories == 8
         assert step.logprob_gap < 1e-4
         assert step.reward_parts.keys() == {"state", "function", "relaxed_format", "strict_format", "total"}
-        trajectories = run.read_trajectories(step.step)
+        trajectories = run.trajectories.read(step.step)
         assert all(len(joined(one.calls)) == 1 for one in trajectories)
         assert sum(len(one.calls) for one in trajectories) > len(trajectories), "some were spoken to more than once"
         assert step.completion_tokens == sum(len(call.completion_ids) for one in trajectories for call in one.calls)
@@ -102,4 +102,4 @@ def test_a_chat_model_behind_a_server(trained, model):
         engine = f'{{type="openai_compatible",model="m",base_url={json.dumps(server.base_url)},token_ids=true}}'
         run = trained(f"engines.policy={engine}", "training.weights=weights", LORA)
     check(run)
-    assert {call.policy_version for one in run.read_trajectories(2) for call in one.calls} == {1}
+    assert {call.policy_version for one in run.trajectories.read(2) for call in one.calls} == {1}

@@ -58,7 +58,7 @@ def test_lessons_were_learned_and_no_weight_was_touched(runs):
 
 
 def test_both_begin_with_the_very_same_answers(runs):
-    first = [RunDirectory.open(runs / name).read_evaluations()[0] for name in ("library", "weights")]
+    first = [RunDirectory.open(runs / name).evaluations.read()[0] for name in ("library", "weights")]
     assert [one.step for one in first] == [0, 0]
     assert [one.policy for one in first] == ["no lessons", "warm start"]
     same = [one.model_copy(update={"policy": "", "duration_s": 0.0}) for one in first]

@@ -140,7 +140,7 @@ def test_the_default_run_directory_is_named_after_recipe_and_seed(ten_steps, tmp
 def test_eval_of_a_run_repeats_its_last_evaluation(finished_run, tmp_path, capsys):
     code, out, _ = run(capsys, "eval", finished_run, "--json", "--quiet", "--out", tmp_path / "evaluation")
     assert code == 0
-    last = [one for one in RunDirectory.open(finished_run).read_evaluations() if one.step == 10]
+    last = [one for one in RunDirectory.open(finished_run).evaluations.read() if one.step == 10]
     recorded = {one.sampling: json.loads(one.model_dump_json()) for one in last if one.set_name == "test"}
     found = {one["sampling"]: one for one in json.loads(out)["evaluations"]}
     assert found.keys() == recorded.keys() == {"T=1", "greedy"}
@@ -196,13 +196,13 @@ def test_show_gives_a_runs_numbers(finished_run, capsys):
     code, out, _ = run(capsys, "show", finished_run, "--json")
     shown = json.loads(out)
     run_directory = RunDirectory.open(finished_run)
-    assert shown["metrics"] == [one.model_dump(mode="json") for one in run_directory.read_metrics()]
+    assert shown["metrics"] == [one.model_dump(mode="json") for one in run_directory.metrics.read()]
     assert len(shown["evaluations"]) == 7
     assert shown["status"]["state"] == "finished"
 
 
 def test_show_gives_one_trajectory_turn_by_turn(finished_run, capsys):
-    wanted = RunDirectory.open(finished_run).read_trajectories(3)[5]
+    wanted = RunDirectory.open(finished_run).trajectories.read(3)[5]
     code, out, _ = run(capsys, "show", finished_run, wanted.id, "--json")
     assert code == 0
     assert Trajectory.model_validate_json(out) == wanted

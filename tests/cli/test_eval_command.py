@@ -14,6 +14,7 @@ from midstream.cli.main import main
 from midstream.core.metrics import EvaluationResult
 from midstream.evaluation import result_name
 from midstream.runs import RunDirectory
+from midstream.runs.journal import Records
 from support.question_server import RECIPE, QuestionServer
 
 QUESTIONS = {f"Question {i:03d}: how much is {i} plus {i} ?": str(2 * i) for i in range(100)}
@@ -93,7 +94,7 @@ def test_ten_crashed_of_a_hundred_lower_the_score_by_exactly_those(server, recip
     root = tmp_path / "evaluation"
     code, out, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", root)
     assert code == 0, err
-    [result] = RunDirectory.open(root).read_evaluations()
+    [result] = RunDirectory.open(root).evaluations.read()
     assert (result.tasks, result.errors) == (100, 10)
     assert result.success == pytest.approx(0.70)  # 75 right answers, less the five of them that crashed
     assert result.success_without_errors == pytest.approx(70 / 90)
@@ -129,7 +130,7 @@ def test_all_sets_and_trials_are_run_and_shown(server, recipe, questions, tmp_pa
     for expected in ("sums", "more", "4 x 3", "100.0%", "avg@k", "majority@k", "@2 100.0%", "guess 12 (100%)"):
         assert expected in out, expected
     assert "sums T=0.7: success 100.0%" in err, "by default at the planner's own temperature"
-    found = {one.set_name: one for one in RunDirectory.open(root).read_evaluations()}
+    found = {one.set_name: one for one in RunDirectory.open(root).evaluations.read()}
     assert [(one.tasks, one.trials, one.tool_use.calls) for one in found.values()] == [(4, 3, {"guess": 12})] * 2
     assert sum(server.answered.values()) == 24
     again = run(capsys, *words)
@@ -142,7 +143,7 @@ def test_all_sets_and_trials_are_run_and_shown(server, recipe, questions, tmp_pa
 
 
 def found_id(root: Path) -> str:
-    return RunDirectory.open(root).read_evaluation_trajectories("more-T0.7")[0].id
+    return RunDirectory.open(root).trajectories.read_evaluation("more-T0.7")[0].id
 
 
 def test_the_directory_holds_everything(recipe, questions, tmp_path, capsys):
@@ -191,7 +192,7 @@ def test_a_run_that_was_trained_again_in_place_is_refused(finished_run, tmp_path
     assert run(capsys, "resume", root, "--quiet")[0] == 0
     RunDirectory.open(root).set_status("interrupted")
     held = trained / "checkpoints" / "step-000010"
-    RunDirectory.open(trained).save_checkpoint(10, lambda place: changed_copy(held, place))
+    RunDirectory.open(trained).checkpoints.save(10, lambda place: changed_copy(held, place))
     code, _, err = run(capsys, "resume", root, "--quiet")
     assert code == 2
     assert f"step 10 of {trained} has other weights than when {root} began" in err
@@ -215,7 +216,7 @@ def test_every_set_has_a_name_and_a_file_of_its_own(recipe, tmp_path, capsys):
     assert code == 0, err
     sets = [one.set_name for one in results(out)]
     assert sets == [*names[:4], "validation.jsonl", names[5], "sums", "sums.jsonl"]
-    kept = [RunDirectory.open(root).read_evaluation_trajectories(result_name(name, "T=0.7")) for name in sets]
+    kept = [RunDirectory.open(root).trajectories.read_evaluation(result_name(name, "T=0.7")) for name in sets]
     assert [[one.question for one in trajectories] for trajectories in kept] == [[question] for question in table]
 
 
@@ -304,7 +305,7 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
     root = tmp_path / "evaluation"
     words = ("eval", recipe, "--tasks", questions, "--count", "6", "--out", root, "--quiet")
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "append_evaluation", crash)
+        patch.setattr(Records, "append", crash)
         with pytest.raises(SystemExit):
             run(capsys, *words)
     [path] = (root / "trajectories").iterdir()

@@ -48,7 +48,7 @@ def test_the_report_is_written_from_the_directory(tmp_path):
 def test_a_report_does_without_rollouts_that_were_removed(tmp_path):
     made = made_up(2)
     run = write_run(tmp_path / "run", made)
-    for path in run.trajectories_dir.glob("step-*"):
+    for path in run.trajectories.root.glob("step-*"):
         path.unlink()
     data = practice_data(run)
     assert data.sources == {}
@@ -116,8 +116,8 @@ def test_a_set_without_any_pair_is_named(tmp_path):
     run = write_run(tmp_path / "run", made_up(1), finished=False)
     for step, score in ((0, 1.0), (1, None)):
         result, trajectories = evaluations.evaluated({"q1": [score]}, step=step)
-        run.write_evaluation_trajectories(result_name("held-out", "T=1", step), trajectories)
-        run.append_evaluation(result)
+        run.trajectories.write_evaluation(result_name("held-out", "T=1", step), trajectories)
+        run.evaluations.append(result)
     data = practice_data(run)
     assert data.compared == []
     assert data.notes[0].startswith("held-out T=1 is not compared: no task")

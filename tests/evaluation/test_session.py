@@ -62,8 +62,8 @@ def evaluated(directory: RunDirectory, agent: Agent, **changes: Any) -> Any:
 def test_a_set_is_evaluated_and_written_once(directory):
     result = evaluated(directory, Agent(broken=("2",)))
     assert (result.success, result.errors, result.step) == (5 / 6, 1, 2)
-    assert directory.read_evaluations() == [result]
-    assert len(directory.read_evaluation_trajectories("test-greedy-2")) == len(TASKS)
+    assert directory.evaluations.read() == [result]
+    assert len(directory.trajectories.read_evaluation("test-greedy-2")) == len(TASKS)
     again = Agent()
     assert evaluated(directory, again) is None
     assert again.asked == []
@@ -72,12 +72,12 @@ def test_a_set_is_evaluated_and_written_once(directory):
 def test_another_step_is_another_evaluation(directory):
     evaluated(directory, Agent())
     assert evaluated(directory, Agent(), step=4).step == 4
-    assert [result.step for result in directory.read_evaluations()] == [2, 4]
+    assert [result.step for result in directory.evaluations.read()] == [2, 4]
 
 
 def test_a_name_without_a_step_identifies_the_files_of_a_set_that_is_evaluated_once(directory):
     evaluated(directory, Agent(), numbered=False)
-    assert len(directory.read_evaluation_trajectories("test-greedy")) == len(TASKS)
+    assert len(directory.trajectories.read_evaluation("test-greedy")) == len(TASKS)
 
 
 def test_what_ended_before_an_interruption_is_not_run_again(directory):
@@ -94,7 +94,7 @@ def test_a_set_without_any_result_has_no_numbers_and_is_run_again(directory):
         evaluated(directory, Agent(broken=tuple(task.answer for task in TASKS)))
     assert caught.value.code == "no-results"
     assert "503" in caught.value.what
-    assert directory.read_evaluations() == []
+    assert directory.evaluations.read() == []
     agent = Agent()
     assert evaluated(directory, agent).success == 1
     assert len(agent.asked) == len(TASKS)
@@ -108,7 +108,7 @@ def test_a_check_that_raises_leaves_nothing_written_and_everything_kept(director
     with pytest.raises(BudgetError):
         asyncio.run(evaluate_set(directory, of(Agent()), store, check=refuse))
     store.close()
-    assert directory.read_evaluations() == []
+    assert directory.evaluations.read() == []
     assert len(store.kept(of(Agent()))) == len(TASKS)
 
 

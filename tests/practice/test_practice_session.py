@@ -31,8 +31,8 @@ def whole(tmp_path_factory):
 def test_a_run_leaves_everything_behind(whole):
     root, calls = whole
     run = RunDirectory.open(root)
-    updates, evaluations = read_updates(run), run.read_evaluations()
-    assert [one.step for one in updates] == [one.step for one in run.read_timings()] == [1, 2]
+    updates, evaluations = read_updates(run), run.evaluations.read()
+    assert [one.step for one in updates] == [one.step for one in run.timings.read()] == [1, 2]
     assert [(one.policy, one.step, one.tasks) for one in evaluations] == [("no lessons", 0, 3), ("with lessons", 2, 3)]
     assert len({task for one in updates for task in one.tasks}) == 6
     assert [[change.fate for change in one.changes] for one in updates] == [["accepted"] * 2, ["rejected", "pending"]]
@@ -103,11 +103,11 @@ def test_where_nothing_was_learned_the_last_evaluation_is_the_first(tmp_path, mo
     with counting(monkeypatch) as asked:
         practise(tmp_path / "run", {**UNGATED, "practice.lessons_from": "model", "practice.library.max_tokens": 1})
     run = RunDirectory.open(tmp_path / "run")
-    first, last = run.read_evaluations()
+    first, last = run.evaluations.read()
     assert last == first.model_copy(update={"policy": "with lessons", "step": 2})
-    assert run.read_evaluation_trajectories("test-T0.7-0") == run.read_evaluation_trajectories("test-T0.7-2")
+    assert run.trajectories.read_evaluation("test-T0.7-0") == run.trajectories.read_evaluation("test-T0.7-2")
     assert asked.roles.count("planner") == sum(
-        len(one.turns) for one in run.read_evaluation_trajectories("test-T0.7-0")
+        len(one.turns) for one in run.trajectories.read_evaluation("test-T0.7-0")
     )
     assert read_updates(run)[0].proposed[0].refused
 
@@ -129,7 +129,7 @@ def test_updates_may_be_limited(whole, tmp_path):
     assert practise(tmp_path / "run", {"practice.budget.updates": 1}).startswith("1 of 2 updates")
     run = RunDirectory.open(tmp_path / "run")
     assert read_updates(run) == read_updates(RunDirectory.open(whole[0]))[:1]
-    assert [one.step for one in run.read_evaluations()] == [0, 1]
+    assert [one.step for one in run.evaluations.read()] == [0, 1]
 
 
 def test_patience_ends_a_run_that_accepts_nothing(tmp_path):
@@ -147,9 +147,9 @@ def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path,
     run = RunDirectory.open(tmp_path / "run")
     spent = read_spent(run.ledger_dir / "spent.jsonl")
     assert sum(getattr(one, name) for one in spent.values()) <= int(value)
-    updates, steps = read_updates(run), [one.step for one in run.read_evaluations()]
+    updates, steps = read_updates(run), [one.step for one in run.evaluations.read()]
     assert steps == ([0, len(updates)] if updates else [0])
-    assert all(one.errors == 0 for one in run.read_evaluations())
+    assert all(one.errors == 0 for one in run.evaluations.read())
 
 
 def test_with_more_to_spend_the_run_goes_on_where_it_was(whole, tmp_path, monkeypatch):
@@ -157,14 +157,14 @@ def test_with_more_to_spend_the_run_goes_on_where_it_was(whole, tmp_path, monkey
         practise(tmp_path / "run", {"practice.budget.rollouts": 25})
         assert practise(tmp_path / "run") == ""
     assert (tmp_path / "run" / "library/library.json").read_bytes() == (whole[0] / "library/library.json").read_bytes()
-    [first, *others] = RunDirectory.open(tmp_path / "run").read_evaluations()
-    assert [first, others[-1]] == RunDirectory.open(whole[0]).read_evaluations()
+    [first, *others] = RunDirectory.open(tmp_path / "run").evaluations.read()
+    assert [first, others[-1]] == RunDirectory.open(whole[0]).evaluations.read()
     assert asked.calls <= whole[1] + 3 * 3  # the evaluation in between
 
 
 def test_the_time_a_run_takes_is_limited(tmp_path):
     assert "(time_s) is spent" in practise(tmp_path / "run", {"practice.budget.time_s": 0})
-    assert RunDirectory.open(tmp_path / "run").read_evaluations() == []
+    assert RunDirectory.open(tmp_path / "run").evaluations.read() == []
 
 
 # -- what breaks -------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_at_30_percent_faults_nothing_is_lost(tmp_path):
     assert read_updates(runs[0]) == read_updates(runs[1])
     lessons = [History(run.library_dir).current().library.lessons for run in runs]
     assert lessons[0] == lessons[1] != ()
-    assert sum(one.request_failures for one in runs[0].read_evaluations()) == 0
+    assert sum(one.request_failures for one in runs[0].evaluations.read()) == 0
     assert sum(one.request_failures for found in trajectories(runs[1].root).values() for one in found) > 10
 
 
@@ -296,4 +296,4 @@ def test_at_30_percent_faults_no_limit_is_passed(tmp_path, limit):
     assert f"({name}) is spent" in ended
     run = RunDirectory.open(tmp_path / "run")
     assert sum(getattr(one, name) for one in read_spent(run.ledger_dir / "spent.jsonl").values()) <= float(value)
-    assert all(one.errors == 0 for one in run.read_evaluations())
+    assert all(one.errors == 0 for one in run.evaluations.read())

@@ -242,10 +242,10 @@ def test_a_run_samples_exactly_the_trajectories_that_were_announced(finished_run
     run = RunDirectory.open(finished_run)
     recipe = config.parse_recipe(tomllib.loads(run.recipe()))
     batches = batches_of(recipe, recipe_check.check(recipe), training=True)
-    sampled = sum(len(run.read_trajectories(step)) for step in range(1, 11))
+    sampled = sum(len(run.trajectories.read(step)) for step in range(1, 11))
     [training] = [one for one in batches if one.what.startswith("training")]
     assert training.count == sampled
-    evaluated = sum(one.tasks * one.trials for one in run.read_evaluations())
+    evaluated = sum(one.tasks * one.trials for one in run.evaluations.read())
     apart = ("training", "warm", "copy gate")
     assert sum(one.count or 0 for one in batches if not one.what.startswith(apart)) == evaluated
     assert {one.what: one.count for one in batches}["copy gate, 6 tasks x 4"] == 24
@@ -283,8 +283,8 @@ def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path
     assert main(["eval", recipe.name, "--quiet", "--json", "--out", str(tmp_path / "run"), *words]) == 0
     capsys.readouterr()
     run = RunDirectory.open(tmp_path / "run")
-    [result] = run.read_evaluations()
-    made = run.read_evaluation_trajectories("test-T0.9")
+    [result] = run.evaluations.read()
+    made = run.trajectories.read_evaluation("test-T0.9")
     assert sum(len(one.calls) for one in made) > calls
     assert result.completion_tokens <= tokens
 

@@ -246,12 +246,12 @@ def trained(tmp_path_factory):
 
 
 def trajectories_of(run, steps=(1, 2)) -> list[Trajectory]:
-    return [one for step in steps for one in run.read_trajectories(step)]
+    return [one for step in steps for one in run.trajectories.read(step)]
 
 
 def test_it_trains_on_both_parts_of_the_mixture(trained):
     run, _ = trained
-    metrics = run.read_metrics()
+    metrics = run.metrics.read()
     assert [one.step for one in metrics] == [1, 2]
     trajectories = trajectories_of(run)
     assert {one.status for one in trajectories} == {"ok"}
@@ -260,7 +260,7 @@ def test_it_trains_on_both_parts_of_the_mixture(trained):
     assert metrics[0].grad_norm > 0
     assert metrics[1].kl > 0, "the second step's samples come from the updated adapter"
     assert {
-        call.policy_version for one in run.read_trajectories(2) for call in one.calls if call.role == "planner"
+        call.policy_version for one in run.trajectories.read(2) for call in one.calls if call.role == "planner"
     } == {1}
 
 
@@ -274,16 +274,16 @@ def test_the_judge_decides_and_the_rule_stands_beside_it(trained):
 
 def test_there_is_a_checkpoint_of_the_adapter_alone(trained):
     run, _ = trained
-    state = torch.load(run.checkpoints_dir / "step-000002" / "learner.pt", weights_only=True)
+    state = torch.load(run.checkpoints.root / "step-000002" / "learner.pt", weights_only=True)
     assert all("lora_" in name for name in state["model"])
     assert (run.policy_dir / "adapter_model.safetensors").is_file()
 
 
 def test_its_evaluations_are_by_rule_and_before_and_after(trained):
     run, _ = trained
-    own = [one for one in run.read_evaluations() if one.set_name == "own"]
+    own = [one for one in run.evaluations.read() if one.set_name == "own"]
     assert [(one.step, one.judged, one.tasks, one.trials) for one in own] == [(0, False, 3, 2), (2, False, 3, 2)]
-    assert {one.set_name for one in run.read_evaluations()} == {"own", "validation"}
+    assert {one.set_name for one in run.evaluations.read()} == {"own", "validation"}
 
 
 def test_the_frozen_modules_ask_the_base_model(trained):

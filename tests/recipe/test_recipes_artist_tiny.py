@@ -95,16 +95,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def of_training(run: RunDirectory) -> list[Trajectory]:
-    return [one for step in run.trajectory_steps() for one in run.read_trajectories(step)]
+    return [one for step in run.trajectories.steps() for one in run.trajectories.read(step)]
 
 
 def test_every_trajectory_is_one_row_and_the_learner_agrees_with_what_was_sampled(run):
-    for step in run.read_metrics():
+    for step in run.metrics.read():
         left_out = step.samples_left_out.get("uniform group whose KL term was not drawn", 0)
         assert sum(step.samples_left_out.values()) == left_out
         assert step.rows == step.trajectories - left_out == 16 - left_out
         assert step.logprob_gap < 1e-4
-    assert any(step.grad_norm > 0 for step in run.read_metrics())
+    assert any(step.grad_norm > 0 for step in run.metrics.read())
 
 
 def test_the_stream_is_one_sequence_and_output_is_put_in_as_it_is(run):
@@ -135,4 +135,4 @@ def test_rewards_of_training_have_the_papers_parts_and_held_out_tasks_are_right_
     for one in of_training(run):
         assert one.reward
         assert one.reward.value == pytest.approx(one.reward.parts["total"] / 4)
-    assert {result.metric for result in run.read_evaluations()} == {"exact match"}
+    assert {result.metric for result in run.evaluations.read()} == {"exact match"}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from midstream.runs.checkpoint import load_latest, save_checkpoint
+from midstream.runs.checkpoint import Checkpoints
 from midstream.runs.journal import Journal, read_records
 
 
@@ -34,13 +34,13 @@ def read(directory: Path) -> set[bytes]:
 def save_forever(root: Path, step: int) -> Iterator[int]:
     while True:
         step += 1
-        save_checkpoint(root, step, fill(step))
+        Checkpoints(root).save(step, fill(step))
         yield step
 
 
 def last_saved(root: Path) -> int:
     damage: list[str] = []
-    loaded = load_latest(root, read, report=damage.append)
+    loaded = Checkpoints(root).load_latest(read, report=damage.append)
     assert not damage, damage
     if loaded is None:
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from midstream.core.errors import CheckpointError, StorageError
-from midstream.runs.checkpoint import checkpoint_steps, find_damage, load_latest, save_checkpoint
+from midstream.runs.checkpoint import Checkpoints, find_damage
 
 
 def writer(step):
@@ -27,7 +27,7 @@ def read(directory: Path) -> int:
 @pytest.fixture
 def root(tmp_path):
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path, step, writer(step))
+        Checkpoints(tmp_path).save(step, writer(step))
     return tmp_path
 
 
@@ -37,7 +37,7 @@ def names(root):
 
 def load(root, **options):
     reports = []
-    return load_latest(root, read, report=reports.append, **options), reports
+    return Checkpoints(root).load_latest(read, report=reports.append, **options), reports
 
 
 def test_save_keeps_the_newest_and_load_gives_the_last(root):
@@ -120,7 +120,7 @@ def test_the_same_step_damaged_twice_loses_neither(root):
     for _ in range(2):
         (root / "step-000003" / "weights.bin").unlink()
         load(root)
-        save_checkpoint(root, 3, writer(3))
+        Checkpoints(root).save(3, writer(3))
     assert names(root) == ["step-000002", "step-000003", "step-000003.corrupt", "step-000003.corrupt-2"]
 
 
@@ -136,7 +136,7 @@ def test_leftovers_of_a_crash_are_ignored_and_cleaned(root):
     (root / ".tmp-4").mkdir()
     (root / ".tmp-4" / "weights.bin").write_bytes(b"half")
     assert load(root) == ((3, 3), [])
-    save_checkpoint(root, 4, writer(4))
+    Checkpoints(root).save(4, writer(4))
     assert names(root) == ["step-000003", "step-000004"]
 
 
@@ -146,23 +146,23 @@ def test_only_a_half_written_first_checkpoint_is_none(tmp_path):
 
 
 def test_saving_a_step_again_replaces_it(root):
-    save_checkpoint(root, 3, lambda directory: (directory / "x").write_text("new") and None)
-    assert load_latest(root, lambda directory: (directory / "x").read_text()) == (3, "new")
+    Checkpoints(root).save(3, lambda directory: (directory / "x").write_text("new") and None)
+    assert Checkpoints(root).load_latest(lambda directory: (directory / "x").read_text()) == (3, "new")
     assert names(root) == ["step-000002", "step-000003"]
 
 
 def test_keep(root):
-    save_checkpoint(root, 4, writer(4), keep=3)
-    assert checkpoint_steps(root) == [2, 3, 4]
-    save_checkpoint(root, 5, writer(5), keep=1)
-    assert checkpoint_steps(root) == [5]
+    Checkpoints(root).save(4, writer(4), keep=3)
+    assert Checkpoints(root).steps() == [2, 3, 4]
+    Checkpoints(root).save(5, writer(5), keep=1)
+    assert Checkpoints(root).steps() == [5]
     with pytest.raises(ValueError, match="keep"):
-        save_checkpoint(root, 6, writer(6), keep=0)
+        Checkpoints(root).save(6, writer(6), keep=0)
 
 
 def test_a_failing_disk_leaves_the_others_alone(root, file_size_limit):
     with file_size_limit(500), pytest.raises(StorageError, match=r"step-000004.*EFBIG"):
-        save_checkpoint(root, 4, writer(4))
+        Checkpoints(root).save(4, writer(4))
     assert names(root) == ["step-000002", "step-000003"]
     assert load(root) == ((3, 3), [])
 
@@ -183,7 +183,7 @@ def disk_full_below_a_runtime_error(directory: Path) -> None:
 @pytest.mark.parametrize("write", [disk_full, disk_full_below_a_runtime_error])
 def test_a_full_disk(root, write):
     with pytest.raises(StorageError, match="ENOSPC"):
-        save_checkpoint(root, 4, write)
+        Checkpoints(root).save(4, write)
     assert names(root) == ["step-000002", "step-000003"]
 
 
@@ -192,9 +192,9 @@ def test_other_errors_of_the_callbacks_go_through(root):
         raise RuntimeError("bug")
 
     with pytest.raises(RuntimeError, match="bug"):
-        save_checkpoint(root, 4, fail)
+        Checkpoints(root).save(4, fail)
     with pytest.raises(RuntimeError, match="bug"):
-        load_latest(root, fail)
+        Checkpoints(root).load_latest(fail)
     assert names(root) == ["step-000002", "step-000003"]
 
 

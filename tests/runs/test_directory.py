@@ -38,11 +38,11 @@ def evaluation(step: int | None) -> EvaluationResult:
 
 def train(run, first, last):
     for step in range(first, last + 1):
-        run.write_trajectories(step, [Trajectory(id=f"s{step}-{index}", task_id="t") for index in range(2)])
-        run.append_metrics(StepMetrics(step=step, policy_version=step, reward_mean=step / 3))
-        run.append_timing(StepTiming(step=step, duration_s=1.5))
-        run.append_evaluation(evaluation(step))
-        run.save_checkpoint(step, lambda directory, step=step: (directory / "w").write_text(str(step)) and None, keep=9)
+        run.trajectories.write(step, [Trajectory(id=f"s{step}-{index}", task_id="t") for index in range(2)])
+        run.metrics.append(StepMetrics(step=step, policy_version=step, reward_mean=step / 3))
+        run.timings.append(StepTiming(step=step, duration_s=1.5))
+        run.evaluations.append(evaluation(step))
+        run.checkpoints.save(step, lambda path, step=step: (path / "w").write_text(str(step)) and None, keep=9)
 
 
 def content(root):
@@ -52,24 +52,25 @@ def content(root):
 
 def test_create_and_open(tmp_path):
     run = create(tmp_path / "a" / "b", resolved={"paths": ("x",), "lr": math.inf})
-    assert RunDirectory.open(run.root) == run
+    assert RunDirectory.open(run.root).root == run.root
     info = run.info()
     assert (info.format, info.midstream, info.recipe_name, info.seed) == (RUN_FORMAT, midstream.__version__, "small", 1)
     assert info.packages["pydantic"]
     assert info.argv == tuple(sys.argv)
     assert info.resolved == {"paths": ["x"], "lr": "Infinity"}
     assert run.recipe() == "seed = 1\n"
-    assert (run.read_metrics(), run.read_timings(), run.read_evaluations(), run.trajectory_steps()) == ([], [], [], [])
-    assert run.load_latest(lambda directory: 1) is None
+    assert run.metrics.read() == run.timings.read() == run.evaluations.read() == run.trajectories.steps() == []
+    assert run.checkpoints.load_latest(lambda directory: 1) is None
 
 
 def test_create_in_an_empty_directory_but_never_in_a_used_one(tmp_path):
     run = create(tmp_path)
     before = content(tmp_path)
-    with pytest.raises(RunError, match=r"not empty(.|\n)*midstream resume"):
-        create(tmp_path)
-    with pytest.raises(RunError, match="not empty"):
-        create(run.recipe_path)
+    for place in (tmp_path, run.recipe_path):
+        with pytest.raises(RunError) as caught:
+            create(place)
+        assert caught.value.code == "run-exists"
+        assert f"midstream resume {place}" in caught.value.fix
     assert content(tmp_path) == before
 
 
@@ -84,8 +85,9 @@ def test_open_what_is_no_run(tmp_path, name):
     run = create(tmp_path / "run.json")
     (tmp_path / "empty").mkdir()
     target = run.info_path if name == "run.json" else tmp_path / name
-    with pytest.raises(RunError, match="is not a run directory"):
+    with pytest.raises(RunError) as caught:
         RunDirectory.open(target)
+    assert caught.value.code == "not-a-run"
 
 
 def test_open_another_format_names_both_versions(tmp_path):
@@ -94,42 +96,43 @@ def test_open_another_format_names_both_versions(tmp_path):
     run.info_path.write_text(json.dumps(raw))
     with pytest.raises(RunError) as caught:
         RunDirectory.open(tmp_path)
-    text = str(caught.value)
-    assert "run format 99" in text
-    assert f"midstream {midstream.__version__} reads format {RUN_FORMAT}" in text
-    assert "midstream==7.8.9" in text
+    assert caught.value.code == "run-format"
+    assert "99" in caught.value.what
+    assert midstream.__version__ in caught.value.what
+    assert "midstream==7.8.9" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 1}'])
 def test_open_a_damaged_run(tmp_path, text):
     run = create(tmp_path)
     run.info_path.write_text(text)
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"run\.json") as caught:
         RunDirectory.open(tmp_path)
+    assert caught.value.code == "file-damaged"
 
 
 def test_records_round_trip(tmp_path):
     run = create(tmp_path)
     train(run, 1, 3)
-    assert [metrics.reward_mean for metrics in run.read_metrics()] == [1 / 3, 2 / 3, 1.0]
-    assert run.read_timings()[2] == StepTiming(step=3, duration_s=1.5)
-    assert run.read_evaluations() == [evaluation(step) for step in (1, 2, 3)]
-    assert run.trajectory_steps() == [1, 2, 3]
-    assert [trajectory.id for trajectory in run.read_trajectories(2)] == ["s2-0", "s2-1"]
+    assert [metrics.reward_mean for metrics in run.metrics.read()] == [1 / 3, 2 / 3, 1.0]
+    assert run.timings.read()[2] == StepTiming(step=3, duration_s=1.5)
+    assert run.evaluations.read() == [evaluation(step) for step in (1, 2, 3)]
+    assert run.trajectories.steps() == [1, 2, 3]
+    assert [trajectory.id for trajectory in run.trajectories.read(2)] == ["s2-0", "s2-1"]
     assert run.find_trajectory("s3-1").id == "s3-1"
-    run.write_evaluation_trajectories("final", [Trajectory(id="e1", task_id="t")])
-    assert run.find_trajectory("e").id == run.read_evaluation_trajectories("final")[0].id == "e1"
+    run.trajectories.write_evaluation("final", [Trajectory(id="e1", task_id="t")])
+    assert run.find_trajectory("e").id == run.trajectories.read_evaluation("final")[0].id == "e1"
 
 
 def test_rewind_and_repeat_gives_the_same_bytes(tmp_path):
     run = create(tmp_path)
     train(run, 1, 2)
-    run.append_evaluation(evaluation(None))
+    run.evaluations.append(evaluation(None))
     before = content(tmp_path)
     train(run, 3, 5)
     after = content(tmp_path)
-    (run.trajectories_dir / ".step-000006.jsonl.gz.77.tmp").touch()
-    with run.metrics_path.open("ab") as file:
+    (run.trajectories.root / ".step-000006.jsonl.gz.77.tmp").touch()
+    with run.metrics.path.open("ab") as file:
         file.write(b'{"step": 6, "rew')
     for _ in range(2):
         run.rewind(2)
@@ -144,23 +147,23 @@ def test_rewind_to_the_start_and_without_directories(tmp_path):
     train(run, 1, 2)
     run.rewind(0)
     assert {path for path, data in content(tmp_path).items() if data} == {path for path, data in before.items() if data}
-    run.trajectories_dir.rmdir()
-    run.checkpoints_dir.rmdir()
+    run.trajectories.root.rmdir()
+    run.checkpoints.root.rmdir()
     run.rewind(0)
     train(run, 1, 1)
-    assert run.trajectory_steps() == [1]
+    assert run.trajectories.steps() == [1]
 
 
 def test_resume_from_a_damaged_last_checkpoint(tmp_path):
     run = create(tmp_path)
     train(run, 1, 3)
-    (run.checkpoints_dir / "step-000003" / "w").write_text("x")
+    (run.checkpoints.root / "step-000003" / "w").write_text("x")
     reports = []
-    loaded = run.load_latest(lambda directory: (directory / "w").read_text(), report=reports.append)
+    loaded = run.checkpoints.load_latest(lambda directory: (directory / "w").read_text(), report=reports.append)
     assert loaded == (2, "2")
     assert len(reports) == 1
     run.rewind(2)
-    assert [metrics.step for metrics in run.read_metrics()] == [1, 2]
+    assert [metrics.step for metrics in run.metrics.read()] == [1, 2]
 
 
 def test_status(tmp_path):

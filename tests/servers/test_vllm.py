@@ -280,7 +280,7 @@ def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, 
     options = ["--quiet", "--set", "training.steps=3", "--set", "training.learning_rate=1e-2"]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *options]) == 0
     run = RunDirectory.open(tmp_path / "run")
-    metrics = run.read_metrics()
+    metrics = run.metrics.read()
     for one in metrics:
         tell(
             f"step {one.step}: version {one.policy_version}, reward {one.reward_mean:.3f}, loss {one.loss:+.2e}, "
@@ -293,7 +293,7 @@ def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, 
     assert metrics[-1].kl > 1e-3
     assert all(torch.isfinite(torch.tensor([one.loss, one.kl])).all() for one in metrics)
     for step in (1, 2, 3):
-        planned = [call for one in run.read_trajectories(step) for call in one.calls if call.role == "planner"]
+        planned = [call for one in run.trajectories.read(step) for call in one.calls if call.role == "planner"]
         assert {call.policy_version for call in planned} == {step - 1}
     kept = sorted((run.root / "adapters").glob("version-*"))
     assert [path.name.split("-")[1] for path in kept] == ["2", "3"]
@@ -313,4 +313,4 @@ def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp
     err = capsys.readouterr().err
     tell(err)
     assert "from the recorded ones" in err
-    assert RunDirectory.open(tmp_path / "run").read_metrics() == []
+    assert RunDirectory.open(tmp_path / "run").metrics.read() == []

@@ -117,7 +117,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
         redrawn = {name for name in weights if "embed" in name}  # names, which are drawn afresh at every step
         states = []
         for directory in (unchanged, finished_run):
-            RunDirectory.open(directory).load_latest(build.learner.load)
+            RunDirectory.open(directory).checkpoints.load_latest(build.learner.load)
             states.append({name: tensor.detach().clone() for name, tensor in weights.items() if name not in redrawn})
         build.learner.return_to_reference()
         before, trained = states

@@ -54,8 +54,8 @@ def write(
         )
     result, trajectories = evaluated(scores, **about)
     name = result_name(result.set_name, result.sampling, result.step if trained else None)
-    run.write_evaluation_trajectories(name, trajectories)
-    run.append_evaluation(result)
+    run.trajectories.write_evaluation(name, trajectories)
+    run.evaluations.append(result)
     run.set_status("finished")
     return root
 

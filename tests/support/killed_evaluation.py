@@ -27,9 +27,9 @@ def ended(root: Path) -> list[Trajectory]:
         return []
     run = RunDirectory.open(root)
     found = {(one.set, one.trajectory.id): one.trajectory for one in results.read(run.results_path)}
-    for path in sorted(run.trajectories_dir.glob("eval-*.jsonl.gz")):
+    for path in sorted(run.trajectories.root.glob("eval-*.jsonl.gz")):
         name = path.name.removeprefix("eval-").removesuffix(".jsonl.gz")
-        found |= {(name, one.id): one for one in run.read_evaluation_trajectories(name)}
+        found |= {(name, one.id): one for one in run.trajectories.read_evaluation(name)}
     return list(found.values())
 
 

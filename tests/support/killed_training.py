@@ -40,10 +40,10 @@ def differences(expected: Path, found: Path) -> list[str]:
         if (expected / name).read_bytes() != (found / name).read_bytes()
     ]
     one, other = RunDirectory.open(expected), RunDirectory.open(found)
-    if one.trajectory_steps() != other.trajectory_steps():
-        return [*different, f"steps {one.trajectory_steps()} and {other.trajectory_steps()}"]
-    for step in one.trajectory_steps():
-        calls = [[call for t in run.read_trajectories(step) for call in t.calls] for run in (one, other)]
+    if one.trajectories.steps() != other.trajectories.steps():
+        return [*different, f"steps {one.trajectories.steps()} and {other.trajectories.steps()}"]
+    for step in one.trajectories.steps():
+        calls = [[call for t in run.trajectories.read(step) for call in t.calls] for run in (one, other)]
         if calls[0] != calls[1]:
             different.append(f"calls of step {step}")
     return different

@@ -132,7 +132,7 @@ def write_run(
     run.ledger_dir.mkdir()
     _write_journal(run.ledger_dir / "spent.jsonl", _account(made.updates))
     for one in made.updates:
-        run.write_trajectories(one.step, [rollout(task, index, one.step) for task in one.tasks for index in range(5)])
+        run.trajectories.write(one.step, [rollout(task, index, one.step) for task in one.tasks for index in range(5)])
     if finished:
         _evaluate(run, "no lessons", 0, before, tasks)
         _evaluate(run, "with lessons", len(made.updates), after, tasks)
@@ -305,8 +305,8 @@ def _account(updates: Sequence[UpdateRecord]) -> list[Entry]:
 def _evaluate(run: RunDirectory, policy: str, step: int, share: float, tasks: int) -> None:
     scores = {f"q{index}": [float(index * 7 % tasks < share * tasks)] for index in range(tasks)}
     result, trajectories = evaluated(scores, policy=policy, set_name="test", split="test", sampling="T=0.7", step=step)
-    run.write_evaluation_trajectories(result_name(result.set_name, result.sampling, step), trajectories)
-    run.append_evaluation(result.model_copy(update={"prompt_tokens": 90_000, "cost_usd": 0.05}))
+    run.trajectories.write_evaluation(result_name(result.set_name, result.sampling, step), trajectories)
+    run.evaluations.append(result.model_copy(update={"prompt_tokens": 90_000, "cost_usd": 0.05}))
 
 
 def _write_journal(path: Path, records: Sequence[UpdateRecord] | Sequence[Version] | Sequence[Entry]) -> None:

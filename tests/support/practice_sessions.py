@@ -159,12 +159,12 @@ def _is_killed(failure: BaseException) -> bool:
 def trajectories(root: Path) -> dict[str, list[Trajectory]]:
     """All segments of a run, without clocks."""
     run, found = RunDirectory(root), {}
-    for path in sorted(run.trajectories_dir.glob("*.jsonl.gz")):
+    for path in sorted(run.trajectories.root.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         if name.startswith("eval-"):
-            found[name] = list(map(without_clocks, run.read_evaluation_trajectories(name.removeprefix("eval-"))))
+            found[name] = list(map(without_clocks, run.trajectories.read_evaluation(name.removeprefix("eval-"))))
         else:
-            found[name] = list(map(without_clocks, run.read_trajectories(int(name.removeprefix("step-")))))
+            found[name] = list(map(without_clocks, run.trajectories.read(int(name.removeprefix("step-")))))
     return found
 
 

@@ -13,6 +13,8 @@ from midstream.cli.main import main
 from midstream.core.errors import CheckpointError
 from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
+from midstream.runs.journal import Records
+from midstream.runs.segments import Segments
 from midstream.training import learner
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
@@ -25,11 +27,13 @@ def train(recipe, root, *options):
     return main(["train", str(recipe), "--out", str(root), "--quiet", *options])
 
 
-def interrupt(monkeypatch, owner, name, call):
-    """The `call`-th call of a method is a Ctrl-C; later ones work again."""
+def interrupt(monkeypatch, owner, name, call, file=None):
+    """The `call`-th call of a method (about a `file`, if named) is a Ctrl-C; later ones work again."""
     inner, calls = getattr(owner, name), []
 
     def once(*arguments, **named):
+        if file is not None and arguments[0].path.name != file:
+            return inner(*arguments, **named)
         calls.append(name)
         if len(calls) == call:
             raise KeyboardInterrupt
@@ -41,10 +45,10 @@ def interrupt(monkeypatch, owner, name, call):
 def test_a_run_leaves_everything_behind(finished_run):
     run = RunDirectory.open(finished_run)
     assert run.status().state == "finished"
-    assert [one.step for one in run.read_metrics()] == list(range(1, 11))
-    assert [one.step for one in run.read_timings()] == list(range(1, 11))
-    assert run.trajectory_steps() == list(range(1, 11))
-    assert [(one.policy, one.set_name, one.sampling, one.step) for one in run.read_evaluations()] == [
+    assert [one.step for one in run.metrics.read()] == list(range(1, 11))
+    assert [one.step for one in run.timings.read()] == list(range(1, 11))
+    assert run.trajectories.steps() == list(range(1, 11))
+    assert [(one.policy, one.set_name, one.sampling, one.step) for one in run.evaluations.read()] == [
         ("warm start", "test", "T=1", 0),
         ("warm start", "test", "greedy", 0),
         ("warm start", "validation", "greedy", 0),
@@ -56,15 +60,15 @@ def test_a_run_leaves_everything_behind(finished_run):
     assert "<html" in run.report_path.read_text(encoding="utf-8")
     assert (run.policy_dir / "model.safetensors").is_file()
     assert (run.policy_dir / "tokenizer.json").is_file()
-    assert sorted(path.name for path in run.checkpoints_dir.iterdir()) == ["step-000008", "step-000010"]
+    assert sorted(path.name for path in run.checkpoints.root.iterdir()) == ["step-000008", "step-000010"]
     for step in (1, 10):
-        [metrics] = [one for one in run.read_metrics() if one.step == step]
-        assert metrics.trajectories == len(run.read_trajectories(step)) == 16
+        [metrics] = [one for one in run.metrics.read() if one.step == step]
+        assert metrics.trajectories == len(run.trajectories.read(step)) == 16
 
 
 def test_the_run_did_learn_something(finished_run):
     """Else all comparisons of runs would be comparisons of nothing."""
-    metrics = RunDirectory.open(finished_run).read_metrics()
+    metrics = RunDirectory.open(finished_run).metrics.read()
     assert sum(one.grad_norm > 0.1 for one in metrics) >= 5
     assert any(one.reward_mean > 0 for one in metrics)
     assert metrics[-1].kl > 1e-4
@@ -77,8 +81,8 @@ def test_the_same_seed_gives_the_same_run(ten_steps, finished_run, tmp_path):
 
 def test_another_seed_gives_another_run(ten_steps, finished_run, tmp_path):
     assert train(ten_steps, tmp_path / "other", "--seed", "4", "--set", "training.steps=2") == 0
-    other = RunDirectory.open(tmp_path / "other").read_metrics()
-    assert other[0] != RunDirectory.open(finished_run).read_metrics()[0]
+    other = RunDirectory.open(tmp_path / "other").metrics.read()
+    assert other[0] != RunDirectory.open(finished_run).metrics.read()[0]
 
 
 INTERRUPTIONS = {
@@ -87,9 +91,9 @@ INTERRUPTIONS = {
     "first checkpoint": (LocalLearner, "save", 1),
     "step": (FlowGRPO, "step", 6),
     "update": (LocalLearner, "optimizer_step", 130),
-    "trajectories": (RunDirectory, "write_trajectories", 6),
-    "metrics": (RunDirectory, "append_metrics", 6),
-    "after the metrics": (RunDirectory, "append_timing", 7),
+    "trajectories": (Segments, "write", 6),
+    "metrics": (Records, "append", 6, "metrics.jsonl"),
+    "after the metrics": (Records, "append", 7, "timings.jsonl"),
     "checkpoint": (LocalLearner, "save", 4),
     "export": (LocalLearner, "export_weights", 1),
     "last evaluation": (evaluation, "evaluate", 7),
@@ -128,7 +132,7 @@ def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupt
     assert train(ten_steps, tmp_path / "whole", *LITTLE_SHARED) == 0
     said = capsys.readouterr().err
     assert said.count("warning: ") == said.count("first differ in what the policy wrote") == 1
-    metrics = RunDirectory.open(tmp_path / "whole").read_metrics()
+    metrics = RunDirectory.open(tmp_path / "whole").metrics.read()
     low = [one.step for one in metrics if one.sharing < WARN_BELOW]
     assert len(low) > 1, "the test needs another step that could warn"
     assert [one.step for one in metrics if one.warnings] == low[:1]
@@ -194,7 +198,7 @@ def test_the_gate_stops_a_run_whose_planner_cannot_copy(ten_steps, tmp_path, cap
     assert train(ten_steps, tmp_path / "run", *options) == 1
     assert "copies unseen names" in capsys.readouterr().err
     run = RunDirectory.open(tmp_path / "run")
-    assert (run.status().state, run.read_metrics()) == ("failed", [])
+    assert (run.status().state, run.metrics.read()) == ("failed", [])
 
 
 def test_a_warm_start_from_a_file_is_not_held_to_the_gate(ten_steps, tmp_path):
@@ -204,7 +208,7 @@ def test_a_warm_start_from_a_file_is_not_held_to_the_gate(ten_steps, tmp_path):
     options = ("--set", f"warm_start.file='{path}'", "--set", "warm_start.min_copy_rate=1.0")
     short = ("--set", "warm_start.steps=2", "--set", "training.steps=0")
     assert train(ten_steps, tmp_path / "run", *options, *short) == 0
-    assert {one.step for one in RunDirectory.open(tmp_path / "run").read_evaluations()} == {0}
+    assert {one.step for one in RunDirectory.open(tmp_path / "run").evaluations.read()} == {0}
 
 
 def test_a_run_that_draws_tasks_again_resumes_the_same(ten_steps, tmp_path, monkeypatch):
@@ -215,7 +219,7 @@ def test_a_run_that_draws_tasks_again_resumes_the_same(ten_steps, tmp_path, monk
     assert train(ten_steps, tmp_path / "interrupted", *options) == 130
     assert main(["resume", str(tmp_path / "interrupted"), "--quiet"]) == 0
     assert differences(tmp_path / "whole", tmp_path / "interrupted") == []
-    metrics = RunDirectory.open(tmp_path / "whole").read_metrics()
+    metrics = RunDirectory.open(tmp_path / "whole").metrics.read()
     assert any(one.groups > 4 for one in metrics)
 
 
@@ -223,8 +227,8 @@ def test_zero_steps_evaluate_only(ten_steps, tmp_path):
     options = ("--set", "training.steps=0", "--set", "warm_start.steps=1")
     assert train(ten_steps, tmp_path / "run", *options) == 0
     run = RunDirectory.open(tmp_path / "run")
-    assert run.read_metrics() == []
-    assert {one.step for one in run.read_evaluations()} == {0}
+    assert run.metrics.read() == []
+    assert {one.step for one in run.evaluations.read()} == {0}
 
 
 def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):

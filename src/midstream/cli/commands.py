@@ -42,7 +42,6 @@ from midstream.report import progress, tables
 from midstream.report.practice_progress import make_practice_progress
 from midstream.report.stream_parts import template_of
 from midstream.runs import RunDirectory
-from midstream.runs.checkpoint import checkpoint_digest, checkpoint_steps
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
@@ -109,7 +108,7 @@ def show(options: argparse.Namespace) -> int:
         show_practice(run, options)
         return 0
     info, status = run.info(), run.status()
-    metrics, results = run.read_metrics(), run.read_evaluations()
+    metrics, results = run.metrics.read(), run.evaluations.read()
     if info.evaluation is not None and not options.json:
         show_evaluation(run)
         return 0
@@ -156,12 +155,12 @@ def check_lessons(run: RunDirectory, build: Build) -> None:
 
 def has_weights(run: RunDirectory) -> bool:
     """Whether a run's planner samples from weights of its own; one that practised on a served model has none."""
-    return not is_practice(run) or bool(checkpoint_steps(run.checkpoints_dir))
+    return not is_practice(run) or bool(run.checkpoints.steps())
 
 
 def weights_digest(run: RunDirectory, step: int) -> str:
     """What tells the weights of a training run's checkpoint from those that its recipe begins with: "" of step 0."""
-    return checkpoint_digest(run.checkpoints_dir, step) if step else ""
+    return run.checkpoints.digest(step) if step else ""
 
 
 def train_quietly(root: Path, recipe: Recipe) -> RunDirectory:

@@ -101,7 +101,7 @@ def _open(argument: str, taken: Collection[str]) -> _Directory:
     while name in taken:
         name += " again"
     run = RunDirectory.open(Path(path))
-    results = run.read_evaluations()
+    results = run.evaluations.read()
     steps = sorted({one.step for one in results if one.step is not None})
     compared = {int(wanted)} if wanted else {None, *steps[-1:]}
     chosen = {(one.set_name, one.sampling): one for one in results if one.step in compared}

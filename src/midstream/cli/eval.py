@@ -39,7 +39,6 @@ from midstream.report.evaluation_tables import summary_line
 from midstream.report.numbers import counted, visible
 from midstream.rollout import Environment, OnDone
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
-from midstream.runs.checkpoint import checkpoint_digest
 
 Key = tuple[str, str]  # set and sampling
 _SETTINGS_SHOWN = 3
@@ -139,7 +138,7 @@ def _run(
         ) as build:
             begun = _evaluated(root, begun, build, asked, options)
     if options.json:
-        found = [one.model_dump() for one in begun.read_evaluations()]
+        found = [one.model_dump() for one in begun.evaluations.read()]
         print(json.dumps({"run": str(begun.root), "evaluations": found}))
     else:
         show_evaluation(begun)
@@ -176,7 +175,7 @@ def _evaluated(
     if asked.run:
         trained = RunDirectory.open(Path(asked.run))
         step = commands.use_policy(build, trained, asked.step)
-        digest = checkpoint_digest(trained.checkpoints_dir, step)
+        digest = trained.checkpoints.digest(step)
         weights = commands.weights_digest(trained, step)
     if begun is None:
         begun = _created(root, build, asked.model_copy(update={"tasks": tasks, "step": step, "checkpoint": digest}))
@@ -262,7 +261,7 @@ def _check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: 
 
 def _drop_done(run: RunDirectory) -> None:
     """Remove what a crash left in the journal of sets whose numbers are written."""
-    done = {evaluation.result_name(one.set_name, one.sampling) for one in run.read_evaluations()}
+    done = {evaluation.result_name(one.set_name, one.sampling) for one in run.evaluations.read()}
     results.keep(run.results_path, lambda name, failed: name not in done)
 
 
@@ -272,13 +271,13 @@ def _reopen(run: RunDirectory, parts: Sequence[Part]) -> None:
     What has a result is in the journal before the set's numbers go: a crash in between loses nothing.
     """
     results.keep(run.results_path, lambda name, failed: not failed)
-    broken = {(one.set_name, one.sampling) for one in run.read_evaluations() if one.errors}
+    broken = {(one.set_name, one.sampling) for one in run.evaluations.read() if one.errors}
     for part in parts:
         if part.key in broken:
             with Journal(run.results_path) as journal:
-                whole = [one for one in run.read_evaluation_trajectories(part.name) if one.status == "ok"]
+                whole = [one for one in run.trajectories.read_evaluation(part.name) if one.status == "ok"]
                 results.append(journal, part.name, whole)
-    run.remove_evaluations(lambda record: (record["set_name"], record["sampling"]) in broken)
+    run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
 
 
 def _work(
@@ -286,7 +285,7 @@ def _work(
 ) -> None:
     """Run every set that has no numbers yet; one that ends without any result does not keep the others from running."""
     trials = build.recipe.evaluation.trials
-    written = {(one.set_name, one.sampling) for one in run.read_evaluations()}
+    written = {(one.set_name, one.sampling) for one in run.evaluations.read()}
     sizes = {part.key: len(part.tasks) * trials for part in parts}
     done = sum(sizes[part.key] for part in parts if part.key in written)
     display.start(build.recipe.name, str(run.root), len(parts), sum(sizes.values()), done)
@@ -322,11 +321,11 @@ def _work_on(
             display.ended(trajectories)
 
         result, trajectories = _evaluate(build, part, step, kept, on_done)
-    run.write_evaluation_trajectories(part.name, trajectories)
+    run.trajectories.write_evaluation(part.name, trajectories)
     errors = [one.error for one in trajectories if one.error]
     lost = []
     if len(errors) < len(trajectories):
-        run.append_evaluation(result)
+        run.evaluations.append(result)
         display.end_set(summary_line(result))
     else:
         lost = [f"all {len(errors)} runs on {name} ended without a result; the first:\n{errors[0].message}"]

@@ -219,7 +219,7 @@ def _validate(options: argparse.Namespace) -> int:
         after = done.found.applied(place.library, done.agent)
         where = place.save(after, by="validation", note=f"{done.found.test.verdict} for {done.agent}")
         if place.run is not None:
-            place.run.write_evaluation_trajectories(f"validation-{split(where)[1]}", done.trajectories)
+            place.run.trajectories.write_evaluation(f"validation-{split(where)[1]}", done.trajectories)
         shutil.rmtree(kept)
     if options.json:
         made = {"library": where, "agent": done.agent, "validation": done.found.model_dump(mode="json")}

@@ -22,7 +22,7 @@ from midstream.practice.settings import BudgetConfig, PracticeConfig
 from midstream.report import practice_html, practice_tables
 from midstream.report.practice_data import Costs, PracticeData, Sources, learned
 from midstream.report.stream_parts import template_of
-from midstream.runs import RunDirectory, segments
+from midstream.runs import RunDirectory
 
 PRACTICE_LIMITS = """An interval says how far the choice of tasks could move a result, not how another seed of the whole
 run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time; one that
@@ -46,7 +46,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
     updates = read_updates(run)
     costs = read_spent(run.ledger_dir / "spent.jsonl")
     spent = _total(costs, updates)
-    evaluations = run.read_evaluations()
+    evaluations = run.evaluations.read()
     sides = _sides(run, evaluations)
     compared, notes = _compared(sides)
     return PracticeData(
@@ -142,7 +142,7 @@ def _sides(run: RunDirectory, evaluations: Sequence[EvaluationResult]) -> list[t
 
 def _evaluated(run: RunDirectory, result: EvaluationResult) -> Evaluated:
     name = result_name(result.set_name, result.sampling, result.step)
-    return Evaluated(name=result.policy, result=result, trajectories=run.read_evaluation_trajectories(name))
+    return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.read_evaluation(name))
 
 
 def _compared(sides: Sequence[tuple[Evaluated, Evaluated]]) -> tuple[list[Paired], list[str]]:
@@ -184,10 +184,10 @@ def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
     for one in learned(versions):
         wanted.setdefault(one.origin.update, set()).update(one.origin.trajectories)
     found: dict[tuple[int, str], Trajectory] = {}
-    for step in run.trajectory_steps():
+    for step in run.trajectories.steps():
         if step in wanted:
-            path = segments.step_segment(run.trajectories_dir, step)
-            found |= {(step, one.id): one for one in segments.read_chosen(path, wanted[step])}
+            chosen = run.trajectories.read_chosen(step, wanted[step])
+            found |= {(step, trajectory.id): trajectory for trajectory in chosen}
     return found
 
 

@@ -59,7 +59,7 @@ def show_result(run: RunDirectory, options: argparse.Namespace) -> None:
         show_practice_result(run, options)
         return
     if options.json:
-        print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.read_evaluations()]}))
+        print(json.dumps({"run": str(run.root), "evaluations": [one.model_dump() for one in run.evaluations.read()]}))
         return
     console = Console()
     before, after = before_and_after(run)
@@ -82,7 +82,7 @@ def show_evaluation(run: RunDirectory) -> None:
     console.print(
         f"recipe  {info.recipe_name}, seed {info.seed}: {what}", markup=False, highlight=False, soft_wrap=True
     )
-    found = run.read_evaluations()
+    found = run.evaluations.read()
     if found:
         console.print(evaluation_view(found))
     underway = Counter(one.set for one in results.read(run.results_path))
@@ -98,7 +98,7 @@ def show_evaluation(run: RunDirectory) -> None:
 
 def show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
     """Print what was evaluated last, task by task, or those alone that are not right."""
-    found = run.read_evaluations()
+    found = run.evaluations.read()
     last = max((one.step or 0 for one in found), default=0)
     chosen = [one for one in found if run.info().evaluation is not None or one.step == last]
     if not chosen:
@@ -123,7 +123,7 @@ def show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[Trajectory]:
     """Those of one evaluation; a training run, which evaluates a set at several steps, has the step in their name."""
     step = result.step if run.info().evaluation is None else None
-    return run.read_evaluation_trajectories(result_name(result.set_name, result.sampling, step))
+    return run.trajectories.read_evaluation(result_name(result.set_name, result.sampling, step))
 
 
 def show_status(run: RunDirectory) -> None:
@@ -141,7 +141,7 @@ def show_demo(run: RunDirectory) -> None:
     console.print("[bold]One held-out question, turn by turn[/bold]\n")
     for _, trajectory in samples(run)[-1:]:
         console.print(tables.trajectory_view(trajectory, template=template_of(run.info().resolved)))
-    seconds = sum(one.cpu_s for one in run.read_timings())
+    seconds = sum(one.cpu_s for one in run.timings.read())
     console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
     console.print("\n[bold]Limits[/bold]")
     console.print(_limits(recipe_of(run)), markup=False)
@@ -165,12 +165,12 @@ def write_report(run: RunDirectory) -> None:
                 "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
                 "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
                 "tools": tools_used(info.resolved),
-                "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.read_timings()), 1),
+                "CPU-seconds of training steps": round(sum(one.cpu_s for one in run.timings.read()), 1),
                 **info.packages,
             },
-            metrics=run.read_metrics(),
-            timings=run.read_timings(),
-            evaluations=run.read_evaluations(),
+            metrics=run.metrics.read(),
+            timings=run.timings.read(),
+            evaluations=run.evaluations.read(),
             samples=samples(run),
             template=template_of(info.resolved),
             limits=_limits(recipe_of(run)),
@@ -213,7 +213,7 @@ def next_steps(run: RunDirectory) -> list[str]:
 
 def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
     """The evaluations of step 0 and of the last evaluated step."""
-    results = [one for one in run.read_evaluations() if one.step is not None]
+    results = [one for one in run.evaluations.read() if one.step is not None]
     last = max((one.step or 0 for one in results), default=0)
     return [one for one in results if one.step == 0], [one for one in results if one.step == last and last > 0]
 
@@ -225,7 +225,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
         return []
     named = [one.sampling for one in _only(after, "test")]
     sampling = "greedy" if "greedy" in named else named[-1]
-    first, last = (run.read_evaluation_trajectories(result_name("test", sampling, step)) for step in (0, after[0].step))
+    first, last = (run.trajectories.read_evaluation(result_name("test", sampling, step)) for step in (0, after[0].step))
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if _solved(b) and not _solved(a)]
     pair = max(pairs, key=lambda pair: _different_actions(pair[1]), default=None) or (first[-1], last[-1])
     return [("before training", pair[0]), ("after training", pair[1])]

@@ -127,7 +127,7 @@ async def evaluate_set(
         InfrastructureError: every run failed. The trajectories are written, the numbers are not, so that a resumed run
             tries the set again.
     """
-    if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.read_evaluations()):
+    if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
         store.forget(evaluation)  # left by a crash between the two writes below
         return None
 
@@ -150,7 +150,7 @@ async def evaluate_set(
     )
     if check is not None:
         check(trajectories)
-    run.write_evaluation_trajectories(evaluation.name, trajectories)
+    run.trajectories.write_evaluation(evaluation.name, trajectories)
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if trajectories and len(errors) == len(trajectories):
         store.forget(evaluation)
@@ -160,7 +160,7 @@ async def evaluate_set(
             code="no-results",
             fix=f"fix that, then: midstream resume {run.root}",
         )
-    run.append_evaluation(result)
+    run.evaluations.append(result)
     store.forget(evaluation)
     return result
 

@@ -122,8 +122,8 @@ class Committer:
             self._write_trajectories(record.step)
             if record.version != done.before and self._made(done) is None:
                 self.history.add(done.library, by="learning", update=record.step, operations=done.operations)
-            if all(one.step != record.step for one in self.run.read_timings()):
-                self.run.append_timing(StepTiming(step=record.step, duration_s=done.duration_s))
+            if all(one.step != record.step for one in self.run.timings.read()):
+                self.run.timings.append(StepTiming(step=record.step, duration_s=done.duration_s))
             with Journal(self.run.updates_path) as journal:
                 journal.append(record)
         self.ledger.clear()
@@ -136,6 +136,6 @@ class Committer:
 
     def _write_trajectories(self, step: int) -> None:
         """What was learned from, and what the gate played."""
-        self.run.write_trajectories(step, self.ledger.gathered(f"step-{step}"))
+        self.run.trajectories.write(step, self.ledger.gathered(f"step-{step}"))
         if played := self.ledger.gathered(f"gate-{step}-"):
-            self.run.write_evaluation_trajectories(f"gate-{step}", played)
+            self.run.trajectories.write_evaluation(f"gate-{step}", played)

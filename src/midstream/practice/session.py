@@ -103,19 +103,19 @@ class Evaluator:
         Where no lesson was learned the agent is the one of the first evaluation, whose numbers hold: nothing is asked.
         """
         sampling, run = evaluation.sampling_name(temperature), self.run
-        mine = [one for one in run.read_evaluations() if (one.set_name, one.sampling) == (chosen.name, sampling)]
+        mine = [one for one in run.evaluations.read() if (one.set_name, one.sampling) == (chosen.name, sampling)]
         written = {one.step: one for one in mine}
         name = evaluation.result_name(chosen.name, sampling, step)
         if step in written:
             self.ledger.forget(_scope(name))  # what a crash between the two left
             return
         if not lessons and 0 in written:
-            trajectories = run.read_evaluation_trajectories(evaluation.result_name(chosen.name, sampling, 0))
+            trajectories = run.trajectories.read_evaluation(evaluation.result_name(chosen.name, sampling, 0))
             result = written[0].model_copy(update={"policy": policy, "step": step})
         else:
             result, trajectories = await self._evaluated(chosen, temperature, policy, step, lessons)
-        run.write_evaluation_trajectories(name, trajectories)
-        run.append_evaluation(result)
+        run.trajectories.write_evaluation(name, trajectories)
+        run.evaluations.append(result)
         self.ledger.forget(_scope(name))
         self.display.evaluation(result)
 

@@ -137,14 +137,14 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
         from midstream.training.supervised import copy_rate, require_copy_rate, warm_start
 
-        if run.load_latest(build.learner.load, report=report) is None:
+        if run.checkpoints.load_latest(build.learner.load, report=report) is None:
             seed = derive_seed("warm start", build.warm_seed)
             teacher = build.environment(planner=scripted_planner(build.recipe))
             await warm_start(build.learner, teacher, build.source, build.student(), config, seed, report)
             tasks = build.set_tasks(build.recipe.evaluation.validation)
             if config.file is None:
                 require_copy_rate(await copy_rate(build.environment(), tasks, set(names), seed), config)
-            run.save_checkpoint(0, build.learner.save)
+            run.checkpoints.save(0, build.learner.save)
         await build.publish(0)
 
     return prepare

@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are either whole or absent.
 
 A checkpoint is a directory `step-000123` with a `MANIFEST.json` of sizes and SHA-256 sums. It is filled under another
-name, synced to the disk and renamed, so no crash leaves half of one under its final name. Damage that comes later (a
-bad disk, a lost file) is found by the sums on loading, told loudly, set aside as `step-000123.corrupt`, and the
-checkpoint before is used.
+name, synced to the disk and renamed, so a crash never leaves half of one under its final name. Later damage (a bad
+disk, a lost file) is found by the sums on loading: it is reported, the directory is renamed to `step-000123.corrupt`,
+and the previous checkpoint is used.
 
-This file knows nothing of tensors: the callbacks `write(directory)` and `read(directory)` do.
+This module knows nothing of tensors: the callbacks `write(directory)` and `read(directory)` do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 
 class ManifestEntry(Frozen):
-    """What one file of a checkpoint must be: `size` in bytes and hexadecimal SHA-256."""
+    """The size in bytes and the hexadecimal SHA-256 of one file of a checkpoint."""
 
     size: int
     sha256: str
@@ -45,113 +46,133 @@ class Manifest(Frozen):
     files: dict[str, ManifestEntry]
 
 
-def checkpoint_steps(root: Path) -> list[int]:
-    """The steps that have a checkpoint under `root`, ascending; those set aside as corrupt do not count."""
-    names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
-    return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run, in the directory `root` (created by the first `save`)."""
 
+    root: Path
 
-def checkpoint_path(root: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is or would be."""
-    return root / f"step-{step:06d}"
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending; without the corrupt ones that were set aside."""
+        names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
+    def path(self, step: int) -> Path:
+        """The directory of the checkpoint of `step`, which may not exist."""
+        return self.root / f"step-{step:06d}"
 
-def checkpoint_digest(root: Path, step: int) -> str:
-    """What tells the checkpoint of `step` from another of that step: the SHA-256 of its manifest, which holds sums."""
-    return hashlib.sha256((checkpoint_path(root, step) / MANIFEST).read_bytes()).hexdigest()
+    def digest(self, step: int) -> str:
+        """The SHA-256 of the manifest: different for any two checkpoints of a step with different content."""
+        return hashlib.sha256((self.path(step) / MANIFEST).read_bytes()).hexdigest()
 
+    def save(self, step: int, write: Callable[[Path], None], keep: int = 2) -> Path:
+        """Save a checkpoint, then remove all but the newest `keep`. Write the step's records first.
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], keep: int = 2) -> Path:
-    """Save a checkpoint, then remove all but the newest `keep`.
+        Args:
+            step: the number of finished steps.
+            write: fills the (empty) directory it is given. It should write through files that it opens itself, so that
+                a full disk shows as an `OSError` here, also below another exception (`torch.save(state, file)`).
+            keep: at least 1.
 
-    Args:
-        root: the directory of all checkpoints, created if missing.
-        step: how many steps the state has behind it.
-        write: fills the (empty) directory it is given. It should write through files that it opens itself, so that a
-            full disk shows as an `OSError` here, also below another exception (`torch.save(state, file)`).
-        keep: at least 1.
+        Returns:
+            The checkpoint's directory. An earlier checkpoint of the same step is replaced.
 
-    Returns:
-        The checkpoint's directory. An earlier checkpoint of the same step is replaced.
+        Raises:
+            StorageError: the disk is full or a write failed; earlier checkpoints are untouched and the half-written
+                one is removed.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        final, temporary = self.path(step), self.root / f".tmp-{step}"
+        with storage_errors(final):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            temporary.mkdir()
+            try:
+                _fill(temporary, step, write)
+                if final.exists():
+                    os.rename(final, self.root / f".tmp-replaced-{step}")
+                os.rename(temporary, final)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            fsync_directory(self.root)
+            self.remove(self.steps()[:-keep])
+        return final
 
-    Raises:
-        StorageError: the disk is full or a write failed; earlier checkpoints are untouched and the half-written one
-            is removed.
-    """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, got {keep}")
-    final, temporary = checkpoint_path(root, step), root / f".tmp-{step}"
-    with storage_errors(final):
-        root.mkdir(parents=True, exist_ok=True)
-        _clean(root)
-        temporary.mkdir()
-        try:
-            _fill(temporary, step, write)
-            if final.exists():
-                os.rename(final, root / f".tmp-replaced-{step}")
-            os.rename(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        fsync_directory(root)
-        remove_checkpoints(root, checkpoint_steps(root)[:-keep])
-    return final
+    def remove(self, steps: list[int]) -> None:
+        """Remove the checkpoints of `steps`, each atomically: it is renamed before its files are deleted."""
+        self._remove_leftovers()
+        with storage_errors(self.root):
+            for step in steps:
+                os.rename(self.path(step), self.root / f".tmp-removed-{step}")
+            if steps:
+                fsync_directory(self.root)
+        self._remove_leftovers()
 
+    def load_latest(
+        self, read: Callable[[Path], T], *, max_step: int | None = None, report: Report = warn
+    ) -> tuple[int, T] | None:
+        """Load the newest intact checkpoint, at or before `max_step` if given.
 
-def remove_checkpoints(root: Path, steps: list[int]) -> None:
-    """Remove the checkpoints of `steps`, each at once: it is renamed before its files go."""
-    _clean(root)
-    with storage_errors(root):
-        for step in steps:
-            os.rename(checkpoint_path(root, step), root / f".tmp-removed-{step}")
-        if steps:
-            fsync_directory(root)
-    _clean(root)
+        Call `RunDirectory.rewind` with the returned step before training on.
 
+        Args:
+            read: builds the state from a checkpoint's verified directory; its exceptions propagate.
+            max_step: skip later checkpoints, without touching them.
+            report: called with one line of text for each damaged checkpoint that was set aside.
 
-def load_latest(
-    root: Path, read: Callable[[Path], T], *, max_step: int | None = None, report: Report = warn
-) -> tuple[int, T] | None:
-    """Load the newest good checkpoint, at or before `max_step` if given.
+        Returns:
+            The step and the result of `read`, or None if there never was a checkpoint.
 
-    Args:
-        root: the directory of all checkpoints.
-        read: builds the state from a checkpoint's verified directory; what it raises goes through.
-        max_step: pass over later checkpoints, without touching them.
-        report: called with one line of text for each damaged checkpoint that was set aside.
+        Raises:
+            CheckpointError: there are checkpoints, but none can be used.
+        """
+        for step in reversed(self.steps()):
+            if max_step is not None and step > max_step:
+                continue
+            directory = self.path(step)
+            damage = find_damage(directory)
+            if damage is None:
+                return step, read(directory)
+            if not directory.exists():
+                continue  # a running trainer has pruned it meanwhile
+            report(f"checkpoint {directory} is damaged: {damage}; set aside as {_set_aside(directory).name}")
+        # Starting over without a word would throw a run away: refuse if there is, or was, any checkpoint.
+        found = sorted(path.name for path in self.root.glob("step-*"))
+        if not found:
+            return None
+        limit = "" if max_step is None else f" at or before step {max_step}"
+        raise CheckpointError(
+            f"no usable checkpoint{limit} in {self.root}; found {', '.join(found)}",
+            code="no-usable-checkpoint",
+            cause="those named .corrupt failed their SHA-256 sums" if limit == "" else "older checkpoints were removed",
+            fix=f"restore a checkpoint from a copy, or start over with another --out (keep {self.root} until then)",
+        )
 
-    Returns:
-        The step and what `read` gave, or None if there never was a checkpoint.
-
-    Raises:
-        CheckpointError: there are checkpoints, but none can be used.
-    """
-    for step in reversed(checkpoint_steps(root)):
-        if max_step is not None and step > max_step:
-            continue
-        directory = checkpoint_path(root, step)
-        damage = find_damage(directory)
-        if damage is None:
-            return step, read(directory)
-        if not directory.exists():
-            continue  # a running trainer has pruned it meanwhile
-        report(f"checkpoint {directory} is damaged: {damage}; set aside as {_set_aside(directory).name}")
-    _refuse_if_any(root, max_step)
-    return None
+    def _remove_leftovers(self) -> None:
+        """Delete temporary directories left by a crash or a removal."""
+        for leftover in self.root.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def find_damage(directory: Path) -> str | None:
-    """What is wrong with a checkpoint (the file and how), or None if every file is as it was written.
+    """Compare a checkpoint with its manifest; returns the first difference as text, or None if there is none.
 
     Raises:
         CheckpointError: this user may not read it, which says nothing about its content.
     """
     try:
         manifest = Manifest.model_validate_json((directory / MANIFEST).read_bytes())
-        if directory.name != checkpoint_path(directory.parent, manifest.step).name:
+        if directory.name != f"step-{manifest.step:06d}":
             return f"{MANIFEST} is of step {manifest.step}"
         for name, entry in manifest.files.items():
-            if problem := _file_damage(directory / name, entry):
-                return f"{name} {problem}"
+            size = (directory / name).stat().st_size
+            if size != entry.size:
+                return f"{name} has {size} bytes, {MANIFEST} says {entry.size}"
+            with (directory / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != entry.sha256:
+                return f"{name} has SHA-256 {digest}, {MANIFEST} says {entry.sha256}"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(directory)} is missing"
     except ValidationError:
@@ -159,7 +180,7 @@ def find_damage(directory: Path) -> str | None:
     except PermissionError as error:
         raise CheckpointError(
             f"cannot read {error.filename}: {error.strerror}",
-            cause="the checkpoint belongs to another user",
+            code="checkpoint-unreadable",
             fix=f"fix its permissions: `chmod -R u+rX {directory}`",
         ) from error
     except OSError as error:
@@ -168,7 +189,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def _fill(directory: Path, step: int, write: Callable[[Path], None]) -> None:
-    """Let `write` fill `directory`, add the manifest and sync it all to the disk."""
+    """Let `write` fill `directory`, add the manifest, and sync all of it to the disk."""
     try:
         write(directory)
     except RuntimeError as error:
@@ -180,36 +201,18 @@ def _fill(directory: Path, step: int, write: Callable[[Path], None]) -> None:
     for path in sorted(directory.rglob("*")):
         if path.is_dir():
             fsync_directory(path)
-        else:
-            entries[path.relative_to(directory).as_posix()] = _sync_and_sum(path)
+            continue
+        # Windows syncs only files that are open for writing; other systems also sync a read-only one.
+        with path.open("r+b" if os.name == "nt" else "rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        name = path.relative_to(directory).as_posix()
+        entries[name] = ManifestEntry(size=path.stat().st_size, sha256=digest)
     atomic_write(directory / MANIFEST, Manifest(step=step, files=entries).model_dump_json(indent=1).encode())
 
 
-def _sync_and_sum(path: Path) -> ManifestEntry:
-    # Windows syncs only what is open for writing; elsewhere a read-only file can be synced too.
-    with path.open("r+b" if os.name == "nt" else "rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return ManifestEntry(size=path.stat().st_size, sha256=digest)
-
-
-def _file_damage(path: Path, entry: ManifestEntry) -> str | None:
-    size = path.stat().st_size
-    if size != entry.size:
-        return f"has {size} bytes, {MANIFEST} says {entry.size}"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return None if digest == entry.sha256 else f"has SHA-256 {digest}, {MANIFEST} says {entry.sha256}"
-
-
-def _clean(root: Path) -> None:
-    """Delete what a crash or a removal left under temporary names."""
-    for leftover in root.glob(".tmp-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
 def _set_aside(directory: Path) -> Path:
-    """Rename a damaged checkpoint so that it is kept but never taken for one again."""
+    """Rename a damaged checkpoint: it is kept, and never loaded again."""
     target = directory.with_name(f"{directory.name}.corrupt")
     number = 1
     while target.exists():
@@ -219,16 +222,3 @@ def _set_aside(directory: Path) -> Path:
         os.rename(directory, target)
         fsync_directory(directory.parent)
     return target
-
-
-def _refuse_if_any(root: Path, max_step: int | None) -> None:
-    """Starting over unasked would throw a run away: raise if there is, or was, any checkpoint."""
-    found = sorted(path.name for path in root.glob("step-*"))
-    if not found:
-        return
-    limit = "" if max_step is None else f" at or before step {max_step}"
-    raise CheckpointError(
-        f"no usable checkpoint{limit} in {root}; found {', '.join(found)}",
-        cause="those named .corrupt failed their SHA-256 sums" if limit == "" else "older checkpoints were removed",
-        fix=f"restore a checkpoint from a copy, or start over with another --out (keep {root} until then)",
-    )

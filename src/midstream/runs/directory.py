@@ -1,4 +1,4 @@
-"""The run directory: everything that a run leaves behind, and all that `resume` needs.
+"""The run directory: all output of a run, and all that `resume` needs.
 
 run.json                        format, versions, git commit, seed, command line, resolved recipe
 recipe.toml                     the recipe as text
@@ -19,20 +19,17 @@ run.lock                        held while training or evaluating
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
-from midstream.runs import results, segments
-from midstream.runs.checkpoint import checkpoint_steps, load_latest, remove_checkpoints, save_checkpoint
-from midstream.runs.files import atomic_write, fsync_directory, storage_errors
+from midstream.runs import results
+from midstream.runs.checkpoint import Checkpoints
+from midstream.runs.files import atomic_write, damaged, storage_errors
 from midstream.runs.info import (
     EvaluationInfo,
     RunInfo,
@@ -43,20 +40,35 @@ from midstream.runs.info import (
     read_status,
     utc_now,
 )
-from midstream.runs.journal import Journal, Report, filter_records, read_models, warn
+from midstream.runs.journal import Records, filter_records
 from midstream.runs.lock import exclusive_lock, is_locked
+from midstream.runs.segments import Segments, evaluation_name
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
 class RunDirectory:
     """One run on disk. Make it with `create` or `open`; hold `lock` while writing to it.
 
-    Every method that writes may raise `StorageError`.
+    The records lie in `metrics`, `timings` and `evaluations`, the trajectories in `trajectories`, the state of training
+    in `checkpoints`. Everything that writes may raise `StorageError`.
     """
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.info_path = root / "run.json"
+        self.recipe_path = root / "recipe.toml"
+        self.status_path = root / "status.json"
+        self.lock_path = root / "run.lock"
+        self.results_path = root / "results.jsonl"
+        self.updates_path = root / "updates.jsonl"
+        self.report_path = root / "report.html"
+        self.ledger_dir = root / "ledger"
+        self.library_dir = root / "library"
+        self.policy_dir = root / "policy"  # created by the export of the weights
+        self.metrics = Records(root / "metrics.jsonl", StepMetrics)
+        self.timings = Records(root / "timings.jsonl", StepTiming)
+        self.evaluations = Records(root / "evaluations.jsonl", EvaluationResult)
+        self.trajectories = Segments(root / "trajectories")
+        self.checkpoints = Checkpoints(root / "checkpoints")
 
     @classmethod
     def create(
@@ -87,12 +99,12 @@ class RunDirectory:
         run = cls(root)
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise _taken(root)
-        # It asks git, so before anything is half made.
+        # This asks git, which may fail or hang: do it before anything is half made.
         info = collect_info(recipe_name, seed, resolved, evaluation, lessons)
         with storage_errors(root):
-            run.trajectories_dir.mkdir(parents=True, exist_ok=True)
+            run.trajectories.root.mkdir(parents=True, exist_ok=True)
             if evaluation is None:
-                run.checkpoints_dir.mkdir(exist_ok=True)
+                run.checkpoints.root.mkdir(exist_ok=True)
             try:
                 run.lock_path.touch(exist_ok=False)
             except FileExistsError as error:  # another process was faster
@@ -104,85 +116,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, root: Path) -> RunDirectory:
-        """An existing run. Raises `RunError` if `root` is missing, no run, or of another format version."""
+        """An existing run. Raises `RunError` if `root` is missing, not a run, or of another format version."""
         run = cls(root)
         parse_info(run.info_path)
         return run
-
-    @property
-    def info_path(self) -> Path:
-        """`run.json`."""
-        return self.root / "run.json"
-
-    @property
-    def recipe_path(self) -> Path:
-        """`recipe.toml`."""
-        return self.root / "recipe.toml"
-
-    @property
-    def status_path(self) -> Path:
-        """`status.json`."""
-        return self.root / "status.json"
-
-    @property
-    def lock_path(self) -> Path:
-        """`run.lock`."""
-        return self.root / "run.lock"
-
-    @property
-    def metrics_path(self) -> Path:
-        """`metrics.jsonl`."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def timings_path(self) -> Path:
-        """`timings.jsonl`."""
-        return self.root / "timings.jsonl"
-
-    @property
-    def evaluations_path(self) -> Path:
-        """`evaluations.jsonl`."""
-        return self.root / "evaluations.jsonl"
-
-    @property
-    def results_path(self) -> Path:
-        """`results.jsonl`."""
-        return self.root / "results.jsonl"
-
-    @property
-    def updates_path(self) -> Path:
-        """`updates.jsonl`."""
-        return self.root / "updates.jsonl"
-
-    @property
-    def ledger_dir(self) -> Path:
-        """`ledger/`."""
-        return self.root / "ledger"
-
-    @property
-    def library_dir(self) -> Path:
-        """`library/`."""
-        return self.root / "library"
-
-    @property
-    def trajectories_dir(self) -> Path:
-        """`trajectories/`."""
-        return self.root / "trajectories"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        """`checkpoints/`."""
-        return self.root / "checkpoints"
-
-    @property
-    def policy_dir(self) -> Path:
-        """`policy/`, made by whoever exports weights into it."""
-        return self.root / "policy"
-
-    @property
-    def report_path(self) -> Path:
-        """`report.html`."""
-        return self.root / "report.html"
 
     def info(self) -> RunInfo:
         """What the run was started with."""
@@ -205,130 +142,49 @@ class RunDirectory:
         atomic_write(self.status_path, status.model_dump_json().encode() + b"\n")
 
     def status(self) -> RunStatus:
-        """How the run stands; one that says "running" with no live process behind it is "interrupted"."""
+        """The state of the run; "running" without a live process behind it is reported as "interrupted"."""
         status = read_status(self.status_path)
         if status.state == "running" and not is_locked(self.lock_path):
-            update = {"state": "interrupted", "message": "the process ended without a word"}
+            update = {"state": "interrupted", "message": "the process ended without a status"}
             return status.model_copy(update=update)
         return status
 
-    def append_metrics(self, metrics: StepMetrics) -> None:
-        """Add a step's metrics, safe on disk on return."""
-        _append(self.metrics_path, metrics)
-
-    def append_timing(self, timing: StepTiming) -> None:
-        """Add a step's timing, safe on disk on return."""
-        _append(self.timings_path, timing)
-
-    def append_evaluation(self, result: EvaluationResult) -> None:
-        """Add an evaluation's result, safe on disk on return."""
-        _append(self.evaluations_path, result)
-
-    def remove_evaluations(self, gone: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Take out the results for which `gone` is true, all at once."""
-        filter_records(self.evaluations_path, lambda record: not gone(record))
-
-    def read_metrics(self) -> list[StepMetrics]:
-        """All metrics in order; empty if there are none yet. Raises `RunError` if damaged."""
-        return read_models(self.metrics_path, StepMetrics)
-
-    def read_timings(self) -> list[StepTiming]:
-        """All timings in order; as `read_metrics`."""
-        return read_models(self.timings_path, StepTiming)
-
-    def read_evaluations(self) -> list[EvaluationResult]:
-        """All evaluations in order; as `read_metrics`."""
-        return read_models(self.evaluations_path, EvaluationResult)
-
-    def write_trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Write a step's trajectories as one segment, replacing an earlier one."""
-        self._write_segment(segments.step_segment(self.trajectories_dir, step), trajectories)
-
-    def write_evaluation_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
-        """Write an evaluation's trajectories as one segment, replacing an earlier one of this name."""
-        self._write_segment(segments.evaluation_segment(self.trajectories_dir, name), trajectories)
-
-    def read_trajectories(self, step: int) -> list[Trajectory]:
-        """A step's trajectories. Raises `RunError` if the segment is missing or damaged."""
-        return segments.read_segment(segments.step_segment(self.trajectories_dir, step))
-
-    def read_evaluation_trajectories(self, name: str) -> list[Trajectory]:
-        """An evaluation's trajectories; as `read_trajectories`."""
-        return segments.read_segment(segments.evaluation_segment(self.trajectories_dir, name))
-
-    def trajectory_steps(self) -> list[int]:
-        """The steps that have trajectories, ascending."""
-        return segments.segment_steps(self.trajectories_dir)
-
     def find_trajectory(self, id_or_prefix: str) -> Trajectory:
-        """The one trajectory, of a step or an evaluation, whose id is this or starts so, or `<segment>/<id>`.
+        """Find the only trajectory, of a step or an evaluation, with this id or beginning of an id (`Segments.find`).
 
         Raises:
             RunError: there is none, or more than one.
         """
-        paths = sorted(self.trajectories_dir.glob("*" + segments.SUFFIX))
         journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
-        begun = [one for path in journals for one in results.read(path)]
-        unfinished = [(segments.evaluation_name(one.set), one.trajectory) for one in begun]
-        return segments.find_in_segments(
-            [path for path in paths if not path.name.startswith(".")], id_or_prefix, unfinished
-        )
-
-    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int = 2) -> Path:
-        """`checkpoint.save_checkpoint` in `checkpoints/`. Write the step's records first: resume counts on them."""
-        return save_checkpoint(self.checkpoints_dir, step, write, keep)
-
-    def load_latest(
-        self, read: Callable[[Path], T], *, max_step: int | None = None, report: Report = warn
-    ) -> tuple[int, T] | None:
-        """`checkpoint.load_latest` from `checkpoints/`; call `rewind` with the step before training on."""
-        return load_latest(self.checkpoints_dir, read, max_step=max_step, report=report)
+        unfinished = [
+            (evaluation_name(result.set), result.trajectory) for path in journals for result in results.read(path)
+        ]
+        return self.trajectories.find(id_or_prefix, unfinished)
 
     def rewind(self, step: int) -> None:
-        """Remove all that came after `step`: metrics, timings, evaluations, trajectories, checkpoints.
+        """Remove everything of later steps: metrics, timings, evaluations, trajectories, checkpoints.
 
-        A run resumed from the checkpoint of `step` makes them again. Evaluations without a step and their
-        trajectories stay. Interrupted by a crash, it is finished by the rewind of the next resume.
+        A run resumed from the checkpoint of `step` repeats these steps. Evaluations without a step and their
+        trajectories stay. If a crash interrupts this, the rewind of the next resume completes it.
         """
-        # Newest checkpoint first and before any record: at no moment is there a checkpoint without its records.
-        later = [saved for saved in checkpoint_steps(self.checkpoints_dir) if saved > step]
-        remove_checkpoints(self.checkpoints_dir, later[::-1])
-        for path in (self.metrics_path, self.timings_path, self.evaluations_path):
+        # Newest checkpoint first and before any record, so that there never is a checkpoint without its records.
+        later = [saved for saved in self.checkpoints.steps() if saved > step]
+        self.checkpoints.remove(later[::-1])
+        for path in (self.metrics.path, self.timings.path, self.evaluations.path):
             filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
-        if not self.trajectories_dir.is_dir():
-            return
-        with storage_errors(self.trajectories_dir):
-            for made in self.trajectory_steps():
-                if made > step:
-                    segments.step_segment(self.trajectories_dir, made).unlink()
-            for leftover in self.trajectories_dir.glob(".*.tmp"):
-                leftover.unlink()
-            fsync_directory(self.trajectories_dir)
-
-    def _write_segment(self, path: Path, trajectories: Sequence[Trajectory]) -> None:
-        with storage_errors(path):
-            path.parent.mkdir(exist_ok=True)
-        segments.write_segment(path, trajectories)
+        self.trajectories.remove_after(step)
 
 
 def damaged_recipe(path: Path, error: Exception) -> RunError:
     """The `RunError` of a `recipe.toml` that cannot be read."""
-    missing = isinstance(error, FileNotFoundError)
-    return RunError(
-        f"{path} is missing" if missing else f"{path} is damaged: {error}",
-        cause="the file was edited or removed, or the disk or a copy lost data",
-        fix=f"restore it from a copy; {path.with_name('run.json')} holds its values under `resolved`",
-    )
-
-
-def _append(path: Path, record: BaseModel) -> None:
-    with Journal(path) as journal:
-        journal.append(record)
+    problem = "the file is missing" if isinstance(error, FileNotFoundError) else str(error)
+    fix = f"restore it from a copy; {path.with_name('run.json')} holds its values under `resolved`"
+    return damaged(path, problem, fix=fix)
 
 
 def _taken(root: Path) -> RunError:
     return RunError(
         f"{root} already exists and is not empty",
-        cause="an earlier run, or other files, are in it",
-        fix=f"give another --out, or go on with that run: `midstream resume {root}`",
+        code="run-exists",
+        fix=f"give another --out, or resume the run in it: `midstream resume {root}`",
     )

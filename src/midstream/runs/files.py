@@ -1,6 +1,6 @@
-"""Writing files so that a crash or a full disk leaves either the old content or the new one.
+"""Write files so that a crash or a full disk leaves either the old content or the new one.
 
-`atomic_write` replaces a whole file, `append_record` adds one line to a journal. Both turn the system's refusals into
+`atomic_write` replaces a whole file, `append_record` adds one line to a journal. Both turn an `OSError` into a
 `StorageError`, which stops a run in a state that it can resume from.
 """
 
@@ -18,28 +18,34 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
 
-from midstream.core.errors import StorageError
+from midstream.core.errors import RunError, StorageError
 
 _RESUME = "then give the command again, or `midstream resume` the run"
-# By name, because not every platform has every number.
-_MENDS = {
-    "ENOENT": ("its directory does not exist", "make it, or write elsewhere"),
-    "ENOSPC": ("the disk is full", f"free space on that disk, {_RESUME}"),
-    "EDQUOT": ("your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
-    "EFBIG": ("the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
-    "EROFS": ("the file system is mounted read-only", f"remount it writable or write elsewhere, {_RESUME}"),
-    "EACCES": ("this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EPERM": ("this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
-    "EIO": ("the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
+# Code, cause and fix by the system's name of the error, because not every platform has every number.
+_PROBLEMS = {
+    "ENOENT": ("write-failed", "its directory does not exist", "make it, or write elsewhere"),
+    "ENOSPC": ("disk-full", "the disk is full", f"free space on that disk, {_RESUME}"),
+    "EDQUOT": ("disk-full", "your disk quota is used up", f"free space or raise the quota, {_RESUME}"),
+    "EFBIG": ("disk-full", "the file would pass a size limit", f"raise the limit (see `ulimit -f`), {_RESUME}"),
+    "EROFS": ("write-failed", "the file system is read-only", f"remount it writable or write elsewhere, {_RESUME}"),
+    "EACCES": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
+    "EPERM": ("write-failed", "this user may not write there", f"fix the permissions or write elsewhere, {_RESUME}"),
+    "EIO": ("write-failed", "the disk reported a hardware error", f"check the disk and the system log, {_RESUME}"),
 }
-_DEFAULT_MEND = ("the system refused the write", f"see to the error above, {_RESUME}")
+_OTHER_PROBLEM = ("write-failed", "the system refused the write", f"fix the error above, {_RESUME}")
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
-    """The `StorageError` that tells a user what `error` means for `path` and how to fix it."""
+    """The `StorageError` that explains what `error` means for `path` and how to fix it."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    cause, fix = _MENDS.get(name, _DEFAULT_MEND)
-    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", cause=cause, fix=fix)
+    code, cause, fix = _PROBLEMS.get(name, _OTHER_PROBLEM)
+    return StorageError(f"cannot write {path}: {error.strerror or error} ({name})", code=code, cause=cause, fix=fix)
+
+
+def damaged(path: Path, problem: str, fix: str = "restore it from a copy") -> RunError:
+    """The `RunError` of a run's file that no crash of midstream leaves like this."""
+    cause = "the file was edited, or the disk or a copy lost data"
+    return RunError(f"{path} is damaged: {problem}", code="file-damaged", cause=cause, fix=fix)
 
 
 @contextmanager
@@ -118,16 +124,12 @@ def append_record(file: io.FileIO, record: BaseModel | Mapping[str, Any] | bytes
     with storage_errors(path):
         start = file.seek(0, os.SEEK_END)
         try:
-            _write_all(file, data)
+            # One write, and further ones only if the system took a part (a nearly full disk, a signal).
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
         except OSError:
             # If even the cut fails, the torn tail is repaired when the journal is opened next.
             with suppress(OSError):
                 file.truncate(start)
             raise
-
-
-def _write_all(file: io.FileIO, data: bytes) -> None:
-    """One write, and further ones only if the system took a part (a nearly full disk, a signal)."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) or 0 :]

@@ -1,4 +1,4 @@
-"""What a run was made with, and how it stands: `run.json` and `status.json`."""
+"""`run.json`, what a run was started with, and `status.json`, its state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic_core import from_json, to_jsonable_python
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
 from midstream.core.version import __version__
+from midstream.runs.files import damaged
 
 RUN_FORMAT = 1
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
@@ -26,10 +28,10 @@ _PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpx2")
 
 
 class EvaluationInfo(Frozen):
-    """What is evaluated in an evaluation's directory, beside its recipe; it goes on with all of this, or not at all.
+    """What an evaluation's directory evaluates, in addition to its recipe; resuming it requires all of this unchanged.
 
-    `run` and `step` name the checkpoint (none: the recipe's agent as it is), `checkpoint` is its digest. `tasks` says
-    of each set how many tasks it has, and their digest. `unsafe`, `record` and `replay` are the options of these names.
+    `run` and `step` name the checkpoint (None: the recipe's agent as it is), `checkpoint` is its digest. `tasks` holds
+    for each set its number of tasks and their digest. `unsafe`, `record` and `replay` are the options of these names.
     """
 
     run: str | None = None
@@ -67,7 +69,7 @@ class RunInfo(Frozen):
 
 
 class RunStatus(Frozen):
-    """How a run stands. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""
+    """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""
 
     state: RunState
     message: str = ""
@@ -83,12 +85,16 @@ def collect_info(
     lessons: str = "",
 ) -> RunInfo:
     """The `RunInfo` of a run, or of an evaluation, that starts now in this process."""
+    packages: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return RunInfo(
         format=RUN_FORMAT,
         midstream=__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages=_installed(),
+        packages=packages,
         git_commit=git_commit(Path.cwd()),
         recipe_name=recipe_name,
         seed=seed,
@@ -114,17 +120,19 @@ def parse_info(path: Path) -> RunInfo:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{path.parent} is not a run directory: it has no {path.name}",
+            code="not-a-run",
             cause="a wrong path, or a run that was stopped while it was being created",
             fix="give the directory that `--out` named when it was started",
         ) from error
     except (ValueError, TypeError, KeyError) as error:
-        first_line = str(error).splitlines()[0]
-        raise RunError(
-            f"{path} is damaged: {first_line}",
-            cause="the file was edited, or the disk or a copy lost data",
-            fix="restore it from a copy",
-        ) from error
-    raise _other_format(path, found, raw)
+        raise damaged(path, str(error).splitlines()[0]) from error
+    writer = raw.get("midstream", "of an unknown version")
+    raise RunError(
+        f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
+        code="run-format",
+        cause=f"the run was made by midstream {writer}",
+        fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
+    )
 
 
 def git_commit(directory: Path) -> str | None:
@@ -138,7 +146,7 @@ def git_commit(directory: Path) -> str | None:
 
 
 def read_status(path: Path) -> RunStatus:
-    """Read `status.json`; a missing or damaged one says "interrupted"."""
+    """Read `status.json`; a missing or damaged one counts as "interrupted"."""
     try:
         return RunStatus.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -148,22 +156,3 @@ def read_status(path: Path) -> RunStatus:
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _installed() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _other_format(path: Path, found: Any, raw: Mapping[str, Any]) -> RunError:
-    writer = raw.get("midstream", "of an unknown version")
-    return RunError(
-        f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
-        cause=f"the run was made by midstream {writer}",
-        fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',
-    )

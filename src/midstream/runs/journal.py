@@ -1,8 +1,8 @@
 """Append-only JSON lines that survive crashes.
 
 A record is a line that ends in a newline and holds a JSON object. Each append is one write to the system, so a killed
-process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and says
-so; reading passes over it. Damage anywhere else is an error: it never comes from a crash.
+process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and
+reports it; reading skips it. Damage anywhere else is an error, because no crash causes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from midstream.core.errors import RunError
-from midstream.runs.files import append_record, atomic_write, encode_record, fsync_directory, storage_errors
+from midstream.runs.files import append_record, atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
 Record = BaseModel | Mapping[str, Any]
 Report = Callable[[str], None]
@@ -84,8 +85,29 @@ class Journal:
         self.close()
 
 
+@dataclass(frozen=True)
+class Records(Generic[ModelT]):
+    """A journal whose records are all of one model; opened for each append."""
+
+    path: Path
+    model: type[ModelT]
+
+    def read(self) -> list[ModelT]:
+        """All records in order; empty if there are none yet. Raises `RunError` if damaged."""
+        return read_models(self.path, self.model)
+
+    def append(self, record: ModelT) -> None:
+        """Add a record, safe on disk on return. Raises `StorageError`."""
+        with Journal(self.path) as journal:
+            journal.append(record)
+
+    def filter(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Atomically remove the records for which `keep` is false. Raises `StorageError`."""
+        filter_records(self.path, keep)
+
+
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal in order; none if the file does not exist. A torn last line is passed over.
+    """The records of a journal in order; none if the file does not exist. A torn last line is skipped.
 
     Raises:
         RunError: a line before the last is damaged; names file and line.
@@ -95,14 +117,14 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
-    """The records of a journal as `model`s; raises as `read_records`, also for a record that is no `model`."""
+    """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
     found: list[ModelT] = []
     for number, _, record in _numbered_records(path):
         try:
             found.append(model.model_validate(record))
         except ValidationError as error:
             problem = f"is no {model.__name__}: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}"
-            raise _damaged(path, number, problem) from error
+            raise _damaged_line(path, number, problem) from error
     return found
 
 
@@ -128,7 +150,7 @@ def _numbered_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if bad_line:
-                raise _damaged(path, bad_line, "is not a JSON object")
+                raise _damaged_line(path, bad_line, "is not a JSON object")
             record = _parse(line)
             if record is None:
                 bad_line = number
@@ -147,35 +169,25 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _damaged(path: Path, line: int, problem: str) -> RunError:
-    return RunError(
-        f"{path} is damaged: line {line} {problem}",
-        cause="the file was edited, or the disk or a copy lost data (a crash only ever tears the last line)",
-        fix=f"restore the file from a copy, or delete line {line}",
-    )
+def _damaged_line(path: Path, line: int, problem: str) -> RunError:
+    return damaged(path, f"line {line} {problem}", fix=f"restore the file from a copy, or delete line {line}")
 
 
 def _repair_tail(path: Path, report: Report) -> None:
-    """Cut off a torn or damaged last line, reading only as much of the file's end as that takes."""
+    """Cut off a torn or damaged last line."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
-        start, line = _last_line(file, size)
+        # Read backwards in blocks until the newline before the last line: a journal may be large.
+        line, start = b"", size
+        while start > 0 and b"\n" not in line[:-1]:
+            block = min(_BLOCK, start)
+            start -= block
+            file.seek(start)
+            line = file.read(block) + line
+        cut = line.rfind(b"\n", 0, -1) + 1  # 0 if the file is one line
+        start, line = start + cut, line[cut:]
         if not line or _parse(line) is not None:
             return
         file.truncate(start)
         os.fsync(file.fileno())
     report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
-
-
-def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
-    """Offset and bytes of the last line (with its newline, if it has one) of a file of `size` bytes."""
-    tail, start = b"", size
-    while start > 0:
-        step = min(_BLOCK, start)
-        start -= step
-        file.seek(start)
-        tail = file.read(step) + tail
-        cut = tail.rfind(b"\n", 0, len(tail) - 1)
-        if cut >= 0:
-            return start + cut + 1, tail[cut + 1 :]
-    return 0, tail

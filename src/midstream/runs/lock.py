@@ -20,7 +20,7 @@ from midstream.runs.journal import warn
 if sys.platform != "win32":
     import fcntl
 
-# `is_locked` holds a shared lock for an instant; a trainer that starts right then waits it out.
+# `is_locked` holds a shared lock for an instant; a trainer that starts at that moment retries.
 _ATTEMPTS, _PAUSE_S = 10, 0.02
 
 
@@ -28,7 +28,7 @@ _ATTEMPTS, _PAUSE_S = 10, 0.02
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, which is created if missing and never removed; it names the holder.
 
-    Without effect on Windows. On a file system that has no locks it warns and goes on.
+    Without effect on Windows. On a file system that has no locks it logs a warning and continues.
 
     Raises:
         RunError: another process holds it; names the process.
@@ -38,7 +38,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not _acquire(descriptor, path):
-            raise _held(path)
+            holder = path.read_text().strip() or "another process"
+            raise RunError(
+                f"{path.parent} is in use: {holder} is at work in it",
+                code="run-in-use",
+                fix="wait for it, stop it, or use another --out",
+            )
         with storage_errors(path):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()}\n".encode())
@@ -62,6 +67,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _acquire(descriptor: int, path: Path) -> bool:
+    """Try to lock an open file for a fifth of a second; returns whether it worked."""
     if sys.platform == "win32":
         return True
     for _ in range(_ATTEMPTS):
@@ -75,12 +81,3 @@ def _acquire(descriptor: int, path: Path) -> bool:
         else:
             return True
     return False
-
-
-def _held(path: Path) -> RunError:
-    holder = path.read_text().strip() or "another process"
-    return RunError(
-        f"{path.parent} is in use: {holder} is at work in it",
-        cause="two at work in one run directory would overwrite each other",
-        fix="wait for it, stop it, or use another --out",
-    )

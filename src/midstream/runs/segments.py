@@ -11,6 +11,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -19,89 +20,144 @@ from pydantic_core import from_json, to_json
 
 from midstream.core.errors import RunError
 from midstream.core.trajectory import Trajectory
-from midstream.runs.files import atomic_write, encode_record
+from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
 SUFFIX = ".jsonl.gz"
 _STEP = re.compile(r"step-(\d{6,})" + re.escape(SUFFIX))
-_LONGEST_NAME = 100  # with what stands around it well below the 255 bytes that file systems allow
+_LONGEST_NAME = 100  # with prefix and suffix well below the 255 bytes that file systems allow
 _SHOWN = 8
 
 
-def step_segment(root: Path, step: int) -> Path:
-    """The segment file of a training step."""
-    return root / f"step-{step:06d}{SUFFIX}"
-
-
-def evaluation_segment(root: Path, name: str) -> Path:
-    """The segment file of an evaluation."""
-    return root / f"{evaluation_name(name)}{SUFFIX}"
-
-
 def evaluation_name(name: str) -> str:
-    """The name of an evaluation's segment; with a digest where `name` is too long, or not all fit for a file name."""
+    """The name of an evaluation's segment; with a digest where `name` is too long or not fit for a file name."""
     safe = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name)[:_LONGEST_NAME]
     digest = "" if safe == name else f"-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
     return f"eval-{safe}{digest}"
 
 
-def segment_steps(root: Path) -> list[int]:
-    """The training steps that have a segment, ascending."""
-    names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
-    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+@dataclass(frozen=True)
+class Segments:
+    """The trajectories of one run, in the directory `root`.
 
-
-def write_segment(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write a segment, replacing an earlier one; equal trajectories give equal bytes. Raises `StorageError`."""
-    lines = b"".join(encode_record(trajectory, exclude_defaults=True) for trajectory in trajectories)
-    atomic_write(path, gzip.compress(lines, compresslevel=1, mtime=0))
-
-
-def read_segment(path: Path) -> list[Trajectory]:
-    """All trajectories of a segment in order. Raises `RunError` if it is missing or damaged."""
-    return [_parse(path, line) for line in _lines(path)]
-
-
-def read_chosen(path: Path, ids: Collection[str]) -> list[Trajectory]:
-    """Those of a segment that have one of the `ids`; only they are made into objects. Raises as `read_segment`."""
-    return [_parse(path, line) for line in _lines(path) if _id(line) in ids]
-
-
-def find_in_segments(
-    paths: Sequence[Path], id_or_prefix: str, unfinished: Sequence[tuple[str, Trajectory]] = ()
-) -> Trajectory:
-    """The one trajectory with this id, or else whose id starts so.
-
-    `<segment>/<id>`, as the error about several matches lists them, looks into one segment only. `unfinished` are those
-    of segments that are written again or not yet, each with the name of its own; they take the place of older ones.
-
-    Raises:
-        RunError: there is none, or more than one.
+    Reading raises `RunError` where a segment is missing or damaged, writing raises `StorageError`.
     """
-    segment, _, rest = id_or_prefix.partition("/")
-    chosen = [path for path in paths if path.name == segment + SUFFIX]
-    underway = [one for one in unfinished if one[0] == segment]
-    named = bool(chosen or underway)
-    wanted = rest if named else id_or_prefix
-    begun = ((name, one) for name, one in (underway if named else unfinished) if one.id.startswith(wanted))
-    exact: dict[str, Trajectory] = {}
-    begins: dict[str, Trajectory] = {}
-    for name, trajectory in (*_candidates(chosen if named else paths, wanted), *begun):
-        matches, full = exact if trajectory.id == wanted else begins, f"{name}/{trajectory.id}"
-        if len(matches) <= _SHOWN or full in matches:
-            matches[full] = trajectory
-    found = exact or begins
-    if len(found) != 1:
-        raise _not_one(id_or_prefix, list(found), len(paths))
-    return next(iter(found.values()))
+
+    root: Path
+
+    def step_path(self, step: int) -> Path:
+        """The segment file of a training step."""
+        return self.root / f"step-{step:06d}{SUFFIX}"
+
+    def evaluation_path(self, name: str) -> Path:
+        """The segment file of an evaluation."""
+        return self.root / f"{evaluation_name(name)}{SUFFIX}"
+
+    def steps(self) -> list[int]:
+        """The training steps that have a segment, ascending."""
+        names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
+        return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+    def write(self, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write the segment of a step, replacing an earlier one; equal trajectories give equal bytes."""
+        self._write(self.step_path(step), trajectories)
+
+    def write_evaluation(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write the segment of an evaluation, replacing an earlier one of this name."""
+        self._write(self.evaluation_path(name), trajectories)
+
+    def _write(self, path: Path, trajectories: Iterable[Trajectory]) -> None:
+        with storage_errors(path):
+            self.root.mkdir(exist_ok=True)
+        lines = b"".join(encode_record(trajectory, exclude_defaults=True) for trajectory in trajectories)
+        atomic_write(path, gzip.compress(lines, compresslevel=1, mtime=0))
+
+    def read(self, step: int) -> list[Trajectory]:
+        """The trajectories of a step in order."""
+        path = self.step_path(step)
+        return [_parse(path, line) for line in _lines(path)]
+
+    def read_evaluation(self, name: str) -> list[Trajectory]:
+        """The trajectories of an evaluation in order."""
+        path = self.evaluation_path(name)
+        return [_parse(path, line) for line in _lines(path)]
+
+    def read_chosen(self, step: int, ids: Collection[str]) -> list[Trajectory]:
+        """The trajectories of a step that have one of the `ids`; only these are validated."""
+        path = self.step_path(step)
+        found: list[Trajectory] = []
+        for line in _lines(path):
+            try:
+                wanted = from_json(line)["id"] in ids
+            except (ValueError, KeyError, TypeError):  # a damaged line has no id
+                continue
+            if wanted:
+                found.append(_parse(path, line))
+        return found
+
+    def find(self, id_or_prefix: str, unfinished: Sequence[tuple[str, Trajectory]] = ()) -> Trajectory:
+        """Find the only trajectory with this id, or else the only one whose id starts with it.
+
+        Args:
+            id_or_prefix: an id or its beginning. `<segment>/<id>`, as the error about several matches lists them,
+                searches one segment only.
+            unfinished: trajectories of segments that are not written yet or will be rewritten, each with the name of
+                its segment. They replace the written ones.
+
+        Raises:
+            RunError: there is none, or more than one.
+        """
+        paths = [path for path in sorted(self.root.glob("*" + SUFFIX)) if not path.name.startswith(".")]
+        count, wanted = len(paths), id_or_prefix
+        segment, _, rest = id_or_prefix.partition("/")
+        chosen = [path for path in paths if path.name == segment + SUFFIX]
+        underway = [(name, trajectory) for name, trajectory in unfinished if name == segment]
+        if chosen or underway:
+            paths, unfinished, wanted = chosen, underway, rest
+        exact: dict[str, Trajectory] = {}
+        begins: dict[str, Trajectory] = {}
+        for name, trajectory in (*_candidates(paths, wanted), *unfinished):
+            if not trajectory.id.startswith(wanted):
+                continue
+            matches, full = exact if trajectory.id == wanted else begins, f"{name}/{trajectory.id}"
+            if len(matches) <= _SHOWN or full in matches:
+                matches[full] = trajectory
+        names = list(exact or begins)
+        if not names:
+            raise RunError(
+                f"no trajectory {id_or_prefix!r} in {count} segments",
+                code="trajectory-not-found",
+                cause="the id is of another run, or was removed when the run resumed",
+                fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
+            )
+        if len(names) > 1:
+            more = " and more" if len(names) > _SHOWN else ""
+            raise RunError(
+                f"trajectory {id_or_prefix!r} could be {', '.join(names[:_SHOWN])}{more}",
+                code="trajectory-ambiguous",
+                fix="give one of these names in full",
+            )
+        return (exact or begins)[names[0]]
+
+    def remove_after(self, step: int) -> None:
+        """Remove the segments of later steps, and temporary files left by a crash."""
+        if not self.root.is_dir():
+            return
+        with storage_errors(self.root):
+            for later in self.steps():
+                if later > step:
+                    self.step_path(later).unlink()
+            for leftover in self.root.glob(".*.tmp"):
+                leftover.unlink()
+            fsync_directory(self.root)
 
 
 def _candidates(paths: Sequence[Path], wanted: str) -> Iterator[tuple[str, Trajectory]]:
-    """Trajectories whose id starts with `wanted`, with their segments; only lines that contain it are parsed."""
+    """Trajectories that may have the id, with their segments; only lines that contain it are parsed."""
     needle = to_json(wanted)[1:-1]
     for path in paths:
         for line in _lines(path):
-            if needle in line and (trajectory := _parse(path, line)).id.startswith(wanted):
-                yield path.name.removesuffix(SUFFIX), trajectory
+            if needle in line:
+                yield path.name.removesuffix(SUFFIX), _parse(path, line)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -113,46 +169,21 @@ def _lines(path: Path) -> list[bytes]:
     except FileNotFoundError as error:
         raise RunError(
             f"there is no segment {path.name} in {path.parent}",
+            code="file-not-found",
             cause="the step or evaluation was not run, or wrote no trajectories",
             fix=f"see what there is: `ls {path.parent}`",
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _id(line: bytes) -> str | None:
-    """The id of a line's trajectory; None where the line is damaged."""
-    try:
-        return from_json(line)["id"]
-    except (ValueError, KeyError, TypeError):
-        return None
+        raise _damaged_segment(path, str(error)) from error
 
 
 def _parse(path: Path, line: bytes) -> Trajectory:
     try:
         return Trajectory.model_validate_json(line)
     except ValidationError as error:
-        raise _damaged(path, f"{error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
+        raise _damaged_segment(path, f"{error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
 
 
-def _damaged(path: Path, problem: str) -> RunError:
-    return RunError(
-        f"{path} is damaged: {problem}",
-        cause="the file was edited, or the disk or a copy lost data (a crash leaves segments whole)",
-        fix="restore it from a copy, or delete it: training does not need it, only reports do",
-    )
-
-
-def _not_one(wanted: str, names: list[str], segments: int) -> RunError:
-    if not names:
-        return RunError(
-            f"no trajectory {wanted!r} in {segments} segments",
-            cause="the id is of another run, or was removed when the run resumed",
-            fix="take an id, or the start of one, from a run's report or from `midstream compare ... --tasks`",
-        )
-    more = " and more" if len(names) > _SHOWN else ""
-    return RunError(
-        f"trajectory {wanted!r} could be {', '.join(names[:_SHOWN])}{more}",
-        cause="several ids begin so, or several segments hold this id",
-        fix="give one of these names in full",
-    )
+def _damaged_segment(path: Path, problem: str) -> RunError:
+    fix = "restore it from a copy, or delete it: training does not need it, only reports do"
+    return damaged(path, problem, fix=fix)

@@ -136,7 +136,7 @@ def _validation(label: str, runs: Sequence[RunDirectory], recipe: Recipe) -> lis
     """Success and length on the validation set, greedy, after every so many training trajectories."""
     found: dict[int, list[EvaluationResult]] = {}
     for run in runs:
-        for one in run.read_evaluations():
+        for one in run.evaluations.read():
             if one.set_name == recipe.evaluation.validation.name:
                 found.setdefault(_trajectories(recipe, one.step or 0), []).append(one)
     rows = []
@@ -154,7 +154,7 @@ def _tokens(result: EvaluationResult) -> float:
 
 def _find(run: RunDirectory, sampling: str, policy: str) -> EvaluationResult:
     """A run's evaluation of its first set."""
-    done = run.read_evaluations()
+    done = run.evaluations.read()
     found = [one for one in done if (one.set_name, one.sampling, one.policy) == ("test", sampling, policy)]
     if not found:
         raise RecipeError(

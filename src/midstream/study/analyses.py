@@ -145,7 +145,7 @@ def tools(study: Study, scene: Scene) -> list[StudyRow]:
 
 def training(study: Study, scene: Scene) -> list[StudyRow]:
     """Means over ten training steps each, named after the last of them."""
-    seeds = [study.run("trained", seed).read_metrics() for seed in range(study.seeds)]
+    seeds = [study.run("trained", seed).metrics.read() for seed in range(study.seeds)]
     last = min(len(metrics) for metrics in seeds)
     rows: list[StudyRow] = []
     for start in range(0, last, STEPS_A_POINT):

@@ -70,7 +70,7 @@ def _one(root: Path, name: str, seed: int, overrides: list[str]) -> dict[str, li
     if recipe.modules[recipe.trained]["type"] == "clumsy":
         with Build(recipe) as build:
             return {recipe.description: evaluate_sets(build)}
-    evaluations = train_quietly(root / f"{name}-s{seed}", recipe).read_evaluations()
+    evaluations = train_quietly(root / f"{name}-s{seed}", recipe).evaluations.read()
     last = max(one.step or 0 for one in evaluations)
     labelled = {MAIN_LABEL if name == MAIN else recipe.description: [one for one in evaluations if one.step == last]}
     if name == MAIN:

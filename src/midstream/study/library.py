@@ -194,6 +194,6 @@ def _by_epoch(
 
 def _before_and_after(run: RunDirectory) -> tuple[EvaluationResult, EvaluationResult]:
     """The first set's evaluation without lessons, and with those learned."""
-    results = run.read_evaluations()
+    results = run.evaluations.read()
     first = [one for one in results if (one.set_name, one.sampling) == (results[0].set_name, results[0].sampling)]
     return first[0], first[-1]

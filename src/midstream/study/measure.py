@@ -111,11 +111,11 @@ def _chosen(recipe: Recipe, condition: Condition) -> SetConfig:
 def _read(run: RunDirectory, condition: Condition) -> Measured:
     """A run's own evaluation, before its first step or after its last."""
     sampling = evaluation.sampling_name(condition.temperature)
-    found = [one for one in run.read_evaluations() if (one.set_name, one.sampling) == (condition.set_name, sampling)]
+    found = [one for one in run.evaluations.read() if (one.set_name, one.sampling) == (condition.set_name, sampling)]
     steps = [one.step or 0 for one in found]
     result = found[steps.index(min(steps) if condition.before else max(steps))]
     name = evaluation.result_name(condition.set_name, sampling, result.step)
-    return summed(result, run.read_evaluation_trajectories(name))
+    return summed(result, run.trajectories.read_evaluation(name))
 
 
 def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:

@@ -129,11 +129,11 @@ class Session:
 
     async def _begin(self) -> int:
         """Restore the newest good checkpoint, or warm-start; returns the first step to make."""
-        loaded = self.run_directory.load_latest(self._load, report=self.progress.note)
+        loaded = self.run_directory.checkpoints.load_latest(self._load, report=self.progress.note)
         if loaded is not None:
             step, _ = loaded
             self.run_directory.rewind(step)
-            self._warned = any(one.warnings for one in self.run_directory.read_metrics())
+            self._warned = any(one.warnings for one in self.run_directory.metrics.read())
             return step + 1
         self.run_directory.rewind(-1)
         await self._warm_start()
@@ -160,9 +160,9 @@ class Session:
 
     def _record(self, outcome: StepOutcome) -> None:
         metrics = self._with_warning(outcome)
-        self.run_directory.write_trajectories(metrics.step, outcome.trajectories)
-        self.run_directory.append_metrics(metrics)
-        self.run_directory.append_timing(outcome.timing)
+        self.run_directory.trajectories.write(metrics.step, outcome.trajectories)
+        self.run_directory.metrics.append(metrics)
+        self.run_directory.timings.append(outcome.timing)
         self.progress.step(metrics, outcome.timing)
 
     def _with_warning(self, outcome: StepOutcome) -> StepMetrics:
@@ -192,7 +192,7 @@ class Session:
 
     async def _evaluate(self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int) -> None:
         """Evaluate and write down, unless this very evaluation was written before a kill."""
-        done = {(one.set_name, one.sampling, one.step) for one in self.run_directory.read_evaluations()}
+        done = {(one.set_name, one.sampling, one.step) for one in self.run_directory.evaluations.read()}
         if (chosen.name, evaluation.sampling_name(temperature), step) in done:
             return
         parts = self.parts
@@ -208,12 +208,12 @@ class Session:
             trials=1 if chosen == parts.evaluation.validation else parts.evaluation.trials,
         )
         name = evaluation.result_name(chosen.name, evaluation.sampling_name(temperature), step)
-        self.run_directory.write_evaluation_trajectories(name, trajectories)
-        self.run_directory.append_evaluation(result)
+        self.run_directory.trajectories.write_evaluation(name, trajectories)
+        self.run_directory.evaluations.append(result)
         self.progress.evaluation(result)
 
     def _save(self, step: int) -> None:
-        self.run_directory.save_checkpoint(step, self._write)
+        self.run_directory.checkpoints.save(step, self._write)
 
     def _write(self, directory: Path) -> None:
         self.parts.learner.save(directory)
@@ -228,7 +228,7 @@ def load_policy(
     learner: LocalLearner, run: RunDirectory, report: Callable[[str], None], max_step: int | None = None
 ) -> int:
     """Put the weights of a run's newest good checkpoint, of `max_step` at most, into `learner`; returns its step."""
-    loaded = run.load_latest(learner.load, max_step=max_step, report=report)
+    loaded = run.checkpoints.load_latest(learner.load, max_step=max_step, report=report)
     if loaded is None:
         raise CheckpointError(
             f"{run.root} has no checkpoint",
