@@ -24,7 +24,7 @@ from midstream.tools.mcp import tools as mcp
 from midstream.tools.mcp.offer import identifier
 from support.processes import gone
 
-SERVERS = Path(__file__).parents[1] / "support" / "mcp_servers"
+SERVERS = Path(__file__).parents[2] / "support" / "mcp_servers"
 HONEST = (sys.executable, str(SERVERS / "honest.py"))
 
 

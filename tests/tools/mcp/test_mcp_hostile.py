@@ -20,7 +20,7 @@ from midstream.tools.mcp import stdio as mcp_stdio
 from midstream.tools.mcp import tools as mcp
 from support.processes import gone
 
-SERVER = Path(__file__).parents[1] / "support" / "mcp_servers" / "hostile.py"
+SERVER = Path(__file__).parents[2] / "support" / "mcp_servers" / "hostile.py"
 BOUND_S = 20.0  # of what takes a second or two on a quiet machine
 
 # behaviour: what two calls give, True for a result, False for `ok=False`, None for `ToolServerError`; and their texts.

@@ -25,7 +25,7 @@ MODULES = Path(ROOT) / "node_modules"
 NODE = str(MODULES / ".bin" / "node")
 EVERYTHING = str(MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js")
 CONFORMANCE = str(MODULES / ".bin" / "conformance")
-CLIENT = Path(__file__).parents[1] / "support" / "mcp_conformance_client.py"
+CLIENT = Path(__file__).parents[2] / "support" / "mcp_conformance_client.py"
 
 pytestmark = pytest.mark.skipif(not ROOT, reason="run `make test-mcp`, which needs Node.js and npm")
 
