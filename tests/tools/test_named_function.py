@@ -1,4 +1,4 @@
-"""Functions named in a recipe: from a file, from a package, and what is said where that fails."""
+"""Functions named in a recipe, of a file or a package, and the errors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from midstream import Build, RecipeError, UsageError, parse_recipe
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.check import check
 from midstream.recipe.schema import read_table
-from midstream.tools.named_function import Config, load
+from midstream.tools.function import Config, load
 
 TOOLS = '''
 from midstream import tool
-from helper_beside import SUFFIX
+from helper_here import SUFFIX
 
 COUNT = 0
 NUMBER = 3
 
 @tool(timeout_s=7, output_tokens=9)
 def shout(text: str) -> str:
-    """Says it louder."""
+    """Repeats it in capitals."""
     return text.upper() + SUFFIX
 
 def count() -> int:
@@ -68,7 +68,7 @@ box = Box()
 def place(tmp_path, monkeypatch):
     """A directory with `my_tools.py` and what it imports, midstream running in it."""
     (tmp_path / "my_tools.py").write_text(TOOLS)
-    (tmp_path / "helper_beside.py").write_text("SUFFIX = '!'\n")
+    (tmp_path / "helper_here.py").write_text("SUFFIX = '!'\n")
     monkeypatch.chdir(tmp_path)
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
@@ -91,7 +91,12 @@ def recipe(**tables):
 
 def test_a_function_of_a_file_is_a_tool_under_the_recipes_name(place):
     tool = make("my_tools.py:shout", "louder")
-    assert (tool.name, tool.description, tool.timeout_s, tool.output_tokens) == ("louder", "Says it louder.", 7, 9)
+    assert (tool.name, tool.description, tool.timeout_s, tool.output_tokens) == (
+        "louder",
+        "Repeats it in capitals.",
+        7,
+        9,
+    )
     assert say(tool, text="a") == "A!"
     assert say(make(str(place / "my_tools.py") + ":shout"), text="b") == "B!"
 
@@ -139,44 +144,44 @@ def test_a_recipe_builds_it_and_checks_without_importing(place):
 
 
 @pytest.mark.parametrize("reference", ["my_tools.py", "my_tools:", ":f", "a:b c", "a:1"])
-def test_what_names_no_function_is_refused_by_the_check(reference):
+def test_a_malformed_reference_is_refused_by_the_check(reference):
     with pytest.raises(RecipeError, match=r"tools\.f\.function = "):
         check(recipe(f={"type": "function", "function": reference}))
 
 
 REFUSED = {
-    "no file": ("none.py:f", "no file ", "relative to the directory", "run midstream where the file is"),
-    "no module": ("no_such_module:f", "no module 'no_such_module'", "misspelt", "name the file"),
-    "no such name": ("my_tools.py:shoot", "my_tools.py has no 'shoot'", "misspelt", "shout, count, unclear"),
-    "no such part": ("my_tools.py:box.open", "has no 'box.open'", "misspelt", "name one of"),
-    "a number": ("my_tools.py:NUMBER", "is no function and no tool: 3", "a tool has name", "docs/own-tool.md"),
-    "no hints": ("my_tools.py:unclear", "unclear: argument 'text'", "no type hint", "text: str"),
-    "a class with needs": ("my_tools.py:Needy", "cannot be made without arguments", "objects need", "make the object"),
-    "a file that raises": ("bad.py:f", "bad.py cannot be imported: ZeroDivisionError", "line 2", "until"),
-    "a file that exits": ("exits.py:f", "exits.py cannot be imported: SystemExit", "line 1", "until"),
-    "a file that is no Python": ("typo.py:f", "typo.py cannot be imported: SyntaxError", "typo.py, line 1", "until"),
-    "a file that misses a module": ("lacks.py:f", "No module named 'not_here'", "line 1", "until"),
-    "a package that misses a module": ("lacking:f", "lacking cannot be imported: ModuleNotFound", "line 1", "correct"),
+    "no file": ("none.py:f", "file-not-found", "none.py", "run midstream where the file is"),
+    "no module": ("no_such_module:f", "module-not-found", "'no_such_module'", "name the file"),
+    "no such name": ("my_tools.py:shoot", "name-not-found", "'shoot'", "shout, count, unclear"),
+    "no such part": ("my_tools.py:box.open", "name-not-found", "'box.open'", "use one of"),
+    "a number": ("my_tools.py:NUMBER", "tool-invalid", ": 3", "docs/own-tool.md"),
+    "no hints": ("my_tools.py:unclear", "tool-invalid", "unclear: argument 'text'", "text: str"),
+    "a class with arguments": ("my_tools.py:Needy", "tool-invalid", "Needy", "create the object"),
+    "a file that raises": ("bad.py:f", "import-failed", "ZeroDivisionError", "line 2"),
+    "a file that exits": ("exits.py:f", "import-failed", "SystemExit", "line 1"),
+    "a file that is not Python": ("typo.py:f", "import-failed", "SyntaxError", "typo.py, line 1"),
+    "a file that lacks a module": ("lacks.py:f", "import-failed", "No module named 'not_here'", "line 1"),
+    "a package that lacks a module": ("lacking:f", "import-failed", "ModuleNotFound", "line 1"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_loaded_says_why_and_what_to_do(case, place):
+def test_a_reference_that_cannot_be_loaded_is_refused(case, place):
     (place / "bad.py").write_text("a = 0\n1 / a\n")
     (place / "exits.py").write_text("raise SystemExit\n")
     (place / "typo.py").write_text("def f(:\n")
     (place / "lacks.py").write_text("import not_here\n")
     (place / "lacking.py").write_text("import not_here\n")
     sys.path.append(str(place))
-    reference, said, cause, fix = REFUSED[case]
+    reference, code, value, hint = REFUSED[case]
     with pytest.raises(UsageError) as refused:
         make(reference)
-    assert said in refused.value.what
-    assert cause in refused.value.cause
-    assert fix in refused.value.fix
+    assert refused.value.code == code
+    assert value in refused.value.what
+    assert hint in refused.value.cause + refused.value.fix
 
 
-def test_a_file_that_was_mended_is_imported_again(place):
+def test_a_file_that_was_corrected_is_imported_again(place):
     (place / "late.py").write_text("1 / 0\n")
     with pytest.raises(RecipeError):
         make("late.py:f")

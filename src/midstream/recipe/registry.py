@@ -37,7 +37,7 @@ from midstream.rewards import game24 as game24_reward
 from midstream.tasks import benchmark, benchmarks, file, mixture
 from midstream.tasks.bfcl import tasks as bfcl
 from midstream.tasks.tau import tasks as tau_bench
-from midstream.tools import base_generator, local_search, named_function, python, python_coder
+from midstream.tools import base_generator, function, local_search, python
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.web import web_page, web_search, wikipedia
 from midstream.training.settings import LocalModelConfig, TinyConfig
@@ -116,7 +116,7 @@ TOOLS = {
     ),
     "python": Component(
         python.Config,
-        lambda build, config, table: python_coder.make(config, build.sandbox, build.tool_engine(table)),
+        lambda build, config, table: python.make(config, build.sandbox, build.tool_engine(table)),
         may_ask=True,
         face=python.PythonTool,
     ),
@@ -129,9 +129,7 @@ TOOLS = {
         asks=True,
         face=base_generator.BaseGenerator,
     ),
-    "function": Component(
-        named_function.Config, lambda build, config, table: named_function.load(config, table["name"])
-    ),
+    "function": Component(function.Config, lambda build, config, table: function.load(config, table["name"])),
     "web_search": Component(
         web_search.Config,
         lambda build, config, table: web_search.WebSearch(config, build.tool_engine(table)),

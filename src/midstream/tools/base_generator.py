@@ -8,9 +8,38 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.protocols import Engine, ToolResult
-from midstream.core.trajectory import Sampling
-from midstream.tools.web.asking import ask
+from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
+from midstream.core.protocols import Engine, Request, ToolResult
+from midstream.core.seeds import derive_seed
+from midstream.core.trajectory import Message, Sampling
+
+
+async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> ToolResult:
+    """Send one user message for a tool and return the engine's answer with its call; the prompt determines the seed.
+
+    `ok=False` if the answer is empty or the prompt too long for the model; `text` then gives the reason.
+
+    The engine is shared, and its owner closes it. It must not be a lockstep engine that waits for all live
+    trajectories: this request is not one of their turns.
+
+    Raises:
+        ToolServerError: the engine failed; `calls` holds the failed request.
+    """
+    request = Request(
+        role=tool, messages=(Message(role="user", content=prompt),), sampling=sampling, seed=derive_seed(tool, prompt)
+    )
+    try:
+        call = await engine.sample(request)
+    except PromptTooLongError as error:
+        return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
+    except EngineError as error:
+        failed = ToolServerError(
+            f"the model of tool {tool} failed: {error.what}", code=error.code, cause=error.cause, fix=error.fix
+        )
+        failed.calls, failed.retryable = error.calls, error.retryable
+        raise failed from error
+    text = call.completion.strip()
+    return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
 
 class Config(Frozen):
@@ -22,7 +51,7 @@ class Config(Frozen):
 
 
 class BaseGenerator:
-    """Sends the request to an engine as one user message, as it stands (`asking.ask` says what engine will do)."""
+    """Sends the request to an engine as one user message, unchanged (see `ask` for which engines can be used)."""
 
     name = "base_generator"
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
@@ -49,4 +78,4 @@ class BaseGenerator:
         return await ask(self._engine, self.name, str(arguments["query"]), self._sampling)
 
     async def close(self) -> None:
-        """Nothing to release: the engine belongs to whoever made it."""
+        """Do nothing: the engine's owner closes it."""

@@ -1,4 +1,4 @@
-"""Any typed Python function as a tool: `@tool`.
+"""Any typed Python function as a tool: `@tool`, or a recipe's `type = "function"`.
 
     @tool
     def word_count(text: str) -> int:
@@ -8,9 +8,13 @@
     word_count("one two")                             # 2: it is still the function
     await word_count.call({"text": "one two"})        # ToolResult(text="2"): and a tool (`core.protocols.Tool`)
 
-Name, description and JSON schema come from the function's name, docstring and type hints. Arguments are held to the
-schema strictly, as JSON ("3" is no number), and converted to the hints' types: a date, an Enum, a dataclass, a model.
-A `ValueError` of the function is an answer that the model can read; any other exception is a broken tool.
+    [tools.word_count]                                # in a recipe; or --tools my_tools.py:word_count
+    type = "function"
+    function = "my_tools.py:word_count"
+
+Name, description and JSON schema come from the function's name, docstring and type hints. Arguments are validated
+strictly, as JSON ("3" is not a number), and converted to the hints' types: a date, an Enum, a dataclass, a model.
+A `ValueError` from the function is an answer that the model can read; any other exception is a broken tool.
 """
 
 from __future__ import annotations
@@ -18,39 +22,52 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import importlib
+import importlib.util
 import inspect
 import json
+import keyword
+import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from types import ModuleType
+from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
-from pydantic import JsonValue, ValidationError
-from pydantic_core import to_jsonable_python
+import docstring_parser
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, field_validator
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
-from midstream.core.protocols import ToolResult
-from midstream.tools import docstrings, signatures
+from midstream.core.data import Frozen
+from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
+from midstream.core.protocols import Tool, ToolResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 TIMEOUT_S = 30.0
 OUTPUT_TOKENS = 2000
-# Each is a ValueError, and what reading a broken reply raises: no model's fault.
-_PARSING = (json.JSONDecodeError, UnicodeError, ValidationError)
+# Subclasses of ValueError that parsing a broken reply raises: not the model's mistake.
+_PARSING_ERRORS = (json.JSONDecodeError, UnicodeError, ValidationError)
 _SHOWN_PROBLEMS = 5
 _SHOWN_MESSAGE = 500  # characters
+_EXAMPLE = 'e.g. function = "my_tools.py:word_count" or "my_package.tools:word_count"'
 
 
 class FunctionTool(Generic[P, R]):
-    """A function as a tool; called like the function it is the function.
+    """A function as a tool; calling the object calls the function.
 
-    `timeout_s` bounds one call and `output_tokens` its text. An `async` function runs in the event loop; any other in a
-    thread of its own, so that runs side by side don't wait for it. A thread cannot be killed: a function that is still
-    at work after `timeout_s` goes on, unheard, and ends with the program at the latest.
+    `timeout_s` bounds one call and `output_tokens` its text. An `async` function runs in the event loop, any other in
+    its own thread, so that concurrent runs do not wait for it. Python cannot kill a thread: a function that is still
+    running after `timeout_s` continues, its result is dropped, and it ends with the program at the latest.
 
     Raises:
         UsageError: the function cannot be a tool; the error names the function, the argument and the fix.
@@ -65,29 +82,41 @@ class FunctionTool(Generic[P, R]):
         timeout_s: float = TIMEOUT_S,
         output_tokens: int = OUTPUT_TOKENS,
     ) -> None:
-        parameters = signatures.parameters_of(function)  # first: it says what is no function
+        # Generators, classes and callable objects have no single return value or no docstring of their own.
+        if not (inspect.isfunction(function) or inspect.ismethod(function)) or inspect.isasyncgenfunction(function):
+            raise _invalid(
+                f"{function!r} cannot be a tool", "decorate a function that is written with def or async def"
+            )
         if timeout_s <= 0 or output_tokens < 1:
-            raise UsageError(
+            raise _invalid(
                 f"{function.__qualname__}: timeout_s={timeout_s!r}, output_tokens={output_tokens!r}",
-                cause="with these it could never answer",
-                fix="give it more than 0 seconds and at least one token, or leave them out",
+                "give it more than 0 seconds and at least one token, or leave them out",
             )
         functools.update_wrapper(self, function)
         self._function: Callable[..., Any] = function
-        self._place = f"{function.__module__}.{function.__qualname__}"
-        summary, documented = docstrings.parse(inspect.getdoc(function) or "")
-        self.name = signatures.checked_name(name or function.__name__)
-        self.description = description or signatures.checked_summary(function, summary)
-        self._adapter = signatures.adapter_of(function, parameters, documented)
-        self.parameters: Mapping[str, Any] = signatures.schema_of(self._adapter)
+        self._location = f"{function.__module__}.{function.__qualname__}"
+        summary, documented = parse_docstring(inspect.getdoc(function) or "")
+        self._adapter = _adapter_of(function, documented)
+        self.name = checked_name(name or function.__name__)
+        self.description = description or summary
+        if not self.description:
+            raise _invalid(
+                f"{function.__qualname__} has no description",
+                'write a docstring, or @tool(description="Counts the words of a text.")',
+                cause="its docstring is missing or begins with a section; a model chooses a tool by its description",
+            )
+        schema = self._adapter.json_schema(schema_generator=_Untitled)
+        for table in (schema, *schema.get("$defs", {}).values()):
+            table.pop("title", None)
+        self.parameters: Mapping[str, Any] = {"type": "object", "properties": {}, **schema}
         self.timeout_s, self.output_tokens = timeout_s, output_tokens
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function itself, unchecked."""
+        """Call the function itself, without validation."""
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<tool {self.name} of {self._place}>"
+        return f"<tool {self.name} of {self._location}>"
 
     def renamed(self, name: str) -> FunctionTool[P, R]:
         """The same tool under another name."""
@@ -100,39 +129,59 @@ class FunctionTool(Generic[P, R]):
         )
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """What the function returns: text as it is, other values as JSON, None as "(no output)".
+        """Return the function's value: text unchanged, other values as JSON, None as "(no output)".
 
-        `ok=False` where the arguments do not fit, or the function raised `ValueError`.
+        `ok=False` if the arguments are invalid or the function raised `ValueError`.
 
         Raises:
-            ToolServerError: the function raised anything else, or returned what JSON cannot hold.
+            ToolServerError: the function raised anything else, or returned a value that JSON cannot hold.
         """
         if inspect.iscoroutinefunction(self._function):
             try:
-                return self._shown(await self._function(**self._given(arguments)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's function can raise anything
-                return self._judged(error)
-        return await _in_thread(lambda: self._attempt(arguments))
+                return self._result_of(await self._function(**self._validated(arguments)))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function can raise anything
+                return self._answer_or_raise(error)
+
+        # A daemon thread for each call: asyncio's pool has few threads, in which calls would queue, and the program
+        # could not end before they do.
+        done: Future[ToolResult] = Future()
+        done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            try:
+                done.set_result(context.run(self._call_function, arguments))
+            except BaseException as error:  # noqa: BLE001 - the caller gets every exception
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="tool", daemon=True).start()
+        return await asyncio.wrap_future(done)
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; the `Tool` protocol requires it."""
 
-    def _attempt(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """One call, in its thread; `SystemExit` too must not get past it."""
+    def _call_function(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         try:
-            return self._shown(self._function(**self._given(arguments)))
-        except BaseException as error:  # noqa: BLE001 - a stranger's function can raise anything
-            return self._judged(error)
+            return self._result_of(self._function(**self._validated(arguments)))
+        except BaseException as error:  # noqa: BLE001 - SystemExit, too, must not end the thread without a result
+            return self._answer_or_raise(error)
 
-    def _given(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """The arguments as the hints want them; one that is left out is the function's own default."""
+    def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
+        """The arguments converted to the types of the hints; a missing one keeps the function's default."""
         try:
-            return self._adapter.validate_json(json.dumps(_whole(dict(arguments))), strict=True)
+            return self._adapter.validate_json(json.dumps(_integers(dict(arguments))), strict=True)
         except ValidationError as error:
-            raise ValueError(f"invalid arguments for {self.name}: {_problems(error)}") from error
+            problems = [
+                f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']}, "
+                f"not {json.dumps(problem['input'], default=repr)[:80]}"
+                for problem in error.errors(include_url=False)
+            ]
+            if len(problems) > _SHOWN_PROBLEMS:
+                problems[_SHOWN_PROBLEMS:] = [f"and {len(problems) - _SHOWN_PROBLEMS} more"]
+            raise ValueError(f"invalid arguments for {self.name}: {'; '.join(problems)}") from error
 
-    def _shown(self, value: object) -> ToolResult:
-        """The function's value as an answer."""
+    def _result_of(self, value: object) -> ToolResult:
+        """The function's return value as text."""
         if isinstance(value, ToolResult):
             return value
         if isinstance(value, bytes | bytearray):
@@ -143,24 +192,34 @@ class FunctionTool(Generic[P, R]):
             return ToolResult(text=value)
         try:
             text = json.dumps(to_jsonable_python(value, inf_nan_mode="constants"), ensure_ascii=False)
-        except ValueError as error:  # of an unknown type, or one that holds itself
+        except ValueError as error:  # an unknown type, or a value that contains itself
             raise ToolServerError(
                 f"{self.name} returned {type(value).__name__}, which JSON cannot hold: {error}",
-                cause=f"the function {self._place} returned it",
+                code="tool-failed",
+                cause=f"the function {self._location} returned it",
                 fix="return text, or lists, dictionaries, dataclasses and models of plain values",
             ) from error
         return ToolResult(text=text)
 
-    def _judged(self, error: BaseException) -> ToolResult:
-        """What an exception means: an answer for the model, or a broken tool."""
+    def _answer_or_raise(self, error: BaseException) -> ToolResult:
+        """An answer for the model if the function raised `ValueError`; anything else is a broken tool."""
         if isinstance(error, InfrastructureError):
             raise error
-        if isinstance(error, ValueError) and not isinstance(error, _PARSING):
-            return ToolResult(text=_text_of(error) or f"{self.name} raised {type(error).__name__}", ok=False)
+        try:
+            text = str(error)
+        except Exception as failure:  # noqa: BLE001 - the user's exception may have a broken __str__
+            text = f"(str() of it raises {type(failure).__name__})"
+        if isinstance(error, ValueError) and not isinstance(error, _PARSING_ERRORS):
+            return ToolResult(text=text or f"{self.name} raised {type(error).__name__}", ok=False)
+        # The last line of the traceback that is in the function's own file; it may wrap something without a file.
+        own = getattr(getattr(inspect.unwrap(self._function), "__code__", None), "co_filename", "")
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        where = (f", {Path(own).name}" if own else "") + (f", line {lines[-1]}" if lines else "")
         raise ToolServerError(
-            f"{self.name} raised {type(error).__name__}: {_text_of(error)[:_SHOWN_MESSAGE]}",
-            cause=f"the function {self._function.__qualname__} let it out{_line_of(error, self._function)}",
-            fix="correct the function; where arguments are wrong or nothing is found, raise ValueError with a text",
+            f"{self.name} raised {type(error).__name__}: {text[:_SHOWN_MESSAGE]}",
+            code="tool-failed",
+            cause=f"raised in the function {self._function.__qualname__}{where}",
+            fix="correct the function; if arguments are wrong or nothing is found, raise ValueError with a text",
         ) from error
 
 
@@ -190,73 +249,246 @@ def tool(
     """Make a typed function, or an object's method, a tool: `@tool`, `@tool(timeout_s=5)`, `tool(store.find)`.
 
     Args:
-        name: the tool's name; otherwise the function's.
-        description: what the model is told; otherwise the docstring up to its first section.
+        function: the function or bound method.
+        name: the tool's name; by default the function's.
+        description: what the model reads; by default the docstring up to its first section.
         timeout_s: seconds of one call.
-        output_tokens: of its text, four characters counted as a token; a longer one is cut.
+        output_tokens: of its text, four characters counted as a token; longer text is cut.
 
     Raises:
         UsageError: the function cannot be a tool.
     """
-
-    def make(chosen: Callable[..., Any]) -> FunctionTool[..., Any]:
-        return FunctionTool(
-            chosen, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
-        )
-
+    make = functools.partial(
+        FunctionTool, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
+    )
     return make if function is None else make(function)
 
 
-# --- one call ---------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
-async def _in_thread(job: Callable[[], ToolResult]) -> ToolResult:
-    """What `job` returns or raises, from a daemon thread of its own.
+def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """(description, {argument: its description}) of a docstring in the style of Google, NumPy or `:param name:`.
 
-    asyncio's pool has few threads, in which calls would queue, and the program could not end before they do.
+    The description is everything before the first section. Each paragraph is joined to one line. `docstring` is
+    without indentation, as `inspect.getdoc` returns it.
     """
-    done: Future[ToolResult] = Future()
-    done.set_running_or_notify_cancel()  # from now on whoever waits can leave, and the job still has where to put this
-    context = contextvars.copy_context()
+    try:
+        # The parser takes a section in the first line for prose, so a placeholder stands before it.
+        parsed = docstring_parser.parse(f"-\n\n{docstring}")
+    except (docstring_parser.ParseError, IndexError, ValueError):  # a broken section: the first paragraph is still good
+        return " ".join(docstring.partition("\n\n")[0].split()), {}
+    paragraphs = re.split(r"\n\s*\n", (parsed.description or "").removeprefix("-").strip())
+    arguments = {
+        name.strip(): " ".join(parameter.description.split())
+        for parameter in parsed.params
+        for name in parameter.arg_name.split(",")  # NumPy style: "a, b : int"
+        if parameter.description
+    }
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs), arguments
 
-    def run() -> None:
+
+def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> TypeAdapter[Any]:
+    """The validator of a function's arguments, as a dictionary of those that are given."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise _invalid(
+            f"the type hints of {function.__qualname__} cannot be read: {error}",
+            "import or define the type at the top of the module",
+        ) from error
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        what = f"{function.__qualname__}: argument {name!r} cannot be an argument of a tool"
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise _invalid(what, "give each argument its own name", cause="a model passes every argument by name")
+        if name == "self" and name not in hints:
+            raise _invalid(what, "create the object first and make the tool from its method: tool(thing.method)")
+        if name not in hints:
+            raise _invalid(what, f"e.g. {name}: str", cause="it has no type hint, which the schema is made from")
+        hint = hints[name]
+        described = any(isinstance(extra, FieldInfo) and extra.description for extra in get_args(hint)[1:])
+        if name in documented and not described:
+            hint = Annotated[hint, Field(description=documented[name])]
         try:
-            done.set_result(context.run(job))
-        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller
-            done.set_exception(error)
+            TypeAdapter(hint).json_schema()
+        except PydanticUserError as error:
+            raise _invalid(
+                what,
+                "use types that JSON has: str, int, float, bool, list, dict, Literal, Enum, a dataclass or a pydantic "
+                "model",
+                cause=str(error).partition("\n")[0].partition(". Set `")[0],
+            ) from error
+        if parameter.default is not parameter.empty:
+            try:
+                shown = {"default": to_jsonable_python(parameter.default)}
+            except PydanticSerializationError:
+                shown = {}  # a default that JSON cannot hold is not in the schema, and still applies
+            hint = NotRequired[Annotated[hint, Field(json_schema_extra=shown)]]
+        fields[name] = hint
+    arguments = TypedDict("Arguments", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return TypeAdapter(arguments)
 
-    threading.Thread(target=run, name="tool", daemon=True).start()
-    return await asyncio.wrap_future(done)
+
+class _Untitled(GenerateJsonSchema):
+    """Omits the titles that repeat the fields' names: a model reads every schema, in every turn."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
-def _whole(value: Any) -> Any:
-    """The same JSON with 3.0 as 3: a schema's integers are told by value, pydantic's by spelling."""
+def _integers(value: Any) -> Any:
+    """The same JSON with 3.0 as 3: JSON schema accepts 3.0 as an integer, pydantic's strict mode does not."""
     if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
+        return {key: _integers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_integers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _problems(error: ValidationError) -> str:
-    found = [
-        f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}, not {json.dumps(one['input'], default=repr)[:80]}"
-        for one in error.errors(include_url=False)
-    ]
-    more = [f"and {len(found) - _SHOWN_PROBLEMS} more"] if len(found) > _SHOWN_PROBLEMS else []
-    return "; ".join(found[:_SHOWN_PROBLEMS] + more)
+def checked_name(name: str) -> str:
+    """Return `name` if models and programs can call a tool by it.
+
+    Raises:
+        UsageError: it is not an identifier of at most 64 ASCII characters.
+    """
+    if not (name.isascii() and name.isidentifier() and len(name) <= 64) or keyword.iskeyword(name):
+        raise _invalid(
+            f"{name!r} cannot be a tool's name: letters, digits and _, at most 64 of them", '@tool(name="word_count")'
+        )
+    return name
 
 
-def _text_of(error: BaseException) -> str:
-    """What it says; an exception of a stranger's may not even be able to do that."""
+def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
+    return UsageError(what, code="tool-invalid", cause=cause, fix=fix)
+
+
+# --- functions named in a recipe --------------------------------------------------------------------------------------
+
+
+class Config(Frozen):
+    """Settings of a function as a tool.
+
+    `function` is `FILE.py:NAME`, relative to the directory in which midstream runs, or `MODULE:NAME`. It is imported
+    when the tool is made, never to check a recipe.
+    """
+
+    function: str
+
+    @field_validator("function")
+    @classmethod
+    def _has_both_parts(cls, function: str) -> str:
+        if not re.fullmatch(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*", function):
+            raise ValueError("not of the form my_tools.py:word_count or my_package.tools:word_count")
+        return function
+
+
+def load(config: Config, name: str) -> Tool:
+    """Import `config.function` as a tool called `name`.
+
+    It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
+
+    Raises:
+        UsageError: there is no such file, module or name, its import fails, or it cannot be a tool.
+    """
+    place, _, attribute = config.function.rpartition(":")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            own = [
+                known
+                for known, value in vars(module).items()
+                if isinstance(value, FunctionTool)
+                or (inspect.isfunction(value) and value.__module__ == module.__name__)
+            ]
+            raise RecipeError(
+                f"{place} has no {attribute!r}",
+                code="name-not-found",
+                fix=f"use one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
+            ) from error
+    if isinstance(found, FunctionTool):
+        return found.renamed(name)
+    if inspect.isfunction(found) or inspect.ismethod(found):
+        return tool(found, name=name)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except TypeError as error:
+            raise RecipeError(
+                f"{config.function} cannot be created without arguments: {error}",
+                code="tool-invalid",
+                fix="create the object in its module, and name the object",
+            ) from error
+    if not isinstance(found, Tool):
+        raise RecipeError(
+            f"{config.function} is neither a function nor a tool: {found!r:.100}",
+            code="tool-invalid",
+            cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
+            fix="name a typed function with a docstring: docs/own-tool.md",
+        )
+    return _Renamed(found, checked_name(name))
+
+
+class _Renamed:
+    """Another tool under the recipe's name for it."""
+
+    def __init__(self, inner: Tool, name: str) -> None:
+        self.name, self.description, self.parameters = name, inner.description, inner.parameters
+        self.timeout_s, self.output_tokens = inner.timeout_s, inner.output_tokens
+        self.call, self.close = inner.call, inner.close
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file once in a process, so that its tools share its state. It can import files of its directory."""
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise RecipeError(
+            f"no file {path}",
+            code="file-not-found",
+            cause=f"a path in a recipe is relative to the directory in which midstream runs, now {Path.cwd()}",
+            fix=f"run midstream where the file is, or give its absolute path; {_EXAMPLE}",
+        )
+    name = f"midstream_tools_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001
-        return f"(its text cannot be had: {type(failure).__name__})"
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_failed(str(path), error) from error
+    return module
 
 
-def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """ ", my_tools.py, line 12", the last one in the function's own file."""
-    own = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "")  # it may wrap what has none
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return (f", {Path(own).name}" if own else "") + (f", line {lines[-1]}" if lines else "")
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        # The module itself is missing, and not one that it imports.
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise RecipeError(
+                f"no module {name!r}: {error}",
+                code="module-not-found",
+                fix=f"correct the name, install its package next to midstream, or name the file; {_EXAMPLE}",
+            ) from error
+        raise _import_failed(name, error) from error
+
+
+def _import_failed(what: str, error: BaseException) -> RecipeError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    return RecipeError(
+        f"{what} cannot be imported: {type(error).__name__}: {error}",
+        code="import-failed",
+        cause=f"{place}, line {line}, raises it" if place and line else f"{place or what} raises it",
+        fix=f"correct it until `{Path(sys.executable).name} {what}` runs" if what.endswith(".py") else "correct it",
+    )

@@ -1,32 +1,51 @@
-"""The Python tool: runs code and shows what it printed and the value of its last expression."""
+"""The Python tool: runs code, or writes it for a request in words and runs it.
+
+Source of the coder: arXiv 2510.05592, the tool "Python Coder": it gets a request in words, an engine at temperature 0
+writes the code, and the tool has 500 s for all of it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.protocols import ToolResult
+from midstream.core.errors import SandboxError
+from midstream.core.protocols import Engine, Tool, ToolResult
+from midstream.core.replies import find_program
+from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits
 from midstream.sandbox.tiers import Sandbox, choose
+from midstream.tools.base_generator import ask
 
-NEVER_S = 3600.0  # the pool bounds its own waits and runs; this is only for a pool that hangs
+NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a pool that hangs
+CODER_TIMEOUT_S = 500.0
 
 
 class Config(Limits):
-    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, where it has an engine."""
+    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=2048, ge=1)
 
 
-class PythonTool:
-    """Runs Python in a process of its own, with no memory of earlier calls; `libraries` says what code can import.
+def make(config: Config, sandbox: Sandbox, engine: Engine | None) -> Tool:
+    """The Python tool for code, or with an engine that writes code, the one for requests in words."""
+    tool = PythonTool(config, sandbox)
+    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+    return tool if engine is None else PythonCoder(tool, engine, sampling)
 
-    Code that raises, runs too long or uses too much is an answer with `ok=False`. What holds it back is the sandbox's
-    tier (`sandbox.tiers`).
+
+class PythonTool:
+    """Runs Python in a separate process, without state between calls; `libraries` lists what code can import.
+
+    Code that raises, runs too long or uses too much memory is an answer with `ok=False`. The sandbox's tier
+    (`sandbox.tiers`) determines how the code is confined.
     """
 
     name = "python"
@@ -49,10 +68,10 @@ class PythonTool:
             self.description = f"Evaluates arithmetic; it takes {self.libraries}."
         else:
             self.libraries = ", ".join(("the standard library", *self.pool.libraries))
-            held = "" if self.pool.tier == "unsafe" else ", and it reaches neither your files nor the network"
+            confined = "" if self.pool.tier == "unsafe" else ", and it reaches neither your files nor the network"
             self.description = (
                 "Runs Python code and returns what it prints and the value of its last expression, or its error. The "
-                f"code can import {self.libraries}; nothing is kept between calls{held}. For arithmetic and exact "
+                f"code can import {self.libraries}; nothing is kept between calls{confined}. For arithmetic and exact "
                 "computation, not for facts."
             )
 
@@ -64,3 +83,60 @@ class PythonTool:
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
+
+
+class PythonCoder:
+    """Has an engine write a program for a request and runs it once in `python`'s sandbox; the engine is not retried.
+
+    A reply without a program that compiles, and a program that raises, are answers with `ok=False`. The result is what
+    the program printed; the program itself is in the call.
+    """
+
+    name = "python"
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {
+            "request": {"type": "string", "description": "what to compute, with every value and fact it needs"}
+        },
+        "required": ["request"],
+        "additionalProperties": False,
+    }
+    timeout_s = CODER_TIMEOUT_S
+
+    def __init__(self, python: PythonTool, engine: Engine, sampling: Sampling) -> None:
+        self._python, self._engine, self._sampling = python, engine, sampling
+        self._prompt = (resources.files("midstream.tools") / "prompts" / "python_coder.md").read_text(encoding="utf-8")
+        self.output_tokens = python.output_tokens
+        self.description = (
+            "A programmer who writes Python for a request in words and runs it once. Give the request with every value "
+            f"it needs; nothing is kept between requests. The program can use {python.libraries}. Returns what it "
+            "prints or its error. For exact arithmetic, counting, symbolic mathematics and search by brute force; not "
+            "for facts, and it reaches neither files nor the network."
+        )
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        """Run the program that the engine writes for `arguments["request"]`.
+
+        Raises:
+            ToolServerError: the engine failed.
+            SandboxError: no process could run the program; its `calls` hold the request.
+        """
+        values = {"libraries": self._python.libraries, "request": str(arguments["request"])}
+        # One pass over the template: braces in the request are not placeholders.
+        prompt = re.sub(r"\{\{(\w+)\}\}", lambda placeholder: values[placeholder[1]], self._prompt)
+        written = await ask(self._engine, self.name, prompt, self._sampling)
+        if not written.ok:
+            return written
+        code, problem = find_program(written.text)
+        if code is None:
+            return replace(written, text=f"the coder wrote no program: {problem}", ok=False)
+        try:
+            result = await self._python.call({"code": code})
+        except SandboxError as failure:
+            failure.calls = (*written.calls, *failure.calls)
+            raise
+        return replace(result, calls=written.calls)
+
+    async def close(self) -> None:
+        """End the processes; the engine's owner closes it."""
+        await self._python.close()

@@ -20,7 +20,7 @@ from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Sampling
-from midstream.tools.web.asking import ask
+from midstream.tools.base_generator import ask
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import NoPage, without_controls
 from midstream.tools.web.page_reader import PageReader, Reading
