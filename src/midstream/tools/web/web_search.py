@@ -9,8 +9,8 @@ from pydantic import Field, JsonValue
 
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.trajectory import Sampling
-from midstream.tools.web import api
 from midstream.tools.base_generator import ask
+from midstream.tools.web import api
 from midstream.tools.web.search_providers import Ddgs, Hit, Provider, Serper
 
 MAX_QUERY = 1000  # characters; no search engine reads more
