@@ -24,7 +24,7 @@ from midstream.core.errors import (
     UnsupportedError,
     UsageError,
 )
-from midstream.core.events import Event, Listener
+from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
 from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
@@ -88,7 +88,7 @@ async def rollout(
     group_size: int = 1,
     seed: int,
     lessons: Mapping[str, Lessons] | None = None,
-    listener: Listener | None = None,
+    listener: TurnListener | None = None,
     kept: Mapping[Place, Trajectory] | None = None,
     on_done: OnDone | None = None,
 ) -> list[Group]:
@@ -113,7 +113,7 @@ async def rollout(
     waves = [jobs[i : i + size] for i in range(0, len(jobs), size)] if barriers else [jobs]
     slots = asyncio.Semaphore(size)
     done = {order: kept[task.id, index] for order, task, index in jobs if (task.id, index) in kept} if kept else {}
-    tell = on_done or (lambda trajectories: None)
+    finished = on_done or (lambda trajectories: None)
 
     async def one(order: int, task: Task, index: int) -> None:
         try:
@@ -125,7 +125,7 @@ async def rollout(
                 )
             done[order] = trajectory
             if not barriers:
-                tell([trajectory])
+                finished([trajectory])
         finally:
             for barrier in barriers:
                 barrier.leave(order)
@@ -142,7 +142,7 @@ async def rollout(
                 for order, _, _ in wave:
                     barrier.leave(order)
         if barriers and wave:
-            tell([done[order] for order, _, _ in wave])
+            finished([done[order] for order, _, _ in wave])
     return [
         Group(task=task, trajectories=tuple(done[i * group_size + j] for j in range(group_size)))
         for i, task in enumerate(tasks)
@@ -180,7 +180,7 @@ async def _attempts(
     seed: int,
     order: int,
     lessons: Lessons,
-    listener: Listener | None,
+    listener: TurnListener | None,
 ) -> Trajectory:
     """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded.
 
@@ -207,7 +207,7 @@ async def _attempts(
         if ended is not None:  # what it cost is counted once
             ended = ended.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
         elif listener is not None:
-            listener(Event(turn=0, role="", kind="restart", value=error))
+            listener(TurnEvent(turn=0, role="", kind="restart", value=error))
     return trajectory.model_copy(
         update={
             "id": f"{task.id}#{index}",
@@ -234,7 +234,7 @@ async def _one_attempt(
     order: int,
     lessons: Lessons,
     deadline_s: float | None,
-    listener: Listener | None,
+    listener: TurnListener | None,
 ) -> tuple[Trajectory, Trajectory | None]:
     """The one error boundary: whatever an agent, tool, engine or reward raises becomes a trajectory with its error.
 

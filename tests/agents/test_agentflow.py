@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
-from midstream.core.events import Event, Listener
+from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, ToolResult
 from midstream.core.seeds import derive_seed
@@ -99,7 +99,7 @@ def run(
     tool: Echo | None = None,
     *,
     deadline_s: float | None = None,
-    listener: Listener | None = None,
+    listener: TurnListener | None = None,
     **config: Any,
 ) -> Trajectory:
     limit = None if deadline_s is None else time.monotonic() + deadline_s
@@ -288,7 +288,7 @@ def test_the_calls_of_the_module_that_broke_are_kept():
 
 
 def test_a_listener_hears_everything_in_order_and_changes_nothing():
-    heard: list[Event] = []
+    heard: list[TurnEvent] = []
     trajectory = run(Modules(), Echo(), max_turns=2, listener=heard.append)
     once = [
         ("planner", "start"), ("planner", "action"), ("executor", "start"), ("executor", "command"),

@@ -10,7 +10,7 @@ import pytest
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, RecipeError, ToolServerError, UnsupportedError
-from midstream.core.events import Event
+from midstream.core.events import TurnEvent
 from midstream.core.stream import is_strict, load_template, stream_of
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Command, Trajectory, Usage, without_clocks
@@ -389,7 +389,7 @@ def test_lessons_stand_in_the_prompt():
 
 
 def test_a_listener_is_told_in_order_and_changes_nothing():
-    told: list[Event] = []
+    told: list[TurnEvent] = []
     heard = play(ScriptedEngine([ONE, LAST]), run={"listener": told.append})
     assert [(one.turn, one.kind) for one in told] == [
         (1, "start"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.core.errors import EngineError
-from midstream.core.events import Event
+from midstream.core.events import TurnEvent
 from midstream.core.stream import blocks, load_template, stream_of
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.scripted import ScriptedEngine
@@ -112,7 +112,7 @@ def test_a_reply_of_thoughts_alone_says_nothing():
 
 
 def test_a_listener_hears_the_user():
-    told: list[Event] = []
+    told: list[TurnEvent] = []
     talk = Talk(["Do it.", "More."], [[A]])
     play(ScriptedEngine(["Done.", "Bye."]), template=CALLING, talk=talk, run={"listener": told.append})
     assert [(one.turn, one.kind, one.value) for one in told if one.kind in ("user", "answer")] == [

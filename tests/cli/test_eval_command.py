@@ -316,17 +316,17 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
 
 
 def test_ctrl_c_keeps_what_has_ended_and_says_how_to_go_on(server, recipe, questions, tmp_path, capsys, monkeypatch):
-    from midstream.report.evaluation_progress import EvaluationProgress
+    from midstream.report.progress import Progress
 
-    root, ended = tmp_path / "evaluation", EvaluationProgress.ended
+    root, show = tmp_path / "evaluation", Progress.__call__
 
-    def stop_at_twenty(self, trajectories):
-        ended(self, trajectories)
-        if self.set_done == 20:  # others may end in the same turn of the loop
+    def stop_at_twenty(self, event):
+        show(self, event)
+        if self.view.set_done == 20:  # others may end in the same turn of the loop
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluationProgress, "ended", stop_at_twenty)
+        patch.setattr(Progress, "__call__", stop_at_twenty)
         code, _, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", root, "--quiet")
     assert code == 130
     assert f"midstream resume {root}" in " ".join(err.split())

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import BudgetError, EngineError
+from midstream.core.metrics import Spent
 from midstream.core.protocols import LockstepEngine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajectory, Usage
-from midstream.practice.budget import Budget, BudgetedAgent, Entry, Spent, budgeted, prompt_bound, read_spent
+from midstream.practice.budget import Budget, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
 from midstream.practice.settings import BudgetConfig
 from midstream.runs.journal import read_models
 

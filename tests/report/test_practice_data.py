@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.practice.commit import UpdateRecord
+from midstream.core.metrics import Spent
+from midstream.practice.commit import UpdateRecord, fates
 from midstream.practice.gate import ChangeRecord
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig
 from midstream.report import practice_data
-from midstream.report.practice_data import Spent, learned, left_out_text, short, spent_text, text_of, total_fates, tried
+from midstream.report.practice_data import learned, left_out_text, short, spent_text, text_of, total_fates, tried
 from support.practice_runs import made_up, view
 
 
@@ -73,14 +74,14 @@ def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
 
 def test_pending_changes_are_counted_once():
     again = update(1, changes=(ChangeRecord(operation=add("late"), fate="pending"),))
-    assert total_fates([again, again.model_copy(update={"step": 2})])["pending"] == 1
+    assert total_fates([fates(again), fates(again)])["pending"] == 1
     assert total_fates([]) == {"accepted": 0, "rejected": 0, "refused": 0, "pending": 0}
 
 
 def test_what_was_spent_is_told_with_its_limits():
     spent = Spent(rollouts=1500, tokens=2_050_000, cost_usd=0.84)
     assert spent_text(spent) == "1,500 rollouts, 2.05M tokens, $0.8400"
-    limits = BudgetConfig(rollouts=2000, tokens=3_000_000, cost_usd=5)
+    limits = BudgetConfig(rollouts=2000, tokens=3_000_000, cost_usd=5).limits
     assert spent_text(spent, limits) == "1,500 of 2,000 rollouts, 2.05M of 3M tokens, $0.8400 of $5.00"
     assert spent_text(Spent(rollouts=1, tokens=9999)) == "1 rollout, 9,999 tokens"
     assert [short(count) for count in (9_999, 41_300, 999_400, 999_700)] == ["9,999", "41.3k", "999k", "1M"]

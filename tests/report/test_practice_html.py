@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
-from midstream.practice.budget import Spent
+from midstream.core.metrics import Spent
 from midstream.practice.gate import ChangeRecord
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin

@@ -1,20 +1,39 @@
 import io
 import re
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
 
-from midstream.core.metrics import StepMetrics
-from midstream.core.progress import NoProgress, ProgressDisplay
-from midstream.report.progress import PlainProgress, TerminalProgress, make_progress
-from support.fake_run import evaluation, metrics, timings
+from midstream.core.events import (
+    BudgetSpent,
+    EvaluationFinished,
+    Note,
+    Phase,
+    RunFinished,
+    RunStarted,
+    SetStarted,
+    StepFinished,
+    TrajectoriesFinished,
+    UpdateFinished,
+)
+from midstream.core.metrics import EvaluationResult, StepMetrics
+from midstream.core.trajectory import Trajectory
+from midstream.practice.commit import UpdateRecord, fates, left_out, proposed
+from midstream.report.progress import EvaluationView, Kind, Progress, terminal_progress
+from support.evaluations import evaluated
+from support.fake_run import evaluation, lost, metrics, solved, timings, unsolved
+from support.practice_runs import made_up
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+KINDS = ("training", "practice", "evaluation")
+UPDATES = made_up(4).updates
 
 
-def terminal(width: int = 100) -> Console:
+def terminal(width: int = 100, height: int = 40) -> Console:
     # A dumb terminal cannot draw, so the kind is fixed here.
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=40, _environ={"TERM": "xterm-256color"})
+    environ = {"TERM": "xterm-256color"}
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height, _environ=environ)
 
 
 def pipe() -> Console:
@@ -26,132 +45,128 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-def drive(display: ProgressDisplay, steps: int = 20) -> None:
-    display.start("recipes/worlds.toml", steps, 1, "runs/a")
-    for done in ("1/450", "2/450", "450/450"):
-        display.phase(f"warm start {done}")
-    display.evaluation(evaluation(0.0, 0))
-    for record, timing in zip(metrics(steps), timings(steps), strict=True):
-        display.step(record, timing)
-    display.note("3 samples were left out: [bold]too_long[/bold]")
-    display.evaluation(evaluation(1.0, steps))
-    display.finish()
-
-
-def test_the_display_suits_the_console():
-    assert isinstance(make_progress(terminal()), TerminalProgress)
-    assert isinstance(make_progress(pipe()), PlainProgress)
-
-
-def test_plain_lines_are_few_and_never_wrapped():
-    console = pipe()
-    with make_progress(console) as display:
-        drive(display)
-    lines = written(console).splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("step")] == ["step 10/20", "step 20/20"]
-    assert sum(line.startswith("warm start") for line in lines) == 1
-    assert "evaluation step 20: worlds/test greedy (trained): success 70.6% of 400 tasks" in lines
-    assert "warning: 3 samples were left out: [bold]too_long[/bold]" in lines
-    assert len(lines) == 8
-    assert "\x1b" not in written(console)
-
-
-def test_plain_lines_are_ascii():
-    console = pipe()
-    with make_progress(console) as display:
-        drive(display)
-    assert written(console).isascii()
-
-
-def test_quiet_shows_warnings_alone():
-    console = terminal()
-    with make_progress(console, quiet=True) as display:
-        drive(display)
-    assert written(console).count("\n") == 1
-    assert "3 samples were left out" in written(console)
-
-
-def test_silent_display_accepts_everything():
-    display: ProgressDisplay = NoProgress()
-    with display as inside:
-        drive(inside)
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_panel_holds_every_number_within_the_width(width):
-    console = terminal(width)
-    with make_progress(console) as display:
-        drive(display)
+def last_panel(console: Console) -> str:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
-    panel = text[text.rindex("╭") :]
-    assert max(map(len, text.splitlines())) <= width
-    for expected in (
-        "step 20/20",
-        "100%",
-        "70.6% at step 20",
-        "best 70.6%",
-        "6,857 tokens/s",
-        "4.5 tokens for each unique one",
-        "local_search 55%",
-        "finished",
-    ):
-        assert expected in panel, expected
-    assert any(block in panel for block in "▂▃▄▅▆▇")
+    return text[text.rindex("╭") :]
 
 
-def test_best_is_kept_when_the_newest_is_worse():
-    console = terminal()
-    with make_progress(console) as display:
-        display.start("r", 10, 1, "run")
-        display.evaluation(evaluation(1.0, 5))
-        display.evaluation(evaluation(1.0, 5, "T=1"))
-        display.evaluation(evaluation(0.5, 10))
-    panel = written(console)
-    assert re.search(r"66\.\d%.* at step 10 +best 70\.6% at step 5", panel)
+def training(listener: Progress, steps: int = 20) -> None:
+    for done in ("1/450", "2/450", "450/450"):
+        listener(Phase(f"warm start {done}"))
+    listener(EvaluationFinished(evaluation(0.0, 0)))
+    listener(RunStarted(recipe="recipes/worlds.toml", directory="runs/a", total=steps))
+    for record, timing in zip(metrics(steps), timings(steps), strict=True):
+        listener(StepFinished(record, timing))
+    listener(Note("3 samples were left out: [bold]too_long[/bold]"))
+    listener(EvaluationFinished(evaluation(1.0, steps)))
+    listener(RunFinished())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_error_restores_the_terminal_and_is_not_swallowed(error):
-    console = terminal()
-
-    def fail() -> None:
-        with make_progress(console) as display:
-            display.start("r", 10, 1, "run")
-            raise error
-
-    with pytest.raises(error):
-        fail()
-    assert written(console).rindex(SHOW_CURSOR) > written(console).rindex(HIDE_CURSOR)
-    assert ("interrupted" if error is KeyboardInterrupt else "stopped by an error") in written(console)
+def finished(record: UpdateRecord) -> UpdateFinished:
+    return UpdateFinished(
+        update=record.step,
+        reward_mean=record.mean_reward,
+        proposed=proposed(record),
+        fates=fates(record),
+        left_out=left_out(record),
+        lessons=record.lessons,
+        spent=record.spent,
+    )
 
 
-def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing():
-    console = terminal()
-    with make_progress(console) as display:
-        display.start("r", 100, 51, "run")
-        display.phase("evil \x1b]0;title\x07 [red]")
-    assert "step 50/100" in written(console)
-    assert "\x1b]0;" not in written(console)
-    assert "[red]" in written(console)
+def of_aime(right: int, policy: str, step: int) -> EvaluationResult:
+    scores = {f"t{index}": [float(index < right)] for index in range(10)}
+    return evaluated(scores, policy=policy, set_name="aime", step=step)[0]
 
 
-def test_before_the_steps_begin_the_panel_shows_phase_and_first_evaluation():
-    console = terminal()
-    with make_progress(console) as display:
-        display.phase("warm start 120/450")
-        display.evaluation(evaluation(0.0, 0))
-    assert "warm start 120/450" in written(console)
-    assert "32.6% at step 0" in written(console)
-    assert "0/0" not in written(console)
+def practice(listener: Progress, done: int = 0) -> None:
+    limits = {"rollouts": 3000, "cost_usd": 5.0}
+    listener(RunStarted(recipe="training-free-math", directory="runs/a", total=4, done=done, limits=limits))
+    for record in UPDATES[:done]:
+        listener(finished(record))
+    listener(EvaluationFinished(of_aime(3, "no lessons", 0)))
+    for record in UPDATES[done:]:
+        for count in range(3):
+            listener(Phase(f"rollouts {count * 20}/50"))
+            listener(BudgetSpent(record.spent))
+        listener(Phase("gate: whole, 48 pairs, evidence 2.1 of 4.8"))
+        listener(finished(record))
+    listener(Note("practice.budget.updates = 4 were [bold]made[/bold]"))
+    listener(EvaluationFinished(of_aime(5, "with lessons", 4)))
+    listener(RunFinished())
 
 
-def test_best_is_of_the_same_set():
-    console = terminal()
-    with make_progress(console) as display:
-        display.start("r", 10, 1, "run")
-        display.evaluation(evaluation(1.0, 5).model_copy(update={"set_name": "easy"}))
-        display.evaluation(evaluation(0.5, 10))
-    assert re.search(r"66\.\d%.* at step 10 +best 66\.\d% at step 10.*worlds", written(console))
+def evaluating(listener: Progress, second: str = "gaia T=0.7") -> None:
+    """40 runs of one set, of which 10 were done before; then the first of another set."""
+
+    def ended(*trajectories: Trajectory) -> None:
+        listener(TrajectoriesFinished(trajectories))
+
+    costly = solved().model_copy(update={"cost_usd": 0.5})
+    listener(RunStarted(recipe="agentflow-7b", directory="runs/eval-a", total=80, sets=2))
+    listener(SetStarted(place=1, name="bamboogle T=0.7", total=40, kept=[unsolved()] * 10))
+    for _ in range(14):
+        ended(costly)
+    ended(*[unsolved()] * 15)
+    ended(lost())
+    listener(EvaluationFinished(of_aime(4, "agentflow-7b", 0)))
+    listener(Note("a [bold]torn[/bold] record was cut off"))
+    listener(SetStarted(place=2, name=second, total=40, kept=[]))
+    ended(lost())
+
+
+EVENTS = {"training": training, "practice": practice, "evaluation": evaluating}
+
+
+def lines(kind: Kind, *more) -> list[str]:
+    console = pipe()
+    with terminal_progress(kind, console) as listener:
+        EVENTS[kind](listener, *more)
+    assert written(console).isascii(), "neither control sequences nor characters that a log may not hold"
+    return written(console).splitlines()
+
+
+# -- plain lines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_run_writes_few_lines_and_never_wraps():
+    log = lines("training")
+    assert [line.split(" | ")[0] for line in log if line.startswith("step")] == ["step 10/20", "step 20/20"]
+    assert sum(line.startswith("warm start") for line in log) == 1
+    assert "evaluation step 20: worlds/test greedy (trained): success 70.6% of 400 tasks" in log
+    assert "warning: 3 samples were left out: [bold]too_long[/bold]" in log
+    assert len(log) == 8
+
+
+def test_a_practice_run_writes_each_update_once_and_never_wraps():
+    log = lines("practice")
+    assert log[0] == "training-free-math: 4 updates, run runs/a"
+    assert [line.split(" | ")[0] for line in log if line.startswith("update")] == [f"update {k}/4" for k in range(1, 5)]
+    assert sum(line.startswith("rollouts") for line in log) == 4, "one a phase, not one a counter"
+    assert "evaluation aime/test T=1 (no lessons): success 30.0% of 10 tasks" in log
+    assert "warning: practice.budget.updates = 4 were [bold]made[/bold]" in log
+    third = next(line for line in log if line.startswith("update 3/4"))
+    spent = "1,050 of 3,000 rollouts, 1.23M tokens, $0.6300 of $5.00"
+    assert f"3 accepted, 2 rejected, 2 refused | 4 lessons | {spent}" in third
+    assert "lost replies 1" in third
+
+
+def test_a_resumed_practice_run_does_not_write_its_old_updates_again():
+    log = lines("practice", 2)
+    assert log[0] == "training-free-math: 4 updates, resumed at update 3, run runs/a"
+    assert [line.split(" | ")[0] for line in log if line.startswith("update")] == ["update 3/4", "update 4/4"]
+
+
+def test_an_evaluation_writes_few_lines():
+    log = lines("evaluation")
+    assert log[0] == "agentflow-7b: 80 runs in 2 evaluations, in runs/eval-a"
+    assert log[1] == "bamboogle T=0.7 (1/2): 40 runs, 10 of them done before"
+    so_far = [line.split(" | ") for line in log if "so far" in line]
+    assert [line[0] for line in so_far] == ["12/40", "16/40", "20/40", "24/40", "39/40"]
+    assert so_far[-1][1:3] == ["success so far 35.9%", "0 errors"]
+    assert so_far[-1][4] == "$7.00"
+    assert log[-3].startswith("aime T=1: success 40.0%")
+    assert log[-1] == "gaia T=0.7 (2/2): 40 runs"
 
 
 def failing(step: int, **counts: int) -> StepMetrics:
@@ -160,11 +175,11 @@ def failing(step: int, **counts: int) -> StepMetrics:
 
 def test_what_went_wrong_is_counted_since_the_last_line():
     console = pipe()
-    with make_progress(console) as display:
-        display.start("r", 20, 1, "run")
+    with terminal_progress("training", console) as listener:
+        listener(RunStarted(recipe="r", directory="run", total=20))
         for step in range(1, 21):
             trouble = {"request_failures": 2, "replies_repaired": 1, "trajectories_error": 1} if step in (3, 7) else {}
-            display.step(failing(step, **trouble), timings(1)[0])
+            listener(StepFinished(failing(step, **trouble), timings(1)[0]))
     first, second = (line for line in written(console).splitlines() if line.startswith("step"))
     assert first.endswith("2 trajectories lost to errors, 4 request failures, 2 replies repaired")
     assert "lost" not in second
@@ -173,17 +188,154 @@ def test_what_went_wrong_is_counted_since_the_last_line():
 
 def test_an_evaluation_names_its_failed_requests():
     console = pipe()
-    with make_progress(console) as display:
-        display.evaluation(evaluation(1.0, 5).model_copy(update={"request_failures": 1}))
+    with terminal_progress("training", console) as listener:
+        listener(EvaluationFinished(evaluation(1.0, 5).model_copy(update={"request_failures": 1})))
     assert written(console).strip().endswith("of 400 tasks, 1 request failure")
+
+
+# -- the live panel ----------------------------------------------------------------------------------------------------
+
+PANELS = {
+    "training": (
+        *("step 20/20", "100%", "70.6% at step 20", "best 70.6%", "6,857 tokens/s", "finished"),
+        *("4.5 tokens for each unique one", "local_search 55%"),
+    ),
+    "practice": (
+        *("update 4/4", "100%", f"{UPDATES[-1].mean_reward:.3f}", "runs/a", "finished"),
+        "30.0% no lessons -> 50.0% with lessons",
+        "1,400 of 3,000 rollouts, 1.64M tokens, $0.8400 of $5.00",
+        "8 accepted, 9 rejected, 8 refused, 3 pending",
+        "uniform groups 6, broken groups 2, lost replies 1, lost pairs 8",
+    ),
+    "evaluation": ("1/40", "0.0% so far", "counted as wrong", "python", "$7.00", "41 of 80 runs", "gaia T=0.7"),
+}
+
+
+def shows(console: Console, width: int, expected: Sequence[str]) -> str:
+    panel = last_panel(console)
+    assert max(map(len, panel.splitlines())) <= width
+    for text in expected:
+        assert text in panel, text
+    return panel
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_panel_holds_every_number_within_the_width(kind, width):
+    console = terminal(width)
+    with terminal_progress(kind, console) as listener:
+        EVENTS[kind](listener)
+    panel = shows(console, width, PANELS[kind])
+    assert kind == "evaluation" or any(block in panel for block in "▂▃▄▅▆▇")
+
+
+def test_the_panel_of_a_resumed_practice_run_holds_its_old_updates():
+    console = terminal(80)
+    with terminal_progress("practice", console) as listener:
+        practice(listener, 2)
+    shows(console, 80, PANELS["practice"])
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 12)])
+def test_the_panel_fits_the_terminal(width, height):
+    console = terminal(width, height)
+    with terminal_progress("evaluation", console) as listener:
+        evaluating(listener)
+    assert len(shows(console, width, PANELS["evaluation"]).rstrip().splitlines()) <= min(height, 12)
+
+
+def test_best_is_kept_when_the_newest_is_worse():
+    console = terminal()
+    with terminal_progress("training", console) as listener:
+        for result in (evaluation(1.0, 5), evaluation(1.0, 5, "T=1"), evaluation(0.5, 10)):
+            listener(EvaluationFinished(result))
+    assert re.search(r"66\.\d%.* at step 10 +best 70\.6% at step 5", written(console))
+
+
+def test_best_is_of_the_same_set():
+    console = terminal()
+    with terminal_progress("training", console) as listener:
+        listener(EvaluationFinished(evaluation(1.0, 5).model_copy(update={"set_name": "easy"})))
+        listener(EvaluationFinished(evaluation(0.5, 10)))
+    assert re.search(r"66\.\d%.* at step 10 +best 66\.\d% at step 10.*worlds", written(console))
+
+
+def test_before_the_steps_begin_the_panel_shows_phase_and_first_evaluation():
+    console = terminal()
+    with terminal_progress("training", console) as listener:
+        listener(Phase("warm start 120/450"))
+        listener(EvaluationFinished(evaluation(0.0, 0)))
+    assert "warm start 120/450" in written(console)
+    assert "32.6% at step 0" in written(console)
+    assert "0/0" not in written(console)
 
 
 def test_the_panel_sums_up_what_went_wrong():
     console = terminal()
-    with make_progress(console) as display:
-        display.start("r", 10, 1, "run")
-        display.step(failing(1, request_failures=2, trajectories_error=1), timings(1)[0])
-        display.step(failing(2, request_failures=3, replies_repaired=1), timings(1)[0])
-        display.evaluation(evaluation(1.0, 2).model_copy(update={"request_failures": 4}))
+    with terminal_progress("training", console) as listener:
+        listener(StepFinished(failing(1, request_failures=2, trajectories_error=1), timings(1)[0]))
+        listener(StepFinished(failing(2, request_failures=3, replies_repaired=1), timings(1)[0]))
+        listener(EvaluationFinished(evaluation(1.0, 2).model_copy(update={"request_failures": 4})))
     text = "1 trajectory lost, left out of training, 9 request failures, 1 reply repaired"
     assert text in written(console)
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+def test_errors_count_as_wrong_and_every_set_counts_its_own():
+    view = EvaluationView()
+    evaluating(Progress(view, pipe()))
+    assert (view.set_done, view.errors, view.success) == (1, 1, 0.0)
+    assert (view.done, view.total) == (41, 80)
+    assert view.calls == {"local_search": 14 + 2, "python": 14 + 25, "wikipedia": 25}
+    assert view.left_s is not None
+
+
+def test_what_was_kept_takes_no_time():
+    view = EvaluationView()
+    view.count(RunStarted(recipe="a", directory="b", total=40, sets=1))
+    view.count(SetStarted(place=1, name="c", total=40, kept=[solved()] * 39))
+    assert (view.set_done, view.left_s) == (39, None)
+
+
+# -- for every kind ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quiet_shows_warnings_alone(kind):
+    console = terminal()
+    with terminal_progress(kind, console, quiet=True) as listener:
+        EVENTS[kind](listener)
+    assert written(console).count("\n") == 1
+    assert "warning: " in written(console)
+    assert "[bold]" in written(console)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_restores_the_terminal_and_is_not_swallowed(kind, error):
+    console = terminal()
+
+    def fail() -> None:
+        with terminal_progress(kind, console) as listener:
+            listener(RunStarted(recipe="r", directory="run", total=10))
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert written(console).rindex(SHOW_CURSOR) > written(console).rindex(HIDE_CURSOR)
+    assert ("interrupted" if error is KeyboardInterrupt else "stopped by an error") in last_panel(console)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [terminal, pipe])
+def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing(kind, make):
+    console = make()
+    with terminal_progress(kind, console) as listener:
+        listener(RunStarted(recipe="r", directory="run", total=100, done=50, sets=1))
+        listener(SetStarted(place=1, name="evil \x1b]0;title\x07 [red]", total=10, kept=[]))
+        listener(Phase("evil \x1b]0;title\x07 [red]"))
+    assert {"training": "step 5", "practice": "update 5", "evaluation": "50"}[kind] in written(console)
+    assert "\x1b]0;" not in written(console)
+    assert "[red]" in written(console)

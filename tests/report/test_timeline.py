@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.events import Event
+from midstream.core.events import TurnEvent
 from midstream.core.stream import load_template
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
 from midstream.report.timeline import Screen, Timeline, elapsed
@@ -35,16 +35,16 @@ def drive(shown: Timeline, trajectory: Trajectory) -> None:
     """Tell what a run that leaves `trajectory` tells, each module's reply in one piece."""
 
     def module(role: str, kind, value) -> None:
-        shown.listen(Event(turn=turn.index, role=role, kind="start"))
-        shown.listen(Event(turn=turn.index, role=role, kind="text", value=f"{role} thinks"))
-        shown.listen(Event(turn=turn.index, role=role, kind="call", value=ASKED))
-        shown.listen(Event(turn=turn.index, role=role, kind=kind, value=value))
+        shown.listen(TurnEvent(turn=turn.index, role=role, kind="start"))
+        shown.listen(TurnEvent(turn=turn.index, role=role, kind="text", value=f"{role} thinks"))
+        shown.listen(TurnEvent(turn=turn.index, role=role, kind="call", value=ASKED))
+        shown.listen(TurnEvent(turn=turn.index, role=role, kind=kind, value=value))
 
     for turn in trajectory.turns:
         module("planner", "action", turn.action)
         if turn.command is not None:
             module("executor", "command", turn.command)
-        shown.listen(Event(turn=turn.index, role="executor", kind="observation", value=turn.observation))
+        shown.listen(TurnEvent(turn=turn.index, role="executor", kind="observation", value=turn.observation))
         if turn.verdict is not None:
             module("verifier", "verdict", turn.verdict)
     if trajectory.status == "ok":
@@ -109,8 +109,12 @@ def test_a_pipe_gets_no_control_codes_and_no_unfinished_text():
 def test_labels_are_dim_and_what_they_label_is_not():
     console = terminal()
     with Timeline(console, "q") as shown:
-        shown.listen(Event(turn=1, role="executor", kind="observation", value=Observation(status="ok", text="seen")))
-        shown.listen(Event(turn=1, role="executor", kind="observation", value=Observation(status="error", text="bad")))
+        shown.listen(
+            TurnEvent(turn=1, role="executor", kind="observation", value=Observation(status="ok", text="seen"))
+        )
+        shown.listen(
+            TurnEvent(turn=1, role="executor", kind="observation", value=Observation(status="error", text="bad"))
+        )
     assert "\x1b[2m  observation  \x1b[0mseen" in written(console)
     assert "\x1b[2m  error        \x1b[0m\x1b[31mbad\x1b[0m" in written(console)
 
@@ -118,9 +122,9 @@ def test_labels_are_dim_and_what_they_label_is_not():
 def test_a_terminal_shows_what_is_being_written_and_gives_the_cursor_back():
     console = terminal()
     with Timeline(console, "q") as shown:
-        shown.listen(Event(turn=1, role="planner", kind="start"))
-        shown.listen(Event(turn=1, role="planner", kind="text", value="I shall "))
-        shown.listen(Event(turn=1, role="planner", kind="text", value="look it \x1b[31mup"))
+        shown.listen(TurnEvent(turn=1, role="planner", kind="start"))
+        shown.listen(TurnEvent(turn=1, role="planner", kind="text", value="I shall "))
+        shown.listen(TurnEvent(turn=1, role="planner", kind="text", value="look it \x1b[31mup"))
         shown._live.refresh()
     text = written(console)
     assert "I shall look it \\x1b[31mup" in text
@@ -132,8 +136,8 @@ def test_a_terminal_shows_what_is_being_written_and_gives_the_cursor_back():
 def test_the_live_part_fits_a_small_terminal(width, height):
     console = terminal(width, height)
     shown = Timeline(console, "q")
-    shown.listen(Event(turn=1, role="planner", kind="start"))
-    shown.listen(Event(turn=1, role="planner", kind="text", value="a word of many words and then one more " * 50))
+    shown.listen(TurnEvent(turn=1, role="planner", kind="start"))
+    shown.listen(TurnEvent(turn=1, role="planner", kind="text", value="a word of many words and then one more " * 50))
     drawn = console.render_lines(shown._screen())
     assert 2 <= len(drawn) <= max(2, height // 2)
     assert all(sum(part.cell_length for part in line) <= width for line in drawn)
@@ -143,12 +147,12 @@ def test_retries_repairs_and_a_restart_are_told():
     console = pipe()
     error = ErrorInfo(type="ToolServerError", message="gone\n  fix: start it")
     with Timeline(console, "q") as shown:
-        shown.listen(Event(turn=1, role="planner", kind="start"))
+        shown.listen(TurnEvent(turn=1, role="planner", kind="start"))
         for reason in ("429: slow down", "503: [bold]overloaded"):
-            shown.listen(Event(turn=1, role="planner", kind="retry", value=reason))
+            shown.listen(TurnEvent(turn=1, role="planner", kind="retry", value=reason))
         repaired = ASKED.model_copy(update={"repaired": True, "failures": ("429: slow down", "503: overloaded")})
-        shown.listen(Event(turn=1, role="planner", kind="call", value=repaired))
-        shown.listen(Event(turn=0, role="", kind="restart", value=error))
+        shown.listen(TurnEvent(turn=1, role="planner", kind="call", value=repaired))
+        shown.listen(TurnEvent(turn=0, role="", kind="restart", value=error))
         drive(shown, solved())
         shown.finish(solved().model_copy(update={"closing_calls": (ASKED,), "request_failures": 2}))
     found = lines(written(console))
@@ -175,7 +179,7 @@ def test_a_run_lost_to_an_error_says_so():
 def test_a_long_observation_is_cut_with_a_note_and_an_answer_is_not():
     console, long = pipe(), "\n".join(f"line {number}" for number in range(20))
     with Timeline(console, "q") as shown:
-        shown.listen(Event(turn=1, role="executor", kind="observation", value=Observation(status="ok", text=long)))
+        shown.listen(TurnEvent(turn=1, role="executor", kind="observation", value=Observation(status="ok", text=long)))
         assert "… (cut here; --json has all of it)" in written(console)
         assert "line 10" in written(console)
         assert "line 11" not in written(console)
@@ -192,8 +196,8 @@ def test_what_was_done_and_half_written_stays_when_it_is_interrupted(error, how)
     def fail() -> None:
         with Timeline(console, "q") as shown:
             drive(shown, solved().model_copy(update={"turns": solved().turns[:1], "status": "error"}))
-            shown.listen(Event(turn=2, role="planner", kind="start"))
-            shown.listen(Event(turn=2, role="planner", kind="text", value="Half a thou"))
+            shown.listen(TurnEvent(turn=2, role="planner", kind="start"))
+            shown.listen(TurnEvent(turn=2, role="planner", kind="text", value="Half a thou"))
             raise error
 
     with pytest.raises(error):
@@ -219,7 +223,7 @@ def test_no_text_of_a_model_or_tool_steers_the_terminal(evil):
     console = pipe()
     with Timeline(console, hostile) as shown:
         drive(shown, run.model_copy(update={"turns": (turn,)}))
-        shown.listen(Event(turn=1, role="verifier", kind="retry", value=hostile))
+        shown.listen(TurnEvent(turn=1, role="verifier", kind="retry", value=hostile))
         shown.finish(run.model_copy(update={"answer": hostile}))
     assert not set(written(console)) & {"\x1b", "\x07", "\x9b", "\r", "\x08", "\u202e"}
     assert written(console).count("[bold]") >= 7
@@ -242,7 +246,7 @@ def drive_stream(shown: Timeline, trajectory: Trajectory) -> None:
     """Tell what an interleaved run that leaves `trajectory` tells."""
 
     def tell(turn: int, kind, value=None) -> None:
-        shown.listen(Event(turn=turn, role="policy", kind=kind, value=value))
+        shown.listen(TurnEvent(turn=turn, role="policy", kind=kind, value=value))
 
     def replied(turn: int, calls) -> None:
         for call in calls:
@@ -335,10 +339,10 @@ def test_a_reply_that_goes_on_when_it_is_interrupted_loses_nothing():
 
     def fail() -> None:
         with Timeline(console, "q", template=load_template("artist-math")) as shown:
-            shown.listen(Event(turn=1, role="policy", kind="start"))
-            shown.listen(Event(turn=1, role="policy", kind="call", value=reply("<think>it prints </python>")))
-            shown.listen(Event(turn=1, role="policy", kind="start"))
-            shown.listen(Event(turn=1, role="policy", kind="text", value="half a thou"))
+            shown.listen(TurnEvent(turn=1, role="policy", kind="start"))
+            shown.listen(TurnEvent(turn=1, role="policy", kind="call", value=reply("<think>it prints </python>")))
+            shown.listen(TurnEvent(turn=1, role="policy", kind="start"))
+            shown.listen(TurnEvent(turn=1, role="policy", kind="text", value="half a thou"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstream.core.metrics import ToolUse
+from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation import result_name
-from midstream.practice.budget import Entry, Spent
+from midstream.practice.budget import Entry
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import Version

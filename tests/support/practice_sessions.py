@@ -16,7 +16,6 @@ import pytest
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import Budget
-from midstream.practice.progress import NoPracticeDisplay
 from midstream.practice.session import Session
 from midstream.recipe.build import Build
 from midstream.recipe.practisable import practice_parts_of
@@ -97,7 +96,7 @@ def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Map
                 resolved=build.resolved,
             )
         with run.lock():
-            return asyncio.run(Session(parts, run, NoPracticeDisplay()).run())
+            return asyncio.run(Session(parts, run, lambda event: None).run())
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from midstream.agents.running import Contexts, Draft, Record, observe, recorded
 from midstream.core.data import Frozen
 from midstream.core.dialogue import Dialogue
 from midstream.core.errors import UnsupportedError
-from midstream.core.events import Listener
+from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import CodeRunner, Engine, Executor, Generator, Planner, Tool, Verifier
@@ -72,7 +72,7 @@ class AgentFlow:
         order: int = 0,
         lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
-        listener: Listener | None = None,
+        listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
         """Run one task to an answer (`agents.running.recorded` says what becomes of failures).

@@ -25,7 +25,7 @@ from midstream.agents.stream_policy import ModelPolicy, Policy, PolicyConfig, St
 from midstream.core.data import Frozen
 from midstream.core.dialogue import Dialogue, UserTurn
 from midstream.core.errors import RecipeError
-from midstream.core.events import Listener
+from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Tool
@@ -72,7 +72,7 @@ class Interleaved:
         order: int = 0,
         lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
-        listener: Listener | None = None,
+        listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
         """Run one task to an answer, or its dialogue to the end.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from midstream.core.errors import DeadlineError, InfrastructureError
-from midstream.core.events import Emit, Event, Listener, ignore_event
+from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Engine, ModuleContext, Tool
 from midstream.core.seeds import derive_seed
@@ -156,7 +156,7 @@ class Contexts:
     order: int
     lessons: Lessons
     deadline_s: float | None
-    listener: Listener | None
+    listener: TurnListener | None
 
     def of(self, module: str, turn: int) -> ModuleContext:
         """The context of a module that begins now."""
@@ -172,11 +172,11 @@ class Contexts:
         )
 
     def emitter(self, module: str, turn: int) -> Emit:
-        """What tells the listener about a module in a turn."""
+        """The function that emits a module's events of a turn to the listener."""
         listener = self.listener
         if listener is None:
             return ignore_event
-        return lambda kind, value: listener(Event(turn=turn, role=module, kind=kind, value=value))
+        return lambda kind, value: listener(TurnEvent(turn=turn, role=module, kind=kind, value=value))
 
 
 async def observe(tool: Tool, arguments: Mapping[str, JsonValue]) -> tuple[Observation, tuple[Call, ...]]:

@@ -38,8 +38,8 @@ from midstream.recipe.library import unproven, with_library
 from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import Recipe, parse_recipe, read_table, to_toml, with_overrides
 from midstream.recipe.trainable import parts_of
-from midstream.report import progress, tables
-from midstream.report.practice_progress import make_practice_progress
+from midstream.report import tables
+from midstream.report.progress import terminal_progress
 from midstream.report.stream_parts import template_of
 from midstream.runs import RunDirectory
 
@@ -281,7 +281,7 @@ def _practice(parts: PracticeParts) -> Callable[[RunDirectory, argparse.Namespac
     def work(run: RunDirectory, options: argparse.Namespace) -> None:
         console, ended = Console(stderr=True), ""
         with leaving_status(run, console):
-            with make_practice_progress(console, options.quiet) as display:
+            with terminal_progress("practice", console, quiet=options.quiet) as display:
                 ended = asyncio.run(PracticeSession(parts, run, display).run())
             write_report(run)
         run.set_status("finished", ended, step=len(read_updates(run)))
@@ -298,7 +298,7 @@ def _train_in(run: RunDirectory, parts: Parts, options: argparse.Namespace) -> N
 
     console = Console(stderr=True)
     with leaving_status(run, console):
-        with progress.make_progress(console, options.quiet) as display:
+        with terminal_progress("training", console, quiet=options.quiet) as display:
             asyncio.run(Session(parts, run, display).run())
         write_report(run)
 

@@ -26,6 +26,15 @@ from midstream.cli import commands
 from midstream.cli.results import recipe_of, show_evaluation
 from midstream.core import lessons
 from midstream.core.errors import InfrastructureError, RecipeError, RunError, UsageError
+from midstream.core.events import (
+    EvaluationFinished,
+    Listener,
+    Note,
+    RunFinished,
+    RunStarted,
+    SetStarted,
+    TrajectoriesFinished,
+)
 from midstream.core.metrics import EvaluationResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -34,9 +43,8 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.overrides import evaluation_table
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml
-from midstream.report.evaluation_progress import EvaluationProgress, make_evaluation_progress
-from midstream.report.evaluation_tables import summary_line
 from midstream.report.numbers import counted, visible
+from midstream.report.progress import terminal_progress
 from midstream.rollout import Environment, OnDone
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 
@@ -188,7 +196,7 @@ def _evaluated(
         _drop_done(begun)
         if options.retry_errors:
             _reopen(begun, parts)
-        with make_evaluation_progress(console, options.quiet) as display:
+        with terminal_progress("evaluation", console, quiet=options.quiet) as display:
             _work(begun, build, parts, step, display)
     return begun
 
@@ -280,25 +288,28 @@ def _reopen(run: RunDirectory, parts: Sequence[Part]) -> None:
     run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
 
 
-def _work(
-    run: RunDirectory, build: Build, parts: Sequence[Part], step: int | None, display: EvaluationProgress
-) -> None:
+def _work(run: RunDirectory, build: Build, parts: Sequence[Part], step: int | None, listener: Listener) -> None:
     """Run every set that has no numbers yet; one that ends without any result does not keep the others from running."""
     trials = build.recipe.evaluation.trials
     written = {(one.set_name, one.sampling) for one in run.evaluations.read()}
     sizes = {part.key: len(part.tasks) * trials for part in parts}
     done = sum(sizes[part.key] for part in parts if part.key in written)
-    display.start(build.recipe.name, str(run.root), len(parts), sum(sizes.values()), done)
+    listener(
+        RunStarted(
+            recipe=build.recipe.name, directory=str(run.root), total=sum(sizes.values()), done=done, sets=len(parts)
+        )
+    )
     lost: list[str] = []
     for place, part in enumerate(parts, start=1):
         if part.key not in written:
             kept = [one.trajectory for one in results.read(run.results_path) if one.set == part.name]
-            display.begin_set(place, " ".join(part.key), sizes[part.key], kept)
-            lost += _work_on(run, build, part, step, kept, display)
+            listener(SetStarted(place=place, name=" ".join(part.key), total=sizes[part.key], kept=kept))
+            lost += _work_on(run, build, part, step, kept, listener)
     if lost:
         root = shlex.quote(str(run.root))
         others = f"; the other sets: midstream show {root}" if len(lost) < len(parts) else ""
         raise InfrastructureError("\n".join(lost), fix=f"see to that, then: midstream resume {root}{others}")
+    listener(RunFinished())
 
 
 def _work_on(
@@ -307,18 +318,18 @@ def _work_on(
     part: Part,
     step: int | None,
     kept: Sequence[Trajectory],
-    display: EvaluationProgress,
+    listener: Listener,
 ) -> list[str]:
     """Run what is not `kept` of a set, then write its trajectories and numbers; returns why there are none.
 
     Without a single result there are no numbers: nothing was learnt about the agent, so the set is to be run again.
     """
     name = " ".join(part.key)
-    with Journal(run.results_path, report=display.note) as journal:
+    with Journal(run.results_path, report=lambda text: listener(Note(text))) as journal:
 
         def on_done(trajectories: Sequence[Trajectory]) -> None:
             results.append(journal, part.name, trajectories)
-            display.ended(trajectories)
+            listener(TrajectoriesFinished(trajectories))
 
         result, trajectories = _evaluate(build, part, step, kept, on_done)
     run.trajectories.write_evaluation(part.name, trajectories)
@@ -326,10 +337,10 @@ def _work_on(
     lost = []
     if len(errors) < len(trajectories):
         run.evaluations.append(result)
-        display.end_set(summary_line(result))
+        listener(EvaluationFinished(result))
     else:
         lost = [f"all {len(errors)} runs on {name} ended without a result; the first:\n{errors[0].message}"]
-        display.note(f"{name}: no run had a result, {counted(len(errors), 'error')}")
+        listener(Note(f"{name}: no run had a result, {counted(len(errors), 'error')}"))
     results.keep(run.results_path, lambda name, failed: name != part.name)
     return lost
 

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from midstream.cli.commands import has_weights, tell_sandbox, use_policy, weights_digest
 from midstream.core.errors import InfrastructureError, UsageError
+from midstream.core.metrics import Spent
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
-from midstream.practice.budget import Budget, Spent
+from midstream.practice.budget import Budget
 from midstream.practice.ledger import RunLedger
 from midstream.practice.library import Library, identity, render_modules
 from midstream.practice.runner import Match, Runner

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from midstream.core.errors import UsageError
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
-from midstream.practice.budget import Spent, read_spent
+from midstream.practice.budget import read_spent
 from midstream.practice.commit import UpdateRecord, read_updates
 from midstream.practice.history import History, Version
 from midstream.practice.settings import BudgetConfig, PracticeConfig

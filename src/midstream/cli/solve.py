@@ -11,7 +11,7 @@ from pathlib import Path
 
 from midstream.cli.commands import build_of, dry_run, has_weights, tell_library, use_policy, weights_digest
 from midstream.core.errors import RecipeError, UsageError
-from midstream.core.events import Listener
+from midstream.core.events import TurnListener
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
@@ -95,7 +95,7 @@ def _watched(build: Build, run: RunDirectory | None, options: argparse.Namespace
     return trajectory
 
 
-async def _run(environment: Environment, question: str, seed: int, listener: Listener | None) -> Trajectory:
+async def _run(environment: Environment, question: str, seed: int, listener: TurnListener | None) -> Trajectory:
     task = Task(id="question", question=question, answer="")
     [group] = await rollout(environment, [task], seed=seed, listener=listener)
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})

@@ -1,4 +1,10 @@
-"""A run as it happens: what a screen or a live viewer is told while a trajectory is under way.
+"""Events of a run as it happens: what a training, practice or evaluation session emits to its listener.
+
+    training    Phase* RunStarted (StepFinished | EvaluationFinished | Phase | Note)* RunFinished
+    practice    RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
+    evaluation  RunStarted (SetStarted TrajectoriesFinished* EvaluationFinished? | Note)* RunFinished
+
+A rollout emits a `TurnEvent` for everything inside a trajectory:
 
     planner     start text text ... call action
     executor    start text ... call command observation
@@ -6,17 +12,113 @@
     generator   start text ... call answer
     policy      start text ... call (action command observation) ... | answer | answer user
 
-Whoever listens is told once, in order, and changes nothing: a run with a listener and one without leave the same
-trajectory.
+Each listener receives every event once, in order, and cannot affect the run: a run with a listener and one without
+leave the same trajectories. `lambda event: None` is the silent listener.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-LiveKind = Literal[
+from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, StepTiming
+from midstream.core.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStarted:
+    """A run starts or resumes.
+
+    `total` counts steps (training), updates (practice) or trajectories (evaluation), `done` those of an earlier
+    session. `sets` is the number of set and temperature pairs of an evaluation, `limits` the budget of a practice run
+    by field of `Spent`; a missing field has no limit.
+    """
+
+    recipe: str
+    directory: str
+    total: int
+    done: int = 0
+    sets: int = 0
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What the run is doing now, e.g. "warm start 120/450"; replaces the last phase."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A warning that must not be overlooked."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """A training step is recorded."""
+
+    metrics: StepMetrics
+    timing: StepTiming
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateFinished:
+    """An update of the lesson library is recorded; a resumed run emits those of earlier sessions first.
+
+    `fates` counts changes by what became of them ("accepted", "rejected", "pending", "refused"), `left_out` what taught
+    nothing by reason. `lessons` is the size of the library after the update.
+    """
+
+    update: int
+    reward_mean: float
+    proposed: int
+    fates: Mapping[str, int]
+    left_out: Mapping[str, int]
+    lessons: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """What a practice run has used so far; may be emitted at any time."""
+
+    spent: Spent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetStarted:
+    """The set number `place` (from 1) of an evaluation starts or resumes, with `kept` of its `total` trajectories."""
+
+    place: int
+    name: str
+    total: int
+    kept: Sequence[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoriesFinished:
+    """Trajectories of the current set have just ended."""
+
+    trajectories: Sequence[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFinished:
+    """The result of an evaluation of one set at one temperature is recorded."""
+
+    result: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The run is complete."""
+
+
+TurnKind = Literal[
     "start",  # a module begins; value None
     "text",  # a piece of its reply as it is written; value str
     "retry",  # an attempt failed, the text since `start` does not count; value str, the reason
@@ -27,23 +129,37 @@ LiveKind = Literal[
     "verdict",  # value Verdict
     "answer",  # value str | None
     "user",  # a dialogue's user said something; value str
-    "restart",  # the whole run broke down and begins again; value ErrorInfo
+    "restart",  # the whole trajectory failed and starts again; value ErrorInfo
 ]
-Emit = Callable[[LiveKind, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One thing that happened in turn `turn`, in module `role` ("" where no module did it)."""
+class TurnEvent:
+    """Something that happened in turn `turn` of a trajectory, in module `role` ("" outside any module)."""
 
     turn: int
     role: str
-    kind: LiveKind
+    kind: TurnKind
     value: Any = None
 
 
-Listener = Callable[[Event], None]
+RunEvent = (
+    RunStarted
+    | Phase
+    | Note
+    | StepFinished
+    | UpdateFinished
+    | BudgetSpent
+    | SetStarted
+    | TrajectoriesFinished
+    | EvaluationFinished
+    | RunFinished
+    | TurnEvent
+)
+Listener = Callable[[RunEvent], None]
+TurnListener = Callable[[TurnEvent], None]  # any `Listener` is one
+Emit = Callable[[TurnKind, Any], None]  # emits a `TurnEvent` of a given turn and module
 
 
-def ignore_event(kind: LiveKind, value: Any) -> None:
-    """The `Emit` of a run that nobody watches."""
+def ignore_event(kind: TurnKind, value: Any) -> None:
+    """The `Emit` of a run without a listener."""

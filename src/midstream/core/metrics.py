@@ -108,6 +108,18 @@ def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {name: fmean(parts.get(name, 0.0) for parts in scored) for name in names}
 
 
+class Spent(Frozen):
+    """What a run has used so far. Tokens are the servers' count, estimated where they give none.
+
+    Time is kept apart (`timings.jsonl`), so that records repeat byte for byte.
+    """
+
+    rollouts: int = 0
+    calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+
 class StepMetrics(Frozen):
     """One training step, without any wall-clock number: the same seed gives the same records, byte for byte.
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from midstream.core.dialogue import Dialogue
-from midstream.core.events import Emit, Listener, ignore_event
+from midstream.core.events import Emit, TurnListener, ignore_event
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory
 from midstream.core.task import Task
@@ -234,7 +234,7 @@ class Agent(Protocol):
         order: int = 0,
         lessons: Lessons = NO_LESSONS,
         deadline_s: float | None = None,
-        listener: Listener | None = None,
+        listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
         """Run once. `task` comes without its gold answer; `engines` and `lessons` go by the names of modules.

@@ -27,6 +27,7 @@ from typing import Any
 
 from midstream.core.data import Frozen
 from midstream.core.errors import BudgetError, EngineError
+from midstream.core.metrics import Spent
 from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Request, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
@@ -36,18 +37,6 @@ from midstream.runs.journal import Journal, read_models
 HELD_BACK = 1.25  # of what the first evaluation used is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11
 _PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
-
-
-class Spent(Frozen):
-    """What a run has used up so far. Tokens are the servers' count, estimated where they give none.
-
-    Time is kept apart (`timings.jsonl`), so that records repeat byte for byte.
-    """
-
-    rollouts: int = 0
-    calls: int = 0
-    tokens: int = 0
-    cost_usd: float = 0.0
 
 
 class Entry(Frozen):

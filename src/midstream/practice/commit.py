@@ -9,12 +9,13 @@ ledger/              is empty again
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pydantic import ValidationError
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
-from midstream.core.metrics import StepTiming, ToolUse
-from midstream.practice.budget import Spent
+from midstream.core.metrics import Spent, StepTiming, ToolUse
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import History, Version
 from midstream.practice.ledger import Cache, RunLedger
@@ -55,6 +56,29 @@ class UpdateRecord(Frozen):
     version: int
     lessons: int
     spent: Spent
+
+
+def fates(record: UpdateRecord) -> dict[str, int]:
+    """How many changes of an update were accepted, rejected, left pending, and refused before any test."""
+    found = Counter(change.fate for change in record.changes)
+    refused = sum(bool(outcome.refused) for outcome in record.proposed)
+    return {**{fate: found[fate] for fate in ("accepted", "rejected", "pending")}, "refused": refused}
+
+
+def proposed(record: UpdateRecord) -> int:
+    """How many changes the reflector asked for in an update; keeping a lesson is not a change."""
+    return sum(outcome.operation.kind != "keep" for outcome in record.proposed)
+
+
+def left_out(record: UpdateRecord) -> dict[str, int]:
+    """What taught nothing in an update, or could not be used, by reason."""
+    return {
+        "uniform groups": record.uniform,
+        "failed rollouts": len(record.failed),
+        "broken groups": len(record.broken),
+        "lost replies": len(record.unreadable),
+        "lost pairs": sum(test.left_out for test in record.tests),
+    }
 
 
 def read_updates(run: RunDirectory) -> list[UpdateRecord]:

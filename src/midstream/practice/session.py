@@ -22,6 +22,16 @@ from typing import Protocol
 
 from midstream import evaluation
 from midstream.core.errors import BudgetError, InfrastructureError
+from midstream.core.events import (
+    BudgetSpent,
+    EvaluationFinished,
+    Listener,
+    Note,
+    Phase,
+    RunFinished,
+    RunStarted,
+    UpdateFinished,
+)
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.metrics import EvaluationResult
 from midstream.core.protocols import Engine, Request
@@ -29,10 +39,9 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.practice.budget import Budget
-from midstream.practice.commit import Committer, Done, UpdateRecord, read_updates
+from midstream.practice.commit import Committer, Done, UpdateRecord, fates, left_out, proposed, read_updates
 from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, render_modules
-from midstream.practice.progress import PracticeDisplay
 from midstream.practice.runner import Report, Work, require_within_budget
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.update import Practice
@@ -77,12 +86,10 @@ class Parts:
 
 
 class Evaluator:
-    """Evaluates the agent of `parts` on the recipe's sets. `report` is told how far it is."""
+    """Evaluates the agent of `parts` on the recipe's sets. `report` gets its phase."""
 
-    def __init__(
-        self, parts: Parts, run: RunDirectory, ledger: Ledger, display: PracticeDisplay, report: Report
-    ) -> None:
-        self.parts, self.run, self.ledger, self.display, self.report = parts, run, ledger, display, report
+    def __init__(self, parts: Parts, run: RunDirectory, ledger: Ledger, listener: Listener, report: Report) -> None:
+        self.parts, self.run, self.ledger, self.listener, self.report = parts, run, ledger, listener, report
 
     async def sets(self, policy: str, step: int, lessons: Lessons) -> None:
         """Evaluate every set at every temperature.
@@ -117,7 +124,7 @@ class Evaluator:
         run.trajectories.write_evaluation(name, trajectories)
         run.evaluations.append(result)
         self.ledger.forget(_scope(name))
-        self.display.evaluation(result)
+        self.listener(EvaluationFinished(result))
 
     async def _evaluated(
         self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int, lessons: Lessons
@@ -171,12 +178,12 @@ def _scope(name: str) -> str:
 class Session:
     """One practice run in one run directory. It closes budget and cache; whoever made the parts closes the rest."""
 
-    def __init__(self, parts: Parts, run: RunDirectory, display: PracticeDisplay) -> None:
-        self.parts, self.run_directory, self.display, self.budget = parts, run, display, parts.budget
-        self.finishing = Committer(run, cache=parts.cache, report=display.note)
+    def __init__(self, parts: Parts, run: RunDirectory, listener: Listener) -> None:
+        self.parts, self.run_directory, self.listener, self.budget = parts, run, listener, parts.budget
+        self.finishing = Committer(run, cache=parts.cache, report=lambda text: listener(Note(text)))
         self.ledger, self.history = self.finishing.ledger, self.finishing.history
         self.replies = 0
-        self.evaluator = Evaluator(parts, run, self.ledger, display, self._report)
+        self.evaluator = Evaluator(parts, run, self.ledger, listener, self._report)
         self.practice = Practice(
             config=parts.practice,
             tasks=parts.tasks,
@@ -215,18 +222,24 @@ class Session:
         updates, budget = read_updates(self.run_directory), self.parts.practice.budget
         planned = self.parts.practice.updates
         last = planned if budget.updates is None else min(planned, budget.updates)
-        self.display.start(
-            self.run_directory.info().recipe_name, last, len(updates) + 1, str(self.run_directory.root), budget
+        self.listener(
+            RunStarted(
+                recipe=self.run_directory.info().recipe_name,
+                directory=str(self.run_directory.root),
+                total=last,
+                done=len(updates),
+                limits=budget.limits,
+            )
         )
         for record in updates:
-            self.display.update(record)
+            self.listener(_finished(record))
         if self.parts.prepare is not None:
-            await self.parts.prepare(self.run_directory, self.display.phase)
+            await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
         ended = await self._within_budget(self._learn(updates, last))
         self.budget.release()
         if len(updates):
             ended = await self._within_budget(self._evaluate(WITH, len(updates))) or ended
-        self.display.finish()
+        self.listener(RunFinished())
         return ended
 
     async def _within_budget(self, work: Awaitable[str]) -> str:
@@ -234,7 +247,7 @@ class Session:
         try:
             return await work
         except BudgetError as error:
-            self.display.note(str(error))
+            self.listener(Note(str(error)))
             return error.what
 
     async def _learn(self, updates: list[UpdateRecord], last: int) -> str:
@@ -243,7 +256,7 @@ class Session:
         self.budget.hold_back(_phase(0))
         for step in range(len(updates) + 1, last + 1):
             if reason := self._idle(updates):
-                self.display.note(reason)
+                self.listener(Note(reason))
                 return reason
             updates.append(await self._update(step, updates))
         planned = self.parts.practice.updates
@@ -262,7 +275,7 @@ class Session:
             duration_s=time.monotonic() - began,
         )
         self.finishing.finish(done)
-        self.display.update(made.record)
+        self.listener(_finished(made.record))
         return made.record
 
     async def _evaluate(self, policy: str, step: int) -> str:
@@ -289,8 +302,8 @@ class Session:
         self._report(f"reflector: replies {self.replies}")
 
     def _report(self, text: str) -> None:
-        self.display.phase(text)
-        self.display.spent(self.budget.spent())
+        self.listener(Phase(text))
+        self.listener(BudgetSpent(self.budget.spent()))
 
 
 class Told:
@@ -309,6 +322,18 @@ class Told:
     async def close(self) -> None:
         """Close the engine."""
         await self.engine.close()
+
+
+def _finished(record: UpdateRecord) -> UpdateFinished:
+    return UpdateFinished(
+        update=record.step,
+        reward_mean=record.mean_reward,
+        proposed=proposed(record),
+        fates=fates(record),
+        left_out=left_out(record),
+        lessons=record.lessons,
+        spent=record.spent,
+    )
 
 
 def _phase(step: int) -> str:

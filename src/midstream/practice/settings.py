@@ -90,6 +90,11 @@ class BudgetConfig(Frozen):
     time_s: float | None = Field(default=None, ge=0)
     updates: int | None = Field(default=None, ge=0)
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
 
 class PracticeConfig(Frozen):
     """Training-Free GRPO.

@@ -10,12 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import InfrastructureError
-from midstream.core.metrics import tool_use
+from midstream.core.metrics import Spent, tool_use
 from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.budget import Spent
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import ChangeRecord, Decision, decide
 from midstream.practice.ledger import Cache, Ledger

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
-from midstream.practice.budget import Spent
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, left_out
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig
-from midstream.report.numbers import change, counted, dollars, number
+from midstream.report.numbers import change, dollars, number
 
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
@@ -158,41 +158,32 @@ def points(effect: Effect) -> str:
     return f"{change(0.0, effect.mean)} ({change(0.0, low)} to {change(0.0, high)})"
 
 
-def fates(record: UpdateRecord) -> dict[str, int]:
-    """How many changes of an update were accepted, rejected, left pending, and refused before any test."""
-    found = {fate: sum(one.fate == fate for one in record.changes) for fate in ("accepted", "rejected", "pending")}
-    return {**found, "refused": sum(bool(one.refused) for one in record.proposed)}
+def total_fates(updates: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The `fates` of all updates, summed. A pending change comes up again, so only the last update's count."""
+    total = {name: sum(found[name] for found in updates) for name in ("accepted", "rejected", "refused")}
+    return {**total, "pending": updates[-1]["pending"] if updates else 0}
 
 
-def total_fates(updates: Sequence[UpdateRecord]) -> dict[str, int]:
-    """`fates` summed; of the pending ones those of the last update, since they come up again."""
-    each = [fates(one) for one in updates]
-    total = {name: sum(one[name] for one in each) for name in ("accepted", "rejected", "refused")}
-    return {**total, "pending": each[-1]["pending"] if each else 0}
+def spent_text(spent: Spent, limits: Mapping[str, float] | None = None) -> str:
+    """What was used, each with its limit where there is one: "1,500 of 2,000 rollouts, 2.1M tokens, $0.84".
 
+    `limits` are those of a budget that are set (`BudgetConfig.limits`), by field of `Spent`.
+    """
 
-def proposed(record: UpdateRecord) -> int:
-    """How many changes the reflector asked for in an update; to keep a lesson is none."""
-    return sum(one.operation.kind != "keep" for one in record.proposed)
+    def limited(name: str, value: str, write: Callable[[float], str]) -> str:
+        return f"{value} of {write(limits[name])}" if limits and name in limits else value
 
-
-def spent_text(spent: Spent, budget: BudgetConfig | None = None) -> str:
-    """What was used up, each with its limit where there is one: "1,500 of 2,000 rollouts, 2.1M tokens, $0.84"."""
-    limits = budget or BudgetConfig()
-    rollouts = (
-        f"{spent.rollouts:,} of {limits.rollouts:,} rollouts"
-        if limits.rollouts is not None
-        else counted(spent.rollouts, "rollout")
-    )
-    tokens = f"{short(spent.tokens)}{'' if limits.tokens is None else f' of {short(limits.tokens)}'} tokens"
-    parts = [rollouts, tokens]
-    if spent.cost_usd or limits.cost_usd is not None:
-        limit = "" if limits.cost_usd is None else f" of {dollars(limits.cost_usd)}"
-        parts.append(f"{dollars(spent.cost_usd)}{limit}")
+    rollouts = limited("rollouts", f"{spent.rollouts:,}", "{:,}".format)
+    parts = [
+        f"{rollouts} rollout{'' if rollouts == '1' else 's'}",
+        f"{limited('tokens', short(spent.tokens), short)} tokens",
+    ]
+    if spent.cost_usd or (limits and "cost_usd" in limits):
+        parts.append(limited("cost_usd", dollars(spent.cost_usd), dollars))
     return ", ".join(parts)
 
 
-def short(count: int) -> str:
+def short(count: float) -> str:
     """A large count in three digits: "2.05M", "41.3k"."""
     for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
         if count >= max(10_000, size * 0.9995):  # three digits of 999,700 are 1M
@@ -200,20 +191,22 @@ def short(count: int) -> str:
     return f"{count:,}"
 
 
-def left_out(updates: Sequence[UpdateRecord]) -> dict[str, int]:
-    """What taught nothing, or could not be used, summed over the updates."""
-    return {
-        "uniform groups": sum(one.uniform for one in updates),
-        "failed rollouts": sum(len(one.failed) for one in updates),
-        "broken groups": sum(len(one.broken) for one in updates),
-        "lost replies": sum(len(one.unreadable) for one in updates),
-        "lost pairs": sum(test.left_out for one in updates for test in one.tests),
-    }
+def left_out_text(updates: Iterable[UpdateRecord]) -> str:
+    """What taught nothing, summed over the updates, in words: "uniform groups 6, lost pairs 2"; "" for nothing."""
+    return counts_text(summed(left_out(record) for record in updates))
 
 
-def left_out_text(updates: Sequence[UpdateRecord]) -> str:
-    """`left_out` in words: "uniform groups 6, lost pairs 2"; "" for nothing."""
-    return ", ".join(f"{name} {count:,}" for name, count in left_out(updates).items() if count)
+def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """The sum of several counts, by name."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """The counts above 0: "uniform groups 6, lost pairs 2"; "" for none."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 def proven(library: Library) -> str:

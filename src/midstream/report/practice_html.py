@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from midstream.evaluation.pairs import Paired
+from midstream.practice.commit import fates
 from midstream.report import practice_lessons, practice_sections, practice_updates
 from midstream.report.numbers import change, counted, dollars, percent
 from midstream.report.page import Card, Part, arrow, how, limits, next_steps, page, save_page
@@ -38,7 +39,7 @@ def render_practice(data: PracticeData) -> str:
 
 def summary(data: PracticeData) -> str:
     """What happened, in plain words with the run's numbers: what lessons did, what was accepted, what was lost."""
-    found = total_fates(data.updates)
+    found = total_fates([fates(record) for record in data.updates])
     library = data.library
     sentences = ["No update of the library has finished yet."]
     if data.updates:

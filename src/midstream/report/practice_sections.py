@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream.core.metrics import Spent
 from midstream.evaluation.pairs import Paired
-from midstream.practice.budget import Spent
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, fates, left_out
 from midstream.practice.library import Effect
 from midstream.report import sections
 from midstream.report.charts import Series, line_chart
 from midstream.report.numbers import Point, buckets, change, dollars, number, percent
 from midstream.report.practice_charts import fate_bars, whisker, whisker_span
-from midstream.report.practice_data import PracticeData, fates, left_out, verdict
+from midstream.report.practice_data import PracticeData, summed, verdict
 from midstream.report.sections import cell, charts, figure, heads, shift, table, text
 
 _POINTS = 400
@@ -100,7 +100,7 @@ def _small(title: str, note: str, points: Sequence[Point], colour: str, *, as_pe
 def counts(data: PracticeData) -> str:
     """What went into learning and what did not, each with what became of it."""
     updates = data.updates
-    lost = left_out(updates)
+    lost = summed(left_out(record) for record in updates)
     rows: list[tuple[str, int, str]] = [
         ("Groups", sum(one.groups for one in updates), "all learning rollouts of one task in one update"),
         ("Groups without contrast", lost["uniform groups"], "equal rewards: nothing to compare"),

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.evaluation.pairs import Paired
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, fates, proposed
 from midstream.practice.library import Lesson, Library
 from midstream.report.evaluation_tables import evaluation_table, plain_table
 from midstream.report.numbers import change, counted, cut, dollars, percent, shorten, visible
@@ -19,10 +19,8 @@ from midstream.report.practice_data import (
     by_effect,
     changes_of,
     evidence,
-    fates,
     left_out_text,
     points,
-    proposed,
     proven,
     short,
     spent_text,
@@ -80,9 +78,10 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     library = data.library
     rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {visible(proven(library))}"))]
     if data.updates:
-        said = ", ".join(f"{count:,} {name}" for name, count in total_fates(data.updates).items())
+        total = total_fates([fates(record) for record in data.updates])
+        said = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(said + ("" if data.gated else " (no gate: accepted without a test)"))))
-        rows.append(("spent", Text(spent_text(data.spent, data.budget))))
+        rows.append(("spent", Text(spent_text(data.spent, data.budget.limits))))
     lost = left_out_text(data.updates)
     return [*rows, ("left out", Text(lost, "yellow"))] if lost else rows
 

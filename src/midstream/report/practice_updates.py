@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, fates, proposed
 from midstream.practice.gate import Test
 from midstream.report.numbers import change, counted, percent, shorten
 from midstream.report.practice_charts import whisker_span
@@ -13,9 +13,7 @@ from midstream.report.practice_data import (
     Tried,
     changes_of,
     evidence,
-    fates,
     fates_text,
-    proposed,
     said,
     spent_text,
 )

@@ -1,10 +1,15 @@
-"""A training run on the terminal: a live panel, or plain lines where output goes to a file or pipe."""
+"""A run on the terminal: a live panel, or plain lines where output goes to a file or pipe.
+
+A `Progress` is the listener: it draws. A view per kind of run counts the events and chooses what is worth a line.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,249 +18,183 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
-from midstream.core.progress import NoProgress, ProgressDisplay
+from midstream.core.events import (
+    BudgetSpent,
+    EvaluationFinished,
+    Note,
+    Phase,
+    RunEvent,
+    RunFinished,
+    RunStarted,
+    SetStarted,
+    StepFinished,
+    TrajectoriesFinished,
+    UpdateFinished,
+)
+from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation.estimates import value
 from midstream.report.compare import is_greedy, where
-from midstream.report.numbers import counted, duration, mean, number, percent, sharing, sparkline, troubles, visible
+from midstream.report.evaluation_tables import summary_line
+from midstream.report.numbers import (
+    counted,
+    dollars,
+    duration,
+    mean,
+    number,
+    percent,
+    sharing,
+    sparkline,
+    troubles,
+    visible,
+)
+from midstream.report.practice_data import counts_text, fates_text, spent_text, summed, total_fates
 
-_RECENT = 10
-_SPARK_STEPS = 40
+_RECENT = 10  # steps in the panel's recent mean
+_SPARKLINE = 40  # steps or updates
+_STEPS_A_LINE = 10
+_LINES_A_SET = 10
+
+Rows = list[tuple[str, Text]]
+Kind = Literal["training", "practice", "evaluation"]
 
 
-class _Clock:
-    """Time since the start and time left, from the pace of this session's steps (evaluations included)."""
+class RunView:
+    """What every kind of run shows: its name, its phase, the units done, the time left."""
 
-    def __init__(self, steps: int = 0, first_step: int = 1, began: float | None = None) -> None:
-        self.steps = steps
-        self.done = first_step - 1
-        self._began = time.monotonic() if began is None else began
-        self._first_done: tuple[int, float] | None = None
-        self._last_s = 0.0
+    unit = ""
 
-    def start(self, steps: int, first_step: int) -> _Clock:
-        """A clock for the steps; what went before (warm start, first evaluation) stays in the elapsed time."""
-        return _Clock(steps, first_step, self._began)
+    def __init__(self) -> None:
+        self.recipe, self.directory, self.phase = "midstream", "", "starting"
+        self.total = self.done = 0
+        self._earlier = 0  # units of earlier sessions took no time in this one
+        self._loaded = self._started = time.monotonic()
 
-    def step(self, step: int, duration_s: float) -> None:
-        self.done = step
-        self._last_s = duration_s
-        self._first_done = self._first_done or (step, time.monotonic())
+    def count(self, event: RunEvent) -> str:
+        """Count an event; returns the line that it is worth in a log, "" for none."""
+        match event:
+            case RunStarted():
+                self.recipe, self.directory = event.recipe, event.directory
+                self.total, self.done, self._earlier = event.total, event.done, event.done
+                self._started = time.monotonic()
+                resumed = f", resumed at {self.unit} {event.done + 1}" if event.done else ""
+                return f"{event.recipe}: {counted(event.total, self.unit)}{resumed}, run {event.directory}"
+            case Phase():
+                changed = _without_numbers(event.text) != _without_numbers(self.phase)
+                self.phase = event.text
+                return event.text if changed else ""
+            case RunFinished():
+                self.phase = "finished"
+                return f"finished after {duration(self.elapsed_s)}"
+        return ""
+
+    def rows(self) -> Rows:
+        """The panel's lines, between the bar and the time."""
+        return []
+
+    def bar(self) -> tuple[str, int, int]:
+        """The bar's label, how much of it is done, and its length."""
+        return f"{self.unit} {self.done}/{self.total}", self.done, self.total
+
+    def keep(self, units: int) -> None:
+        """Count units that an earlier session has done."""
+        self.done += units
+        self._earlier += units
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        """Seconds of this session, loading and warm start included."""
+        return time.monotonic() - self._loaded
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end, None before the first step."""
-        if self._first_done is None:
+        """Seconds to the end at this session's pace; None before its first unit is done, and after the last."""
+        fresh = self.done - self._earlier
+        if fresh < 1 or self.done >= self.total:
             return None
-        first, at = self._first_done
-        pace = (time.monotonic() - at) / (self.done - first) if self.done > first else self._last_s
-        return pace * max(0, self.steps - self.done)
+        return (time.monotonic() - self._started) / fresh * (self.total - self.done)
 
 
-class _Troubles:
-    """What went wrong around the model, summed over steps and evaluations."""
+class TrainingView(RunView):
+    """Steps, reward, held-out success, errors, turns, speed and tool shares of a training run."""
+
+    unit = "step"
 
     def __init__(self) -> None:
-        self.lost = self.request_failures = self.replies_repaired = 0
-
-    def add(self, counts: StepMetrics | EvaluationResult) -> None:
-        if isinstance(counts, StepMetrics):  # an evaluation tells its own lost tasks
-            self.lost += counts.trajectories_error
-        self.request_failures += counts.request_failures
-        self.replies_repaired += counts.replies_repaired
-
-    def text(self, lost: str) -> str:
-        """In words, with `lost` for what became of the trajectories; "" for nothing."""
-        parts = [f"{counted(self.lost, 'trajectory', 'trajectories')} {lost}"] if self.lost else []
-        return ", ".join(filter(None, [*parts, troubles(self.request_failures, self.replies_repaired)]))
-
-
-class WarningsOnly(NoProgress):
-    """Silent except for notes: what `--quiet` shows."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def note(self, text: str) -> None:
-        """Print the warning on a line of its own."""
-        _print_note(self._console, text)
-
-
-class PlainProgress:
-    """One line every `every` steps and on each evaluation, phase and note: for logs and pipes."""
-
-    def __init__(self, console: Console, every: int = 10) -> None:
-        self._console = console
-        self._every = every
-        self._clock = _Clock()
+        super().__init__()
         self._rewards: list[float] = []
-        self._troubles = _Troubles()  # since the last line
-        self._phase = ""
-
-    def __enter__(self) -> Self:
-        """Nothing to take."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to give back."""
-
-    def start(self, recipe: str, steps: int, first_step: int, run: str) -> None:
-        """Print what is run and where it is written."""
-        self._clock = self._clock.start(steps, first_step)
-        resumed = f", resumed at step {first_step}" if first_step > 1 else ""
-        self._line(f"{recipe}: {steps} steps{resumed}, run {run}")
-
-    def phase(self, text: str) -> None:
-        """Print a phase when its name changes; its counter ("120/450") alone makes no new line."""
-        name = " ".join(word for word in text.split() if not any(letter.isdigit() for letter in word))
-        if name != self._phase:
-            self._phase = name
-            self._line(text)
-
-    def step(self, metrics: StepMetrics, timing: StepTiming) -> None:
-        """Print every `every`-th step and the last one."""
-        self._clock.step(metrics.step, timing.duration_s)
-        self._rewards.append(metrics.reward_mean)
-        self._troubles.add(metrics)
-        if metrics.step % self._every and metrics.step != self._clock.steps:
-            return
-        parts = [
-            f"step {metrics.step}/{self._clock.steps}",
-            f"reward {metrics.reward_mean:.3f} (mean of {len(self._rewards)}: {mean(self._rewards) or 0.0:.3f})",
-            f"tool errors {percent(metrics.tool_use.error_rate)}",
-            f"turns {metrics.turns_mean:.2f}",
-            f"{number(timing.tokens_per_s)} tokens/s",
-            *sharing(metrics.sharing),
-            f"{duration(self._clock.left_s or 0.0)} left",
-        ]
-        parts += filter(None, [self._troubles.text("lost to errors")])
-        self._line(" | ".join(parts))
-        self._rewards, self._troubles = [], _Troubles()
-
-    def evaluation(self, result: EvaluationResult) -> None:
-        """Print the result on one line."""
-        self._line(_evaluation_text(result))
-
-    def note(self, text: str) -> None:
-        """Print the warning on a line of its own."""
-        _print_note(self._console, text)
-
-    def finish(self) -> None:
-        """Print the time it took."""
-        self._line(f"finished after {duration(self._clock.elapsed_s)}")
-
-    def _line(self, text: str) -> None:
-        self._console.print(Text(visible(text)), soft_wrap=True)
-
-
-class TerminalProgress:
-    """A live panel: step, bar, reward, held-out success, errors, turns, speed, tool shares, time left."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._recipe, self._run, self._phase = "midstream", "", "starting"
-        self._clock = _Clock()
-        self._rewards: list[float] = []
-        self._last: tuple[StepMetrics, StepTiming] | None = None
-        self._troubles = _Troubles()
+        self._line_rewards: list[float] = []  # since the last line
+        self._troubles: Counter[str] = Counter()
+        self._line_troubles: Counter[str] = Counter()
+        self._last: StepFinished | None = None
         self._newest: EvaluationResult | None = None
         self._best: dict[tuple[str, str], EvaluationResult] = {}
-        # Last, because it draws once at once.
-        self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=2)
 
-    def __enter__(self) -> Self:
-        """Start drawing."""
-        self._live.start()
-        return self
+    def count(self, event: RunEvent) -> str:
+        """A line every ten steps, after the last step, and for each evaluation."""
+        match event:
+            case StepFinished():
+                return self._count_step(event)
+            case EvaluationFinished():
+                result = event.result
+                self._count_troubles(result)
+                key = (result.set_name, result.sampling)
+                if key not in self._best or result.success >= self._best[key].success:
+                    self._best[key] = result
+                # A sampled result is shown only until there is a greedy one.
+                if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
+                    self._newest = result
+                at = f"step {result.step}: " if result.step is not None else ""
+                return f"evaluation {at}{_result_text(result)}"
+        return super().count(event)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop drawing and show the cursor again; the last panel stays on screen."""
-        if kind is not None:
-            self._phase = "interrupted" if kind is KeyboardInterrupt else "stopped by an error"
-        self._live.stop()
-
-    def start(self, recipe: str, steps: int, first_step: int, run: str) -> None:
-        """Head the panel with the recipe and set the length of its bar."""
-        self._recipe, self._run = visible(recipe), visible(run)
-        self._clock = self._clock.start(steps, first_step)
-
-    def phase(self, text: str) -> None:
-        """Replace the phase line."""
-        self._phase = visible(text)
-
-    def step(self, metrics: StepMetrics, timing: StepTiming) -> None:
-        """Move the bar and replace the numbers."""
-        self._clock.step(metrics.step, timing.duration_s)
-        self._last = (metrics, timing)
-        self._troubles.add(metrics)
-        self._rewards = [*self._rewards[1 - _SPARK_STEPS :], metrics.reward_mean]
-
-    def evaluation(self, result: EvaluationResult) -> None:
-        """The newest greedy result is the held-out line, beside the best of its set; sampled ones fill in before."""
-        self._troubles.add(result)
-        key = (result.set_name, result.sampling)
-        if key not in self._best or result.success >= self._best[key].success:
-            self._best = {**self._best, key: result}
-        if is_greedy(result) or self._newest is None or not is_greedy(self._newest):
-            self._newest = result
-
-    def note(self, text: str) -> None:
-        """Print the warning above the panel, where it stays."""
-        _print_note(self._console, text)
-
-    def finish(self) -> None:
-        """Mark the run as complete."""
-        self._phase = "finished"
-
-    def _screen(self) -> RenderableType:
-        clock, done = self._clock, self._clock.done
-        left = f", about {duration(clock.left_s)} left" if clock.left_s and done < clock.steps else ""
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(style="dim", no_wrap=True, min_width=len("tool errors"))
-        # One line each, cut if need be: the panel keeps its height.
-        rows.add_column(no_wrap=True, overflow="ellipsis")
-        for name, text in self._rows():
-            rows.add_row(name, text)
-        rows.add_row("time", f"{duration(clock.elapsed_s)} elapsed{left}")
-        rows.add_row("now", Text(self._phase))
-        return Panel(
-            Group(_bar(done, clock.steps), Text(), rows) if clock.steps else rows,
-            title=Text(f" {self._recipe} ", "bold"),
-            title_align="left",
-            subtitle=Text(f" {self._run} ", "dim"),
-            subtitle_align="right",
-            border_style="dim",
-            width=min(self._console.width, 100),
-        )
-
-    def _rows(self) -> list[tuple[str, Text]]:
-        rows = []
+    def rows(self) -> Rows:
+        """Reward, held-out success, tool errors, tools, speed and errors."""
+        rows: Rows = [("held-out", self._held_out())]
         if self._last is not None:
-            metrics, timing = self._last
+            metrics = self._last.metrics
             recent = self._rewards[-_RECENT:]
             reward = Text(f"{metrics.reward_mean:.3f}  ", "bold")
-            reward.append(sparkline(self._rewards), "cyan")
+            reward.append(sparkline(self._rewards[-_SPARKLINE:]), "cyan")
             reward.append(f"  last {len(recent)}: {mean(recent) or 0.0:.3f}", "not bold")
-            rows.append(("reward", reward))
-        rows.append(("held-out", self._held_out()))
-        if self._last is not None:
-            metrics, timing = self._last
+            tools = Text()
+            for name, share in sorted(metrics.tool_use.share.items(), key=lambda item: -item[1]):
+                tools.append("  " if tools else "").append(visible(name)).append(f" {share:.0%}", "bold")
             habits = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run"
-            rows.append(("tool errors", Text(habits)))
-            rows.append(("tools", _shares(metrics.tool_use.share)))
-            pace = [f"{number(timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]
+            pace = [f"{number(self._last.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]
+            rows = [("reward", reward), *rows, ("tool errors", Text(habits)), ("tools", tools)]
             rows.append(("speed", Text("   ".join(pace))))
-        errors = self._troubles.text("lost, left out of training")
-        if errors:
+        if errors := _troubles_text(self._troubles, "lost, left out of training"):
             rows.append(("errors", Text(errors, "bold yellow")))
         return rows
+
+    def _count_step(self, event: StepFinished) -> str:
+        metrics = event.metrics
+        self.done, self._last = metrics.step, event
+        self._rewards.append(metrics.reward_mean)
+        self._line_rewards.append(metrics.reward_mean)
+        self._count_troubles(metrics)
+        if metrics.step % _STEPS_A_LINE and metrics.step != self.total:
+            return ""
+        rewards, self._line_rewards = self._line_rewards, []
+        lost, self._line_troubles = _troubles_text(self._line_troubles, "lost to errors"), Counter()
+        parts = [
+            f"step {metrics.step}/{self.total}",
+            f"reward {metrics.reward_mean:.3f} (mean of {len(rewards)}: {mean(rewards) or 0.0:.3f})",
+            f"tool errors {percent(metrics.tool_use.error_rate)}",
+            f"turns {metrics.turns_mean:.2f}",
+            f"{number(event.timing.tokens_per_s)} tokens/s",
+            *sharing(metrics.sharing),
+            f"{duration(self.left_s or 0.0)} left",
+        ]
+        return " | ".join([*parts, lost] if lost else parts)
+
+    def _count_troubles(self, counts: StepMetrics | EvaluationResult) -> None:
+        found = {"failures": counts.request_failures, "repaired": counts.replies_repaired}
+        if isinstance(counts, StepMetrics):  # an evaluation's line has its own lost tasks
+            found["lost"] = counts.trajectories_error
+        self._troubles.update(found)
+        self._line_troubles.update(found)
 
     def _held_out(self) -> Text:
         newest = self._newest
@@ -263,47 +202,236 @@ class TerminalProgress:
             return Text("not evaluated yet", "dim")
         best = self._best[newest.set_name, newest.sampling]
         text = Text(percent(newest.success), "bold green")
-        text.append(f" {_where(newest)}  best {percent(best.success)} {_where(best)}", "not bold")
-        text.append(f"  {visible(newest.set_name)}, {newest.sampling}", "dim not bold")
-        return text
+        text.append(f" {_when(newest)}  best {percent(best.success)} {_when(best)}", "not bold")
+        return text.append(f"  {visible(newest.set_name)}, {newest.sampling}", "dim not bold")
 
 
-def _bar(done: int, steps: int) -> Table:
-    bar = Table.grid(padding=(0, 1), expand=True)
-    bar.add_column(no_wrap=True)
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True)
-    bar.add_row(f"step {done}/{steps}", ProgressBar(total=steps, completed=done), f"{done / steps:4.0%}")
-    return bar
+class PracticeView(RunView):
+    """Updates, reward, held-out success, lessons, fates of changes and budget of a practice run."""
+
+    unit = "update"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limits: Mapping[str, float] = {}
+        self._updates: list[UpdateFinished] = []
+        self._spent = Spent()
+        self._results: dict[tuple[str, str], list[EvaluationResult]] = {}
+
+    def count(self, event: RunEvent) -> str:
+        """A line for each update of this session and each evaluation."""
+        match event:
+            case RunStarted():
+                self._limits = event.limits
+            case BudgetSpent():
+                self._spent = event.spent
+            case UpdateFinished():
+                self._updates.append(event)
+                self._spent = event.spent
+                if event.update <= self.done:
+                    return ""  # of an earlier session
+                self.done = event.update
+                parts = [
+                    f"update {event.update}/{self.total}",
+                    f"reward {event.reward_mean:.3f}",
+                    fates_text(event.fates),
+                    counted(event.lessons, "lesson"),
+                    spent_text(event.spent, self._limits),
+                    counts_text(event.left_out),
+                    f"{duration(self.left_s)} left" if self.left_s is not None else "",
+                ]
+                return " | ".join(filter(None, parts))
+            case EvaluationFinished():
+                self._results.setdefault((where(event.result), event.result.sampling), []).append(event.result)
+                return f"evaluation {_result_text(event.result)}"
+        return super().count(event)
+
+    def rows(self) -> Rows:
+        """Reward, a line for each set without and with lessons, lessons, changes and budget."""
+        rows: Rows = []
+        for (name, sampling), results in self._results.items():
+            scores = " -> ".join(f"{percent(result.success)} {visible(result.policy)}" for result in results)
+            line = Text(scores, "bold green").append(f"  {visible(name)}, {sampling}", "dim not bold")
+            rows.append(("held-out", line))
+        rows = rows or [("held-out", Text("not evaluated yet", "dim"))]
+        if self._updates:
+            last = self._updates[-1]
+            rewards = sparkline([update.reward_mean for update in self._updates[-_SPARKLINE:]])
+            newest = f"  last update: {last.proposed} proposed, {fates_text(last.fates)}"
+            total = total_fates([update.fates for update in self._updates])
+            rows = [("reward", Text(f"{last.reward_mean:.3f}  ", "bold").append(rewards, "cyan")), *rows]
+            rows.append(("lessons", Text(f"{last.lessons}", "bold").append(newest, "not bold")))
+            rows.append(("changes", Text(fates_text(total))))
+        rows.append(("spent", Text(spent_text(self._spent, self._limits))))
+        if lost := counts_text(summed(update.left_out for update in self._updates)):
+            rows.append(("left out", Text(lost, "yellow")))
+        return rows
 
 
-def make_progress(console: Console, quiet: bool = False) -> ProgressDisplay:
-    """The display that suits `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
-    if quiet:
-        return WarningsOnly(console)
-    return TerminalProgress(console) if console.is_terminal else PlainProgress(console)
+class EvaluationView(RunView):
+    """Success so far, errors, tool calls, tokens and cost of an evaluation; its units are trajectories."""
+
+    unit = "run"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "loading"
+        self.sets = self.set_total = self.set_done = self.errors = self.tokens = 0
+        self.solved = self.cost_usd = 0.0
+        self.calls: Counter[str] = Counter()
+
+    def count(self, event: RunEvent) -> str:
+        """A line for the start and end of each set, and ten while it runs."""
+        match event:
+            case RunStarted():
+                super().count(event)
+                self.sets = event.sets
+                before = f", {event.done:,} of them done before" if event.done else ""
+                size = f"{counted(event.total, 'run')} in {counted(event.sets, 'evaluation')}"
+                return f"{event.recipe}: {size}{before}, in {event.directory}"
+            case SetStarted():
+                self.set_total, self.set_done, self.errors, self.solved = event.total, 0, 0, 0.0
+                self.phase = f"set {event.place} of {self.sets}: {event.name}"
+                self.keep(len(event.kept))
+                self._add(event.kept)
+                before = f", {len(event.kept):,} of them done before" if event.kept else ""
+                return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
+            case TrajectoriesFinished():
+                tenths = self.set_done * _LINES_A_SET // self.set_total
+                self.done += len(event.trajectories)
+                self._add(event.trajectories)
+                if self.set_done * _LINES_A_SET // self.set_total == tenths or self.set_done == self.set_total:
+                    return ""
+                parts = [f"{self.set_done:,}/{self.set_total:,}", f"success so far {percent(self.success)}"]
+                parts += [counted(self.errors, "error"), f"{number(self.tokens)} tokens"]
+                parts += [dollars(self.cost_usd)] if self.cost_usd else []
+                return " | ".join([*parts, f"{duration(self.left_s or 0.0)} left"])
+            case EvaluationFinished():
+                return summary_line(event.result)
+            case RunFinished():
+                super().count(event)
+                return ""
+        return super().count(event)
+
+    def rows(self) -> Rows:
+        """Success of the set so far, errors, tool calls, tokens, and how much of all sets is done."""
+        errors = Text(f"{self.errors:,}", "bold yellow" if self.errors else "")
+        if self.errors:
+            errors.append("  counted as wrong", "not bold dim")
+        calls = ", ".join(f"{visible(name)} {count:,}" for name, count in self.calls.most_common())
+        cost = f", {dollars(self.cost_usd)}" if self.cost_usd else ""
+        return [
+            ("success", Text(percent(self.success), "bold green").append(" so far", "not bold dim")),
+            ("errors", errors),
+            ("tool calls", Text(calls or "-")),
+            ("tokens", Text(f"{number(self.tokens)}{cost}")),
+            ("all sets", Text(f"{self.done:,} of {counted(self.total, 'run')}")),
+        ]
+
+    def bar(self) -> tuple[str, int, int]:
+        """The bar is the current set's."""
+        return f"{self.set_done:,}/{self.set_total:,}", self.set_done, self.set_total
+
+    @property
+    def success(self) -> float | None:
+        """Of the set so far; a trajectory that ended in an error counts as wrong."""
+        return self.solved / self.set_done if self.set_done else None
+
+    def _add(self, trajectories: Sequence[Trajectory]) -> None:
+        self.set_done += len(trajectories)
+        for trajectory in trajectories:
+            self.solved += value(trajectory)
+            self.errors += trajectory.status == "error"
+            self.cost_usd += trajectory.cost_usd
+            self.tokens += sum(call.usage.prompt_tokens + call.usage.completion_tokens for call in trajectory.calls)
+        self.calls.update(tool_use(trajectories).calls)
 
 
-def _where(result: EvaluationResult) -> str:
+class Progress:
+    """The listener that shows a run. Leaving its context, also by an error or Ctrl-C, restores the terminal."""
+
+    def __init__(self, view: RunView, console: Console, *, quiet: bool = False) -> None:
+        self.view = view
+        self._console, self._quiet = console, quiet
+        self._live: Live | None = None
+        if console.is_terminal and not quiet:
+            self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop drawing and show the cursor again; the last panel stays on screen."""
+        if kind is not None:
+            self.view.phase = "interrupted" if kind is KeyboardInterrupt else "stopped by an error"
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event. Warnings are printed in every mode, and stay above the live panel."""
+        line = self.view.count(event)
+        if isinstance(event, Note):
+            self._console.print(Text(f"warning: {visible(event.text)}", "bold yellow"), soft_wrap=True)
+        elif line and not self._live and not self._quiet:
+            self._console.print(Text(visible(line)), soft_wrap=True)
+
+    def _panel(self) -> RenderableType:
+        view = self.view
+        left = f", about {duration(view.left_s)} left" if view.left_s is not None else ""
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", no_wrap=True, min_width=len("tool errors"))
+        # One line each, cut if need be: the panel keeps its height.
+        rows.add_column(no_wrap=True, overflow="ellipsis")
+        time_row = ("time", Text(f"{duration(view.elapsed_s)} elapsed{left}"))
+        for name, text in [*view.rows(), time_row, ("now", Text(visible(view.phase)))]:
+            rows.add_row(name, text)
+        label, done, total = view.bar()
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(label, ProgressBar(total=max(1, total), completed=done), f"{done / max(1, total):4.0%}")
+        return Panel(
+            Group(bar, Text(), rows) if total else rows,
+            title=Text(f" {visible(view.recipe)} ", "bold"),
+            title_align="left",
+            subtitle=Text(f" {visible(view.directory)} ", "dim"),
+            subtitle_align="right",
+            border_style="dim",
+            width=min(self._console.width, 100),
+        )
+
+
+def terminal_progress(kind: Kind, console: Console, *, quiet: bool = False) -> Progress:
+    """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
+    views = {"training": TrainingView, "practice": PracticeView, "evaluation": EvaluationView}
+    return Progress(views[kind](), console, quiet=quiet)
+
+
+def _without_numbers(phase: str) -> str:
+    """A phase without its counters ("120/450"), which alone make no new line."""
+    return " ".join(word for word in phase.split() if not any(letter.isdigit() for letter in word))
+
+
+def _when(result: EvaluationResult) -> str:
     return f"at step {result.step}" if result.step is not None else f"({visible(result.policy)})"
 
 
-def _shares(share: dict[str, float]) -> Text:
-    text = Text()
-    for name, value in sorted(share.items(), key=lambda item: -item[1]):
-        text.append("  " if text else "").append(visible(name)).append(f" {value:.0%}", "bold")
-    return text
-
-
-def _evaluation_text(result: EvaluationResult) -> str:
+def _result_text(result: EvaluationResult) -> str:
     errors = f", {result.errors} without a result (counted as wrong)" if result.errors else ""
     trouble = troubles(result.request_failures, result.replies_repaired)
-    step = f"step {result.step}: " if result.step is not None else ""
     return (
-        f"evaluation {step}{where(result)} {result.sampling} ({result.policy}): "
-        f"success {percent(result.success)} of {result.tasks} tasks{errors}{', ' if trouble else ''}{trouble}"
+        f"{where(result)} {result.sampling} ({result.policy}): success {percent(result.success)} of "
+        f"{counted(result.tasks, 'task')}{errors}{', ' if trouble else ''}{trouble}"
     )
 
 
-def _print_note(console: Console, text: str) -> None:
-    console.print(Text(f"warning: {visible(text)}", "bold yellow"), soft_wrap=True)
+def _troubles_text(counts: Mapping[str, int], lost: str) -> str:
+    """What failed around the model, with `lost` for the fate of the trajectories; "" for nothing."""
+    parts = [f"{counted(counts['lost'], 'trajectory', 'trajectories')} {lost}"] if counts["lost"] else []
+    return ", ".join(filter(None, [*parts, troubles(counts["failures"], counts["repaired"])]))

@@ -30,7 +30,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from midstream.core.events import Event
+from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY, Template
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
@@ -84,7 +84,7 @@ class _Spent:
 
 
 class Timeline:
-    """Shows one run: a `core.events.Listener` in `listen`, a context manager that gives the terminal back."""
+    """Shows one run: a `core.events.TurnListener` in `listen`, a context manager that gives the terminal back."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Timeline:
         what = f"{how} in {self._unit} {self._turn} ({doing})" if doing else how
         self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {self._spent.text()}"))
 
-    def listen(self, event: Event) -> None:
+    def listen(self, event: TurnEvent) -> None:
         """Show one event."""
         if event.role == POLICY and event.kind in ("action", "command", "observation", "user"):
             self._stream(event)
@@ -196,7 +196,7 @@ class Timeline:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def _start(self, event: Event) -> None:
+    def _start(self, event: TurnEvent) -> None:
         if event.turn == 1 and self._turn == 0 and not self._spent.calls:
             self._began = time.monotonic()  # what was loaded before is not the run's time
         if event.role == POLICY and event.turn == self._replied:  # the reply goes on
@@ -239,7 +239,7 @@ class Timeline:
         self._print_rows([result], elapsed(observation.duration_s))
         self._begin("")
 
-    def _stream(self, event: Event) -> None:
+    def _stream(self, event: TurnEvent) -> None:
         """A step of an interleaved policy: a call in its reply, what came of the call, what a user says to it."""
         value = event.value
         self._written()

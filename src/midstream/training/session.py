@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from midstream import evaluation
 from midstream.core.errors import CheckpointError
+from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
 from midstream.core.metrics import StepMetrics
-from midstream.core.progress import ProgressDisplay
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -78,10 +78,10 @@ class Parts:
 
 
 class Session:
-    """One training run in one run directory."""
+    """One training run in one run directory; `listener` receives its events."""
 
-    def __init__(self, parts: Parts, run: RunDirectory, progress: ProgressDisplay) -> None:
-        self.parts, self.run_directory, self.progress = parts, run, progress
+    def __init__(self, parts: Parts, run: RunDirectory, listener: Listener) -> None:
+        self.parts, self.run_directory, self.listener = parts, run, listener
         self.environment = parts.make_environment()
         self.algorithm = self._algorithm()
         self._warned = False  # of rows that share too little, once a run
@@ -90,11 +90,17 @@ class Session:
         """Train to the end, from the newest checkpoint if there is one; whoever made the parts closes them."""
         first = await self._begin()
         steps = self.parts.training.steps
-        self.progress.start(self.run_directory.info().recipe_name, steps, first, str(self.run_directory.root))
-        if self.parts.learner.unshared and self.parts.training.algorithm == "flow_grpo":
-            self.progress.note(
-                f"rows that begin alike are computed whole, each for itself: {self.parts.learner.unshared}"
+        self.listener(
+            RunStarted(
+                recipe=self.run_directory.info().recipe_name,
+                directory=str(self.run_directory.root),
+                total=steps,
+                done=first - 1,
             )
+        )
+        if self.parts.learner.unshared and self.parts.training.algorithm == "flow_grpo":
+            reason = self.parts.learner.unshared
+            self.listener(Note(f"rows that begin alike are computed whole, each for itself: {reason}"))
         for step in range(first, steps + 1):
             self._record(await self.algorithm.step(step))
             if step % self.parts.training.validate_every == 0 or step == steps:
@@ -114,7 +120,7 @@ class Session:
                 source=parts.source,
                 student=parts.student,
                 seed=parts.seed,
-                report=self.progress.phase,
+                report=self._phase,
             )
         return FlowGRPO(
             config=parts.training,
@@ -129,7 +135,7 @@ class Session:
 
     async def _begin(self) -> int:
         """Restore the newest good checkpoint, or warm-start; returns the first step to make."""
-        loaded = self.run_directory.checkpoints.load_latest(self._load, report=self.progress.note)
+        loaded = self.run_directory.checkpoints.load_latest(self._load, report=lambda text: self.listener(Note(text)))
         if loaded is not None:
             step, _ = loaded
             self.run_directory.rewind(step)
@@ -149,13 +155,13 @@ class Session:
             return
         seed = derive_seed("warm start", parts.seed if config.seed is None else config.seed)
         clumsy = parts.make_environment(planner=parts.clumsy_planner)
-        await warm_start(parts.learner, clumsy, parts.source, parts.student, config, seed, self.progress.phase)
+        await warm_start(parts.learner, clumsy, parts.source, parts.student, config, seed, self._phase)
         if config.file is not None:
             return  # whatever it teaches, it is not the clumsy policy's language of names
         chosen = parts.evaluation.validation
         tasks = parts.set_tasks(chosen)
         rate = await copy_rate(self.environment, tasks, set(parts.place_names), seed)
-        self.progress.phase(f"copy rate of validation names {rate:.2f}")
+        self._phase(f"copy rate of validation names {rate:.2f}")
         require_copy_rate(rate, config)
 
     def _record(self, outcome: StepOutcome) -> None:
@@ -163,7 +169,7 @@ class Session:
         self.run_directory.trajectories.write(metrics.step, outcome.trajectories)
         self.run_directory.metrics.append(metrics)
         self.run_directory.timings.append(outcome.timing)
-        self.progress.step(metrics, outcome.timing)
+        self.listener(StepFinished(metrics, outcome.timing))
 
     def _with_warning(self, outcome: StepOutcome) -> StepMetrics:
         """The step's metrics; the first whose rows share too little says so, on screen too."""
@@ -174,16 +180,16 @@ class Session:
         if text is None:
             return metrics
         self._warned = True
-        self.progress.note(text)
+        self.listener(Note(text))
         return metrics.model_copy(update={"warnings": (text,)})
 
     async def _finish(self, steps: int) -> None:
-        self.progress.phase("exporting weights, evaluating")
+        self._phase("exporting weights, evaluating")
         self.parts.learner.export_weights(self.run_directory.policy_dir)
         self.parts.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
         await self._evaluate_sets(TRAINED, steps)
-        self.progress.finish()
+        self.listener(RunFinished())
 
     async def _evaluate_sets(self, policy: str, step: int) -> None:
         for chosen in self.parts.evaluation.sets:
@@ -196,7 +202,7 @@ class Session:
         if (chosen.name, evaluation.sampling_name(temperature), step) in done:
             return
         parts = self.parts
-        self.progress.phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
+        self._phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
         result, trajectories = await evaluation.evaluate(
             parts.make_environment(temperature=temperature, chosen=chosen),
             parts.set_tasks(chosen),
@@ -210,7 +216,10 @@ class Session:
         name = evaluation.result_name(chosen.name, evaluation.sampling_name(temperature), step)
         self.run_directory.trajectories.write_evaluation(name, trajectories)
         self.run_directory.evaluations.append(result)
-        self.progress.evaluation(result)
+        self.listener(EvaluationFinished(result))
+
+    def _phase(self, text: str) -> None:
+        self.listener(Phase(text))
 
     def _save(self, step: int) -> None:
         self.run_directory.checkpoints.save(step, self._write)
