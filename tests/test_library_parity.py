@@ -20,7 +20,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.practice.history import History
 from midstream.practice.ledger import Ledger
-from midstream.practice.library import Lesson, Library, identity, render_modules, vetoed
+from midstream.practice.library import Lesson, Library, identity, marked, render_modules
 from midstream.practice.library_text import to_json
 from midstream.practice.runner import Match, Runner
 from midstream.recipe.build import Build
@@ -35,7 +35,7 @@ from support.practised import write_recipe, write_run
 QUESTION = "What is 45 plus 17 ?"
 TASK = Task(id="t", question=QUESTION, answer="62")
 MODULES = AGENTS_MODULES["agentflow"]
-LIBRARY = vetoed(
+LIBRARY = marked(
     Library(
         lessons=(
             *(Lesson(id=f"L{i}", text=f"Advice for the {one}.", module=one) for i, one in enumerate(MODULES, start=1)),
@@ -44,6 +44,7 @@ LIBRARY = vetoed(
         )
     ),
     "L6",
+    "vetoed",
 )
 TOLD = render_modules(LIBRARY)
 _BLOCK = re.compile(r"# Lessons from earlier tasks\n\n((?:- [^\n]*(?:\n|$))+)")
@@ -230,7 +231,7 @@ def test_a_library_file_that_was_changed_is_not_gone_on_with(recipe, tmp_path, c
     begin = ("eval", recipe, "--library", library, "--count", "1", "--out", tmp_path / "e", "--quiet")
     assert quietly(capsys, *begin)[0] == 0
     (tmp_path / "e" / "status.json").write_text('{"state": "interrupted"}')
-    library.write_text(to_json(vetoed(LIBRARY, "L1")))
+    library.write_text(to_json(marked(LIBRARY, "L1", "vetoed")))
     code, _, err = quietly(capsys, "resume", tmp_path / "e", "--quiet")
     assert code == 2
     assert "are not those that it began with" in err

@@ -14,7 +14,7 @@ from midstream.cli.main import main
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.history import History
-from midstream.practice.library import Lesson, Library, Origin, identity, pinned, proven, render_modules
+from midstream.practice.library import Lesson, Library, Origin, identity, marked, proven, render_modules
 from midstream.practice.library_text import to_json, to_markdown
 from midstream.recipe.check import check
 from midstream.recipe.library import history, read
@@ -129,7 +129,7 @@ def test_a_pin_changes_no_prompt_and_so_no_proof(library, run_path):
     _, out, _ = library("edit", run_path, "--pin", "L1")
     assert "L1 active -> pinned" in out
     assert "unproven" not in out
-    assert newest(run_path) == pinned(PROVEN, "L1")
+    assert newest(run_path) == marked(PROVEN, "L1", "pinned")
     library("edit", run_path, "--veto", "L1")
     assert newest(run_path).proven_for == ""
 

@@ -1,8 +1,8 @@
 from hypothesis import given
 
-from midstream.practice.changes import Diff, diff, merged
-from midstream.practice.library import Effect, Lesson, Library, next_number, pinned, vetoed
-from midstream.practice.operations import Operation, applied
+from midstream.practice.changes import merged
+from midstream.practice.library import Effect, Lesson, Library, marked, next_number
+from midstream.practice.operations import Diff, Operation, applied, diff
 from support.libraries import libraries
 
 BASE = Library(
@@ -40,7 +40,7 @@ def texts(library: Library) -> dict[str, str]:
 
 
 def test_a_diff_names_each_kind_of_change():
-    after = vetoed(changed(BASE, delete("L2"), modify("L1", "Look twice."), add("L4", "Breathe.")), "L1")
+    after = marked(changed(BASE, delete("L2"), modify("L1", "Look twice."), add("L4", "Breathe.")), "L1", "vetoed")
     found = diff(BASE, after)
     assert [one.id for one in found.added] == ["L4"]
     assert [one.text for one in found.deleted] == ["Count twice."]
@@ -68,7 +68,7 @@ def test_a_diff_backwards_is_the_other_way_round(one: Library, other: Library):
 
 def test_what_only_one_side_changed_is_taken():
     one = changed(BASE, modify("L1", "Look twice."), add("L4", "Breathe."))
-    other = pinned(changed(BASE, delete("L2")), "L3")
+    other = marked(changed(BASE, delete("L2")), "L3", "pinned")
     library, notes = merged(BASE, one, other)
     assert texts(library) == {"L1": "Look twice.", "L3": "Ask for units.", "L4": "Breathe."}
     assert library.lessons[1].state == "pinned"

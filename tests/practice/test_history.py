@@ -4,7 +4,7 @@ import pytest
 
 from midstream.core.errors import RunError, StorageError
 from midstream.practice.history import History, read_library
-from midstream.practice.library import Lesson, Library, pinned, proven
+from midstream.practice.library import Lesson, Library, marked, proven
 from midstream.practice.library_text import from_json
 from midstream.practice.operations import Operation, applied
 from midstream.runs.lock import exclusive_lock
@@ -86,7 +86,7 @@ def test_a_second_writer_is_refused_while_the_first_writes(history):
 
 def test_a_writer_that_missed_a_version_does_not_undo_it(history):
     other = History(history.directory)
-    other.add(pinned(SECOND, "L1"), by="edit")
+    other.add(marked(SECOND, "L1", "pinned"), by="edit")
     with pytest.raises(RunError, match="it was version 2, now it is 3"):
         history.add(FIRST, by="learning")
     assert history.current() == other.current()

@@ -8,17 +8,14 @@ from midstream.practice.library import (
     Effect,
     Lesson,
     Library,
-    counted,
+    marked,
+    measured,
     next_number,
     one_line,
-    pinned,
-    released,
     render,
     render_modules,
     size,
     tokens,
-    vetoed,
-    with_effect,
 )
 from support.libraries import libraries, texts
 
@@ -54,34 +51,31 @@ def test_the_size_bounds_what_is_rendered(library: Library):
 
 
 def test_a_veto_takes_a_lesson_out_of_prompts_and_the_proof_away():
-    library = vetoed(TWO, "L1")
+    library = marked(TWO, "L1", "vetoed")
     assert render_modules(library) == {"executor": "- Count twice."}
     assert library.proven_for == ""
-    assert render_modules(released(library, "L1")) == render_modules(TWO)
+    assert render_modules(marked(library, "L1", "active")) == render_modules(TWO)
 
 
 def test_a_pin_changes_no_prompt_and_keeps_the_proof():
-    library = pinned(TWO, "L1")
+    library = marked(TWO, "L1", "pinned")
     assert library.find("L1") == TWO.lessons[0].model_copy(update={"state": "pinned"})
     assert library.proven_for == "agent"
-    assert released(library, "L1") == TWO
+    assert marked(library, "L1", "active") == TWO
 
 
-@pytest.mark.parametrize("change", [pinned, vetoed, released])
-def test_marking_a_lesson_that_is_not_there_changes_nothing(change):
-    assert change(TWO, "L9") == TWO
+@pytest.mark.parametrize("state", ["pinned", "vetoed", "active"])
+def test_marking_a_lesson_that_is_not_there_changes_nothing(state):
+    assert marked(TWO, "L9", state) == TWO
 
 
-def test_counts_add_up_by_id():
-    library = counted(counted(TWO, used={"L1": 3, "L9": 1}, harmed={"L2": 1}), used={"L1": 2}, helped={"L1": 1})
-    assert [(one.used, one.helped, one.harmed) for one in library.lessons] == [(5, 1, 0), (0, 0, 1)]
-    assert library.proven_for == "agent"
-
-
-def test_an_effect_is_kept_with_its_lesson():
+def test_counts_add_up_by_id_and_the_latest_effect_is_kept():
     effect = Effect(mean=0.1, interval=(0.0, 0.2), pairs=40, helped=9, harmed=5)
-    library = with_effect(TWO, "L2", effect)
-    assert [one.effect for one in library.lessons] == [None, effect]
+    once = measured(TWO, {"L1": 3, "L9": 1}, {"L2": effect})
+    library = measured(once, {"L1": 2}, {"L2": effect.model_copy(update={"mean": 0.3})})
+    assert [(lesson.used, lesson.helped, lesson.harmed) for lesson in library.lessons] == [(5, 0, 0), (0, 18, 10)]
+    assert [lesson.effect and lesson.effect.mean for lesson in library.lessons] == [None, 0.3]
+    assert library.proven_for == "agent"
 
 
 def test_two_lessons_cannot_have_one_id():
@@ -97,5 +91,5 @@ def test_an_id_is_a_number(bad: str):
 
 @given(libraries, st.integers(1, 9).map("L{}".format))
 def test_marks_never_reuse_a_number(library: Library, lesson_id: str):
-    for change in (pinned, vetoed, released):
-        assert change(library, lesson_id).next_number == next_number(library)
+    for state in ("pinned", "vetoed", "active"):
+        assert marked(library, lesson_id, state).next_number == next_number(library)

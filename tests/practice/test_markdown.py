@@ -9,7 +9,7 @@ from midstream.practice.operations import Rules
 from midstream.practice.similarity import ngram_similarity
 from support.libraries import MODULES, libraries
 
-RULES = Rules(modules=MODULES, lesson_tokens=20, likeness=ngram_similarity, threshold=0.85)
+RULES = Rules(modules=MODULES, lesson_tokens=20, similarity=ngram_similarity, threshold=0.85)
 LIBRARY = Library(
     lessons=(
         Lesson(id="L1", text="Look first.", used=3),

@@ -15,7 +15,7 @@ STRICT = Rules(
     modules=MODULES,
     max_tokens=60,
     lesson_tokens=20,
-    likeness=ngram_similarity,
+    similarity=ngram_similarity,
     threshold=0.85,
     leak=lambda text: "it holds an answer" if "42" in text else None,
 )
@@ -35,7 +35,7 @@ all_rules = st.builds(
     modules=st.sampled_from([(), ("planner",), MODULES]),
     max_tokens=st.none() | st.integers(1, 80),
     lesson_tokens=st.none() | st.integers(1, 20),
-    likeness=st.sampled_from([None, ngram_similarity]),
+    similarity=st.sampled_from([None, ngram_similarity]),
     threshold=st.just(0.85),
     subsets=st.booleans(),
 )
@@ -157,7 +157,7 @@ def test_the_opposite_of_a_lesson_is_no_repetition():
     assert refusal(add("Never look numbers up first.")) == ""
 
 
-def test_a_veto_holds_without_any_likeness():
+def test_a_veto_holds_without_any_similarity():
     assert refusal(add("ALWAYS shout."), OPEN) == "like the vetoed L3"
     assert refusal(add("Look numbers up first."), OPEN) == ""
 

@@ -12,7 +12,7 @@ from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import read_spent
 from midstream.practice.commit import read_updates
 from midstream.practice.history import History
-from midstream.practice.library import pinned, render_modules
+from midstream.practice.library import marked, render_modules
 from midstream.runs import RunDirectory
 from support.practice_sessions import counting, die, differences, killed_after, practise, trajectories
 
@@ -211,7 +211,7 @@ def test_a_library_edited_between_two_updates_is_the_one_that_goes_on(tmp_path, 
     practise(root, {**UNGATED, "practice.budget.updates": 1})
     history = History(RunDirectory(root).library_dir)
     kept = history.current().library.lessons[0].id
-    history.add(pinned(history.current().library, kept), by="edit")
+    history.add(marked(history.current().library, kept, "pinned"), by="edit")
     practise(root, UNGATED)
     assert [one.by for one in history.all()] == ["start", "learning", "edit", "learning"]
     assert history.current().library.find(kept).state == "pinned"

@@ -21,11 +21,11 @@ from rich.text import Text
 from midstream.cli import library_edit, library_validation
 from midstream.cli.results import recipe_of
 from midstream.core.errors import UsageError
-from midstream.practice.changes import diff, merged
+from midstream.practice.changes import merged
 from midstream.practice.history import VERSIONS, read_library
 from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import to_json, to_markdown
-from midstream.practice.operations import Operation
+from midstream.practice.operations import Operation, diff
 from midstream.recipe.check import check
 from midstream.recipe.library import check_shown, history, read, shows_lessons, split
 from midstream.recipe.schema import MODULES, to_toml

@@ -7,20 +7,19 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from midstream.core.errors import MidstreamError, UsageError
-from midstream.practice.changes import diff
 from midstream.practice.history import read_library
-from midstream.practice.library import Lesson, Library, Origin, next_number, pinned, released, vetoed
+from midstream.practice.library import Lesson, Library, Origin, State, marked, next_number
 from midstream.practice.library_text import edited as markdown_edited
 from midstream.practice.library_text import to_markdown
-from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
+from midstream.practice.operations import Operation, Outcome, Rules, applied, diff, screened
 
 _PERSON = Origin(source="person")
-_MARKS: dict[str, Callable[[Library, str], Library]] = {"pin": pinned, "veto": vetoed, "release": released}
+_MARKS: dict[str, State] = {"pin": "pinned", "veto": "vetoed", "release": "active"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +64,10 @@ def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> 
     numbered, outcomes = screened(library, operations, rules)
     sound = _sound(outcomes)
     changed = applied(numbered, sound)
-    marked = [lesson for mark in _MARKS for lesson in getattr(options, mark)]
-    if twice := [one for place, one in enumerate(marked) if one in marked[:place]]:
+    named = [lesson for mark in _MARKS for lesson in getattr(options, mark)]
+    if twice := [one for place, one in enumerate(named) if one in named[:place]]:
         raise UsageError(f"{twice[0]} is marked twice", cause="a lesson has one mark", fix="name one of them")
-    for mark, function in _MARKS.items():
+    for mark, state in _MARKS.items():
         for lesson in getattr(options, mark):
             if changed.find(lesson) is None:
                 raise UsageError(
@@ -76,7 +75,7 @@ def _by_options(library: Library, options: argparse.Namespace, rules: Rules) -> 
                     cause="it is misspelt, or deleted",
                     fix="midstream library show lists them",
                 )
-            changed = function(changed, lesson)
+            changed = marked(changed, lesson, state)
     return _edit(library, changed, sound)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from midstream.core.data import Frozen
 from midstream.practice.library import Lesson, Library, State, next_number, with_lessons
 from midstream.practice.operations import Similarity
 from midstream.practice.settings import LibraryConfig
@@ -13,37 +12,6 @@ from midstream.practice.similarity import ngram_similarity
 
 _STRENGTH: dict[State, int] = {"active": 0, "pinned": 1, "vetoed": 2}
 _THRESHOLD = LibraryConfig().likeness or 1.0
-
-
-class Diff(Frozen):
-    """What leads from one library to another, by the lessons' ids; pairs are (before, after).
-
-    `modified` lessons have another text or module, `marked` ones another state; one may be both. Counts and effects
-    are no changes.
-    """
-
-    added: tuple[Lesson, ...] = ()
-    deleted: tuple[Lesson, ...] = ()
-    modified: tuple[tuple[Lesson, Lesson], ...] = ()
-    marked: tuple[tuple[Lesson, Lesson], ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing differs."""
-        return not (self.added or self.deleted or self.modified or self.marked)
-
-
-def diff(before: Library, after: Library) -> Diff:
-    """What leads from `before` to `after`."""
-    old = {one.id: one for one in before.lessons}
-    both = [(old[one.id], one) for one in after.lessons if one.id in old]
-    kept = {one.id for _, one in both}
-    return Diff(
-        added=tuple(one for one in after.lessons if one.id not in old),
-        deleted=tuple(one for one in before.lessons if one.id not in kept),
-        modified=tuple(pair for pair in both if _said(pair[0]) != _said(pair[1])),
-        marked=tuple(pair for pair in both if pair[0].state != pair[1].state),
-    )
 
 
 def merged(

@@ -1,32 +1,26 @@
-"""The gate: a changed library is accepted only if fresh validation rollouts say so, at a stated error rate.
+"""The gate: accept a changed library only if fresh validation rollouts support it, at a stated error rate.
 
-1. The whole batch of changes against the library as it is: pairs of rollouts of one task (`pairs.py`), a sequential
-   test that looks after every block and stops early where the case is clear (`sequential.py`).
-2. Random halves of the batch against their complements, whether it passed or not: that tells the good changes from the
-   bad at the price of one test (`halves.py`). A batch that passes is no less worth sorting: good changes carry bad ones
-   along.
-3. The good ones together are tested once more, on rollouts that had no part in choosing them. If they pass, they are
-   accepted and the others rejected; if they do not, a batch that passed is accepted as it is.
+1. Test the whole batch of changes against the library as it is, on pairs of rollouts of one task (`paired_test.py`).
+2. Run random halves of the batch against their complements, whether it passed or not. That separates the good changes
+   from the bad at the price of one test. A batch that passes is sorted too: good changes carry bad ones along.
+3. Test the good ones together once more, on rollouts that had no part in choosing them. If they pass, they are accepted
+   and the others rejected; if they do not, a batch that passed is accepted as it is.
 
 What is accepted has passed a test; what seems bad is rejected; the rest is pending and joins the next batch.
 
-The error rate: an update makes two tests at most, the run `updates` times that, and each may err with a chance of
+The error rate: an update makes at most two tests, the run `updates` times that, and each may err with a chance of
 `error_rate` / (2 `updates`). So the chance that a run ever accepts a change of the library that does not raise the mean
 reward over the validation set is at most `error_rate`. It is a statement about what is accepted together: single
 lessons have effects with intervals. `benchmarks/gate_power.py` measures both, and what the gate costs.
 
-
-Which changes of a batch are good? Random halves of it, each against its complement.
-
-Every pair of rollouts runs one random half of the changes against the other half on one task. A change is on either
-side equally often, so in the mean of the differences, each with the sign of the change's side, the others cancel out:
-every pair says something about every change, and all effects are known as well as a test of one of them would tell from
-the same pairs. Testing them one by one would cost as many times more as there are changes.
-
-The halves are of equal size: halves of very different quality would say little about single changes, least where a bad
-half fails at everything. They tell how a change differs from the others; how good the batch is as a whole, its test
-has told (`total`), and both together give a change's own effect. If effects add up, that is its effect in the new
-library; if they do not, its mean effect in the company of random others.
+Why halves: each pair of rollouts runs one random half of the changes against the other half on one task. A change is on
+either side equally often, so in the mean of the differences, each with the sign of the change's side, the others cancel
+out. Every pair is evidence about every change, and all effects are estimated as precisely as one of them would be from
+the same pairs; testing the changes one by one would multiply the cost by their number. The halves are of equal size:
+halves of very different quality would say little about single changes, least where a bad half fails at everything.
+Halves measure how a change differs from the others; the test of the whole batch measures the sum (`total`), and both
+together give a change's effect. If effects add up, that is its effect in the new library; if they do not, it is its
+mean effect in the company of random others.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
@@ -43,7 +37,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.practice.library import Effect, Library
 from midstream.practice.operations import Operation, applied
-from midstream.practice.paired_test import Differences, Pairs, Play, Sequential, Verdict, effect
+from midstream.practice.paired_test import Differences, Pairs, Play, Sequential, Verdict
 from midstream.practice.settings import GateConfig
 
 Fate = Literal["accepted", "rejected", "pending", "unchanged"]
@@ -56,15 +50,15 @@ _NORMAL = NormalDist()
 class Test(Frozen):
     """One sequential test of a changed library against the one before it, on pairs of fresh validation rollouts.
 
-    `changes` are the places of the changes it holds in the update's list. `pairs` counts those with a result on both
+    `changes` are the indices of the tested changes in the update's list. `pairs` counts those with a result on both
     sides, `left_out` the others. `evidence` is the largest natural log of the test's e-value for "better", `needed`
-    what it had to reach: log(1 / its share of the error rate). `mean` and `interval` (95 %) are the difference in
-    reward.
+    the value that it had to reach: log(1 / its share of the error rate). `mean` and `interval` (95 %) are the
+    difference in reward.
     """
 
-    __test__ = False  # for pytest, which collects what is called so
+    __test__ = False  # pytest would collect it by its name
 
-    name: Literal["whole", "kept"]
+    name: TestName
     changes: tuple[int, ...]
     pairs: int
     left_out: int = 0
@@ -76,7 +70,7 @@ class Test(Frozen):
 
 
 class ChangeRecord(Frozen):
-    """One change that was tested, or accepted without a test: what became of it, and its measured effect."""
+    """One change that was tested, or accepted without a test, with its fate and its measured effect."""
 
     operation: Operation
     fate: Fate
@@ -85,7 +79,7 @@ class ChangeRecord(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The library that goes on, and why: the tests that were made, and what became of each change.
+    """The library after the gate, the tests that were made, and the fate of each change.
 
     `bisect_pairs` are the pairs of random halves with a result on both sides, `bisect_left_out` those without.
     """
@@ -99,7 +93,7 @@ class Decision:
     @property
     def pending(self) -> tuple[Operation, ...]:
         """The changes that the next batch takes up again."""
-        return tuple(one.operation for one in self.changes if one.fate == "pending")
+        return tuple(change.operation for change in self.changes if change.fate == "pending")
 
 
 async def decide(
@@ -112,71 +106,63 @@ async def decide(
     updates: int,
     seed: int,
 ) -> Decision:
-    """Accept, reject or put off `changes` (sound ones, `operations.screened`).
+    """Accept, reject or postpone `changes`, which `operations.screened` let through.
 
-    `tasks` is the validation set, `updates` how many updates the run has at most. `play` runs a block's pairs under a
-    name, and says None of those without a result on a side.
+    Args:
+        library: the library before the changes.
+        changes: the changes in order.
+        tasks: the validation set.
+        play: runs the pairs of a block under a name; None for a pair without a result on one side.
+        config: the gate's settings.
+        updates: the most updates that the run can make, which share the error rate.
+        seed: for the draws of tasks and halves.
 
     Raises:
         InfrastructureError: no pair of a block had a result.
     """
     if not changes:
         return Decision(library=library, changes=(), tests=())
-    gate = _Gate(library, tuple(changes), tasks=tasks, play=play, config=config, seed=seed)
-    return await gate.decide(config.error_rate / (TESTS * updates))
+    everything = tuple(range(len(changes)))
 
+    def pairs(name: str, limit: int) -> Pairs:
+        return Pairs(tasks, play, name=name, limit=limit, size=config.block, seed=derive_seed(seed, name))
 
-class _Gate:
-    """The decision on one batch."""
+    async def test(name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
+        changed = applied(library, [changes[i] for i in places])
+        level = config.error_rate / (TESTS * updates)
+        found = pairs(name, config.test_pairs)
+        return await tested(library, changed, changes=places, name=name, pairs=found, config=config, level=level)
 
-    def __init__(
-        self,
-        library: Library,
-        changes: tuple[Operation, ...],
-        *,
-        tasks: Sequence[Task],
-        play: Play,
-        config: GateConfig,
-        seed: int,
-    ) -> None:
-        self.library, self.changes, self.config = library, changes, config
-        self.tasks, self.play, self.seed = tasks, play, seed
-
-    async def decide(self, level: float) -> Decision:
-        everything = tuple(range(len(self.changes)))
-        whole, differences = await self._test("whole", everything, level)
-        if len(self.changes) == 1 or not self.config.bisect_pairs:
-            effect = differences.effect(alone=len(self.changes) == 1)
-            return self._decision([whole], everything, [effect] * len(self.changes))
-        pairs, enough = self._pairs("halves", self.config.bisect_pairs), self.config.min_effect
-        found = await halved(self.library, self.changes, total=differences, pairs=pairs, enough=enough)
-        tests = [whole]
-        if found.kept and found.kept != everything:
-            tests.append((await self._test("kept", found.kept, level))[0])
-        decision = self._decision(tests, found.kept, found.effects)
-        return replace(decision, bisect_pairs=found.pairs, bisect_left_out=found.left_out)
-
-    def _decision(self, tests: Sequence[Test], kept: tuple[int, ...], effects: Sequence[Effect]) -> Decision:
-        """Accepted is what passed a test, the later one if both did; else the last verdict is on what was kept."""
-        passed = [one.changes for one in tests if one.verdict == "better"]
-        chosen, fate = (passed[-1], _FATES["better"]) if passed else (kept, _FATES[tests[-1].verdict])
-        records = tuple(
-            ChangeRecord(operation=one, fate=fate if i in chosen else "rejected", effect=effects[i])
-            for i, one in enumerate(self.changes)
+    whole, differences = await test("whole", everything)
+    tests, kept, halves = [whole], everything, None
+    if len(changes) == 1 or not config.bisect_pairs:
+        effects: Sequence[Effect] = [differences.effect(alone=len(changes) == 1)] * len(changes)
+    else:
+        halves = await halved(
+            library,
+            changes,
+            total=differences,
+            pairs=pairs("halves", config.bisect_pairs),
+            enough=config.min_effect,
         )
-        accepted = [one.operation for one in records if one.fate == "accepted"]
-        return Decision(library=applied(self.library, accepted), changes=records, tests=tuple(tests))
+        kept, effects = halves.kept, halves.effects
+        if kept and kept != everything:
+            tests.append((await test("kept", kept))[0])
 
-    def _pairs(self, name: str, limit: int) -> Pairs:
-        seed = derive_seed(self.seed, name)
-        return Pairs(self.tasks, self.play, name=name, limit=limit, size=self.config.block, seed=seed)
-
-    async def _test(self, name: TestName, places: tuple[int, ...], level: float) -> tuple[Test, Differences]:
-        changed = applied(self.library, [self.changes[i] for i in places])
-        pairs = self._pairs(name, self.config.test_pairs)
-        return await tested(
-            self.library, changed, changes=places, name=name, pairs=pairs, config=self.config, level=level
-        )
+    # Accepted is what passed a test, the later one if both did; otherwise the last verdict is about what was kept.
+    passed = [test.changes for test in tests if test.verdict == "better"]
+    chosen, fate = (passed[-1], _FATES["better"]) if passed else (kept, _FATES[tests[-1].verdict])
+    records = tuple(
+        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=effects[i])
+        for i, change in enumerate(changes)
+    )
+    return Decision(
+        library=applied(library, [record.operation for record in records if record.fate == "accepted"]),
+        changes=records,
+        tests=tuple(tests),
+        bisect_pairs=halves.pairs if halves else 0,
+        bisect_left_out=halves.left_out if halves else 0,
+    )
 
 
 async def tested(
@@ -189,11 +175,15 @@ async def tested(
     config: GateConfig,
     level: float,
 ) -> tuple[Test, Differences]:
-    """Is `other`, which holds these `changes`, better than `first`? At error rate `level`; with all differences."""
+    """Test at error rate `level` whether `other`, which holds `changes`, is better than `first`.
+
+    Returns:
+        The test, and all differences in reward.
+    """
     test = Sequential(level=level, min_effect=config.min_effect, futility=config.futility_rate)
     found = Differences()
     while test.verdict == "undecided" and not pairs.spent:
-        values = [one for one in await pairs.block(lambda _: (first, other)) if one is not None]
+        values = [value for value in await pairs.block(lambda _: (first, other)) if value is not None]
         for value in values:
             found.add(value)
         test.add(values)
@@ -213,7 +203,7 @@ async def tested(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halved:
-    """What each change does, in their order, and which of them are worth keeping."""
+    """The effect of each change, in their order, and which of them are worth keeping."""
 
     effects: tuple[Effect, ...]
     kept: tuple[int, ...]
@@ -224,88 +214,76 @@ class Halved:
 async def halved(
     library: Library, changes: Sequence[Operation], *, total: Differences, pairs: Pairs, enough: float
 ) -> Halved:
-    """Play `pairs` until wrong choices are expected to cost less than `enough` of mean reward, or all are played.
+    """Run `pairs` until wrong choices are expected to cost less than `enough` of mean reward, or all are used.
 
-    `total` are the differences of all changes together to `library`. Kept is what helps; of a batch that does harm on
-    the whole, what is better than its average, which is not 0 but as good a guess as there is: what stays in the shadow
-    of bad company comes out when the kept ones are tested together.
+    `total` are the differences of all changes together to `library`. Kept is what helps; of a batch that does harm as a
+    whole, what is better than its average, which is as good a guess as there is: a change that bad company hides shows
+    when the kept ones are tested together.
     """
-    measured = _Measured(library, changes, total)
+    found = _HalfDifferences(total, [Differences() for _ in changes])
+    chosen: list[frozenset[int]] = []  # the halves of the block under way
+
+    def sides(draw: random.Random) -> tuple[Library, Library]:
+        half = random_half(len(changes), draw)
+        chosen.append(half)
+        first = [change for i, change in enumerate(changes) if i not in half]
+        other = [change for i, change in enumerate(changes) if i in half]
+        return applied(library, first), applied(library, other)
+
     while not pairs.spent:
-        await measured.block(pairs)
-        if measured.expected_loss < enough:
-            break
-    return Halved(effects=measured.effects, kept=measured.kept, pairs=measured.pairs, left_out=pairs.left_out)
-
-
-class _Measured:
-    """The differences so far, for each change with the sign of its side."""
-
-    def __init__(self, library: Library, changes: Sequence[Operation], total: Differences) -> None:
-        self.library, self.changes, self.total = library, changes, total
-        self.signed = [Differences() for _ in changes]
-
-    @property
-    def pairs(self) -> int:
-        return self.signed[0].pairs
-
-    async def block(self, pairs: Pairs) -> None:
-        chosen: list[frozenset[int]] = []
-
-        def sides(draw: random.Random) -> tuple[Library, Library]:
-            half = random_half(len(self.changes), draw)
-            chosen.append(half)
-            first, other = ([one for i, one in enumerate(self.changes) if (i in half) == with_it] for with_it in (0, 1))
-            return applied(self.library, first), applied(self.library, other)
-
-        for half, value in zip(chosen, await pairs.block(sides), strict=True):
+        chosen.clear()
+        values = await pairs.block(sides)
+        for half, value in zip(chosen, values, strict=True):
             if value is not None:
-                for i, one in enumerate(self.signed):
-                    one.add(value if i in half else -value)
+                for i, signed in enumerate(found.signed):
+                    signed.add(value if i in half else -value)
+        if found.expected_loss < enough:
+            break
+    effects = []
+    for i, signed in enumerate(found.signed):
+        mean, error = found.estimate(i)
+        effects.append(signed.effect(alone=True, mean=mean, error=error))
+    kept = tuple(i for i in range(len(changes)) if found.estimate(i)[0] > found.threshold)
+    return Halved(effects=tuple(effects), kept=kept, pairs=found.signed[0].pairs, left_out=pairs.left_out)
 
-    @property
-    def likeness(self) -> float:
-        """The correlation of two changes' sides: of n, an even number, n/2 are with each; -1/n if n is odd."""
-        count = len(self.changes)
-        return -1 / (count - 1 + count % 2)
+
+@dataclass
+class _HalfDifferences:
+    """The differences so far: for each change with the sign of its side, and for all changes together (`total`)."""
+
+    total: Differences
+    signed: list[Differences]
 
     def estimate(self, i: int) -> tuple[float, float]:
         """The effect of change i and its standard error.
 
-        Its signed mean m is short of its effect e because the others, with sum T - e, are rather on the other side:
-        m = e + r (T - e), r their correlation and T the effect of all.
+        Its signed mean m is below its effect e because the other changes are more often on the other side:
+        m = e + r (T - e), r the correlation of two changes' sides and T the effect of all. Of n changes, n even, n/2
+        are on each side, so r = -1/(n - 1); r = -1/n if n is odd.
         """
-        r, total, one = self.likeness, self.total, self.signed[i]
-        return (one.mean - r * total.mean) / (1 - r), math.hypot(one.error, r * total.error) / (1 - r)
+        count = len(self.signed)
+        r, total, signed = -1 / (count - 1 + count % 2), self.total, self.signed[i]
+        return (signed.mean - r * total.mean) / (1 - r), math.hypot(signed.error, r * total.error) / (1 - r)
 
     @property
     def threshold(self) -> float:
-        """Kept is what has more effect than that."""
-        return min(0.0, self.total.mean / len(self.changes))
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return tuple(i for i in range(len(self.changes)) if self.estimate(i)[0] > self.threshold)
-
-    @property
-    def effects(self) -> tuple[Effect, ...]:
-        return tuple(effect(*self.estimate(i), one, alone=True) for i, one in enumerate(self.signed))
+        """The effect that a change must exceed to be kept."""
+        return min(0.0, self.total.mean / len(self.signed))
 
     @property
     def expected_loss(self) -> float:
-        """What choices on the wrong side of the threshold cost together, on average."""
-        return sum(_loss(mean - self.threshold, error) for mean, error in map(self.estimate, range(len(self.changes))))
+        """The expected cost of all choices on the wrong side of the threshold."""
+        loss = 0.0
+        for i in range(len(self.signed)):
+            mean, error = self.estimate(i)
+            if error:  # 0 where the squares of all differences underflow
+                # The mean distance by which a normal truth lies on the other side of the threshold than its estimate.
+                z = abs(mean - self.threshold) / error
+                loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
+        return loss
 
 
 def random_half(count: int, draw: random.Random) -> frozenset[int]:
-    """A random half of 0 .. count - 1; of an odd number the smaller or the larger half, by chance."""
+    """Draw a random half of 0 .. count - 1; of an odd number the smaller or the larger half, by chance."""
     order = draw.sample(range(count), count)
     return frozenset(order[: (count + draw.getrandbits(1)) // 2])
-
-
-def _loss(mean: float, error: float) -> float:
-    """How much, on average, the truth lies on the other side of 0 than its estimate, which has a normal error."""
-    if not error:  # differences whose squares are too small for a number
-        return 0.0
-    z = abs(mean) / error
-    return error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))

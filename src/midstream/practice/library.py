@@ -1,13 +1,7 @@
-"""The library: lessons with ids, where each came from, what it did, and how it is rendered into prompts.
+"""The library: lessons with ids, origins and measured effects, and how they are rendered into prompts.
 
-A library is a value. Whatever changes it makes a new one: a model's and a person's operations (`operations.py`), a
-person's marks and the counts of what lessons did (here). Versions on disk are `history.py`'s.
-
-
-Which agent a library was proven for: a name that changes with whatever decides how the agent behaves beside it.
-
-That is the model each module asks, the text of its prompt and its other settings, and the tools with theirs; not where
-a model is served, and not how it is sampled from: one library is evaluated at several temperatures.
+A library is a value. Every change makes a new one: operations of a model or a person (`operations.py`), a person's
+marks and the counts of what lessons did (here). Versions on disk are in `history.py`.
 """
 
 from __future__ import annotations
@@ -26,27 +20,27 @@ from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
 from midstream.core.prompt_text import neutral
 
-Source = Literal["learned", "person", "imported"]
 CHARACTERS_PER_TOKEN = 4  # the library is rendered for models whose tokenizers it does not know
-# White space is folded first; what of control characters and half surrogate pairs is left could break a prompt.
+# White space is folded first; the control characters and half surrogate pairs that are left could break a prompt.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-ID = re.compile(r"L[1-9][0-9]{0,17}")
-Id = Annotated[str, Field(pattern=rf"^{ID.pattern}$")]
-Table = Mapping[str, Any]
-_MODULES = ("planner", "executor", "verifier", "generator", "policy")  # of whichever kind the agent is
-_LOOP = ("memory_update", "record_time", "template")  # what else of the loop is in the prompts
-_MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 
 
 def one_line(text: str) -> str:
-    """A text as lessons hold it: white space folded, each control character and half surrogate pair a "?"."""
+    """Normalize a lesson's text: fold white space, replace control characters and half surrogate pairs by "?"."""
     return _UNPRINTABLE.sub("?", " ".join(text.split()))
 
 
-class Origin(Frozen):
-    """Where a lesson's present text came from. `update` counts a run's updates from 1; 0: from none.
+ID = re.compile(r"L[1-9][0-9]{0,17}")
+Id = Annotated[str, Field(pattern=rf"^{ID.pattern}$")]
+Line = Annotated[str, AfterValidator(one_line)]
+State = Literal["active", "pinned", "vetoed"]
+Source = Literal["learned", "person", "imported"]
 
-    `tasks` and `trajectories` are the ids of what it was drawn from, `model` the reflector that wrote it.
+
+class Origin(Frozen):
+    """The origin of a lesson's present text. `update` counts a run's updates from 1; 0: none.
+
+    `tasks` and `trajectories` are the ids of the evidence, `model` the reflector that wrote the text.
     """
 
     source: Source = "learned"
@@ -58,10 +52,10 @@ class Origin(Frozen):
 
 
 class Effect(Frozen):
-    """What a change did to the mean reward: its estimate, the 95 % interval, and the pairs of rollouts behind it.
+    """The effect of a change on the mean reward: estimate, 95 % interval, and the pairs of rollouts behind it.
 
-    In `helped` of the pairs the side that had it earned more, in `harmed` less. `alone`: it was measured apart from the
-    other changes of its batch, not only together with them.
+    In `helped` of the pairs the side with the change earned more, in `harmed` less. `alone`: it was measured apart from
+    the other changes of its batch, not only together with them.
     """
 
     mean: float
@@ -75,10 +69,10 @@ class Effect(Frozen):
 class Lesson(Frozen):
     """One sentence of experience; its text is one line.
 
-    `id` is for good: it is never given to another lesson of the same library. A person's word goes before a model's:
-    "pinned" is neither changed nor deleted by learning, "vetoed" is never rendered, and nothing like it is added again.
-    `used` counts the rollouts that had it in a prompt; `helped` and `harmed` the pairs of rollouts that it won and
-    lost. They, like `effect` and `origin`, speak of the present text: a changed text begins anew.
+    `id` is permanent: no other lesson of the library ever gets it. A person's mark overrides models: learning neither
+    changes nor deletes a "pinned" lesson; a "vetoed" one is never rendered, and nothing like it is added again.
+    `used` counts the rollouts that had it in a prompt, `helped` and `harmed` the pairs of rollouts that it won and
+    lost. They, like `effect` and `origin`, describe the present text: a changed text starts from zero.
     """
 
     id: Id
@@ -95,9 +89,9 @@ class Lesson(Frozen):
 class Library(Frozen):
     """Lessons in the order they were added.
 
-    `next_number` is that of the next new lesson. `proven_for` says for which agent the library as it is was accepted by
-    a test (`identity` of its engines and prompts), "" for none: then it is unproven. `proven_lessons` is the digest of
-    what prompts held then: a file that was changed by hand is no longer proven.
+    `next_number` is that of the next new lesson. `proven_for` is the agent (`identity`) for which a test accepted the
+    library as it is; "" where it is unproven. `proven_lessons` is the digest of the prompts' lessons then: a file
+    that was edited by hand is no longer proven.
     """
 
     lessons: tuple[Lesson, ...] = ()
@@ -107,51 +101,52 @@ class Library(Frozen):
 
     @model_validator(mode="after")
     def _ids_differ(self) -> Library:
-        ids = [one.id for one in self.lessons]
-        twice = sorted({one for one in ids if ids.count(one) > 1}) if len(set(ids)) < len(ids) else []
-        if twice:
-            raise ValueError(f"two lessons have the id {twice[0]}")
+        seen = set[str]()
+        for lesson in self.lessons:
+            if lesson.id in seen:
+                raise ValueError(f"two lessons have the id {lesson.id}")
+            seen.add(lesson.id)
         return self
 
     def find(self, lesson_id: str) -> Lesson | None:
-        """The lesson of that id."""
-        return next((one for one in self.lessons if one.id == lesson_id), None)
+        """The lesson with that id."""
+        return next((lesson for lesson in self.lessons if lesson.id == lesson_id), None)
 
     @property
     def rendered(self) -> tuple[Lesson, ...]:
         """The lessons that prompts hold."""
-        return tuple(one for one in self.lessons if one.state != "vetoed")
+        return tuple(lesson for lesson in self.lessons if lesson.state != "vetoed")
 
 
 def line(text: str) -> str:
-    """The line that a prompt holds for a lesson's text. No lesson can forge another, or a chat template's token."""
+    """The line that a prompt holds for a lesson's text. It can forge neither another lesson nor a chat token."""
     return f"- {neutral(one_line(text))}"
 
 
 def render(lessons: Sequence[Lesson]) -> str:
-    """The text that a prompt holds: one line a lesson. Used by learning, evaluation and deployment alike."""
-    return "\n".join(line(one.text) for one in lessons)
+    """The text that a prompt holds: one line a lesson. Learning, evaluation and deployment all use it."""
+    return "\n".join(line(lesson.text) for lesson in lessons)
 
 
 def render_modules(library: Library) -> Lessons:
-    """Every module's lessons, as a rollout takes them."""
-    modules = dict.fromkeys(one.module for one in library.rendered)
-    return {name: render([one for one in library.rendered if one.module == name]) for name in modules}
+    """Every module's lessons, in the form that a rollout takes."""
+    modules = dict.fromkeys(lesson.module for lesson in library.rendered)
+    return {name: render([lesson for lesson in library.rendered if lesson.module == name]) for name in modules}
 
 
 def tokens(text: str) -> int:
-    """About how many tokens a text is: four characters each, rounded up."""
+    """Estimate the tokens of a text: four characters each, rounded up."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def cost(text: str) -> int:
-    """Tokens that a lesson's text takes up in a prompt, with what stands around it."""
+    """Tokens that a lesson's text takes in a prompt, with the bullet and the line break around it."""
     return tokens(line(text) + "\n")
 
 
 def size(library: Library) -> int:
-    """Tokens of all that is rendered, each lesson rounded up: never less than the rendered texts have."""
-    return sum(cost(one.text) for one in library.rendered)
+    """Tokens of all rendered lessons, each rounded up: never less than the rendered texts have."""
+    return sum(cost(lesson.text) for lesson in library.rendered)
 
 
 def number(lesson_id: str) -> int:
@@ -160,109 +155,99 @@ def number(lesson_id: str) -> int:
 
 
 def next_number(library: Library) -> int:
-    """The first number that no lesson has had, also where a hand-written library does not say so."""
-    return max([library.next_number, *(number(one.id) + 1 for one in library.lessons)])
+    """The first number that no lesson has had, also where a hand-written library has a wrong `next_number`."""
+    return max([library.next_number, *(number(lesson.id) + 1 for lesson in library.lessons)])
 
 
 def with_lessons(library: Library, lessons: Sequence[Lesson]) -> Library:
-    """The library with these lessons instead; it stays proven only where prompts stay the same, letter by letter."""
+    """Replace the lessons; the library stays proven only where prompts stay the same, letter by letter."""
     changed = library.model_copy(update={"lessons": tuple(lessons), "next_number": next_number(library)})
     changed = changed.model_copy(update={"next_number": next_number(changed)})
-    same = render_modules(changed) == render_modules(library)
-    return changed if same else proven(changed, "")
+    return changed if render_modules(changed) == render_modules(library) else proven(changed, "")
 
 
 def proven(library: Library, agent: str) -> Library:
-    """The library as a test has accepted it for this agent; "": for none."""
+    """Mark the library as accepted by a test for this agent; "": for none."""
     seen = digest(render_modules(library)) if agent else ""
     return library.model_copy(update={"proven_for": agent, "proven_lessons": seen})
 
 
-def pinned(library: Library, lesson_id: str) -> Library:
-    """The lesson is kept as it is by learning. An id that is not there changes nothing, here and below."""
-    return _marked(library, lesson_id, "pinned")
+def marked(library: Library, lesson_id: str, state: State) -> Library:
+    """Set a lesson's state. An id that the library does not have changes nothing."""
+    return with_lessons(
+        library,
+        [
+            lesson.model_copy(update={"state": state}) if lesson.id == lesson_id else lesson
+            for lesson in library.lessons
+        ],
+    )
 
 
-def vetoed(library: Library, lesson_id: str) -> Library:
-    """The lesson is no longer rendered, and learning adds nothing like it again."""
-    return _marked(library, lesson_id, "vetoed")
+def measured(library: Library, used: Mapping[str, int], effects: Mapping[str, Effect]) -> Library:
+    """Add the rollouts that used each lesson, and each measured effect with its pairs, by the lessons' ids."""
+    lessons = []
+    for lesson in library.lessons:
+        changes: dict[str, Any] = {"used": lesson.used + used.get(lesson.id, 0)}
+        if effect := effects.get(lesson.id):
+            changes["helped"] = lesson.helped + effect.helped
+            changes["harmed"] = lesson.harmed + effect.harmed
+            changes["effect"] = effect
+        lessons.append(lesson.model_copy(update=changes))
+    return with_lessons(library, lessons)
 
 
-def released(library: Library, lesson_id: str) -> Library:
-    """The lesson is neither pinned nor vetoed."""
-    return _marked(library, lesson_id, "active")
+# --- the agent that a library is proven for ---------------------------------------------------------------------------
 
-
-def counted(
-    library: Library,
-    *,
-    used: Mapping[str, int] | None = None,
-    helped: Mapping[str, int] | None = None,
-    harmed: Mapping[str, int] | None = None,
-) -> Library:
-    """The library with so many more rollouts and pairs counted, by the lessons' ids."""
-    more = {"used": used or {}, "helped": helped or {}, "harmed": harmed or {}}
-    lessons = [
-        one.model_copy(update={name: getattr(one, name) + counts.get(one.id, 0) for name, counts in more.items()})
-        for one in library.lessons
-    ]
-    return library.model_copy(update={"lessons": tuple(lessons)})
-
-
-def with_effect(library: Library, lesson_id: str, effect: Effect) -> Library:
-    """The library with a lesson's measured effect."""
-    return with_lessons(library, [_updated(one, lesson_id, "effect", effect) for one in library.lessons])
-
-
-def _marked(library: Library, lesson_id: str, state: State) -> Library:
-    return with_lessons(library, [_updated(one, lesson_id, "state", state) for one in library.lessons])
-
-
-def _updated(lesson: Lesson, lesson_id: str, name: str, value: object) -> Lesson:
-    return lesson.model_copy(update={name: value}) if lesson.id == lesson_id else lesson
+Table = Mapping[str, Any]
+_MODULES = ("planner", "executor", "verifier", "generator", "policy")  # of every kind of agent
+_LOOP = ("memory_update", "record_time", "template")  # other settings of the agent that its prompts show
+_MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 
 
 def identity(resolved: Table, weights: str = "") -> str:
-    """The agent of a resolved recipe, as "qwen2.5:7b, gpt-4o (8c1f0e6a2b4d)": its models, and a digest of all of it.
+    """Name the agent of a resolved recipe, e.g. "qwen2.5:7b, gpt-4o (8c1f0e6a2b4d)": its models and a digest.
+
+    The digest covers what decides how the agent behaves besides the library: the model of each module, the text of its
+    prompt and its other settings, and the tools. Where a model is served and how it is sampled from do not count: one
+    library is evaluated at several temperatures.
 
     Args:
-        resolved: a recipe with every default filled in (`recipe_check.check`).
+        resolved: a recipe with every default filled in (`recipe.check.check`).
         weights: the digest of a checkpoint that the planner samples from, "" for the weights that the recipe names.
     """
     agent, engines = resolved["agent"], resolved["engines"]
-    modules = {name: _module(name, agent[name], engines) for name in _MODULES if name in agent}
-    asked = [one["engine"] for one in modules.values() if "engine" in one]
+    modules: dict[str, dict[str, Any]] = {}
+    for name in _MODULES:
+        if name not in agent:
+            continue
+        table = agent[name]
+        settings = {key: value for key, value in table.items() if key not in ("sampling", "prompt_file")}
+        if table["type"] == "prompted":
+            # A prompt file counts by its text, not by its path.
+            role = "executor_code" if table.get("mode") == "code" else name
+            settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
+        modules[name] = _with_model(settings, engines)
+    models = [module["engine"] for module in modules.values() if "engine" in module]
     whole = {
         "modules": modules,
         "loop": {key: agent[key] for key in _LOOP if key in agent},
         "tools": {name: _with_model(table, engines) for name, table in resolved["tools"].items()},
         "weights": weights,
-        # The weights of a model without a name come from its seed and its warm start.
-        "start": {} if all("model" in one for one in asked) else {k: resolved.get(k) for k in ("seed", "warm_start")},
+        # A model without a name gets its weights from the seed and the warm start.
+        "start": {}
+        if all("model" in model for model in models)
+        else {key: resolved.get(key) for key in ("seed", "warm_start")},
     }
-    names = dict.fromkeys(str(one.get("model", one.get("type"))) for one in asked)
+    names = dict.fromkeys(str(model.get("model", model.get("type"))) for model in models)
     text = json.dumps(whole, sort_keys=True)
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-    return f"{', '.join(names) or 'programs'} ({digest})"
-
-
-def _module(name: str, table: Table, engines: Table) -> Table:
-    """A module's settings; a prompt file counts by what it says, not by where it lies."""
-    settings = {key: value for key, value in table.items() if key not in ("sampling", "prompt_file")}
-    if table["type"] == "prompted":
-        role = "executor_code" if table.get("mode") == "code" else name
-        settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
-    return _with_model(settings, engines)
+    name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return f"{', '.join(names) or 'programs'} ({name})"
 
 
 def _with_model(table: Table, engines: Table) -> dict[str, Any]:
-    """A table with what its engine is in place of what the recipe calls it."""
+    """The table with its engine's model in place of the engine's name in the recipe."""
     if "engine" not in table:
         return dict(table)
     engine = engines[table["engine"]]
     model = {key: engine[key] for key in _MODEL if key in engine} if "model" in engine else dict(engine)
     return {**table, "engine": model}
-
-
-State = Literal["active", "pinned", "vetoed"]
-Line = Annotated[str, AfterValidator(one_line)]

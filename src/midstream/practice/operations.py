@@ -1,11 +1,11 @@
 """Add, delete, modify, keep: how a library changes, as a pure, total function.
 
-A model proposes operations; any list of them, on any library, gives a new library and, for each operation, what became
-of it. Nothing raises, nothing is dropped without a word.
+A model proposes operations. Any list of them, on any library, gives a new library and one outcome an operation. Nothing
+raises, and nothing is dropped without a reason on record.
 
-Two steps, because the gate tries subsets of one batch: `screened` decides once which operations are sound and gives
-each new lesson its id; `applied` then carries out any of these. A person's operations (`Origin.source`) take the same
-way; they alone may change what is pinned or vetoed.
+There are two steps, because the gate tries subsets of one batch: `screened` decides once which operations are sound and
+gives each new lesson its id; `applied` carries out any subset of the sound ones. A person's operations
+(`Origin.source`) take the same path; only they may change what is pinned or vetoed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Leak = Callable[[str], str | None]
 
 
 class Operation(Frozen):
-    """One proposed change. `id`: of the lesson, for an "add" the id that `screened` gave it; `text`, `module`: the new.
+    """One proposed change: `id` of the lesson (of an "add": the id that `screened` gave it), the new `text`, `module`.
 
-    A "modify" without a module leaves the lesson where it is, an "add" without one is for the first that may have
-    lessons. "keep" says that a lesson stays as it is; it changes nothing, and is on record.
+    A "modify" without a module leaves the lesson where it is, an "add" without one is for the first module that may
+    have lessons. "keep" leaves a lesson as it is; it changes nothing, and is on record.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Operation(Frozen):
 
 
 class Outcome(Frozen):
-    """What became of an operation: `refused` says why it was not sound, "" where it was."""
+    """An operation, and the reason why it was `refused`; "" where it was sound."""
 
     operation: Operation
     refused: str = ""
@@ -58,9 +58,9 @@ class Outcome(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What an operation must satisfy. `leak` gives the reason why a text may not stand in a library, or None.
+    """What an operation must satisfy. `leak` returns the reason why a text may not stand in a library, or None.
 
-    Texts of one module whose `likeness` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
+    Texts of one module whose `similarity` is `threshold` or more repeat each other. `subsets`: perhaps only some of the
     sound operations are carried out, as the gate does. Then the library stays within `max_tokens` whichever they are,
     so a delete makes no room for an add of the same batch.
     """
@@ -68,7 +68,7 @@ class Rules:
     modules: Sequence[str]
     max_tokens: int | None = None
     lesson_tokens: int | None = None
-    likeness: Similarity | None = None
+    similarity: Similarity | None = None
     threshold: float = 1.0
     leak: Leak | None = None
     subsets: bool = True
@@ -77,26 +77,26 @@ class Rules:
 def screened(
     library: Library, operations: Sequence[Operation], rules: Rules, *, pending: int = 0
 ) -> tuple[Library, list[Outcome]]:
-    """Which operations are sound, one after the other; each sees what those before it would do.
+    """Decide which operations are sound, one after the other; each sees the effect of those before it.
 
     The first `pending` ones were sound in an earlier batch: their new lessons keep the ids that they were given there.
-    Lessons that contradict each other are not told apart here: that is the merger's and the gate's work.
+    Lessons that contradict each other are not detected here: that is the work of the merger and the gate.
 
     Returns:
         The library with `next_number` moved on (ids of lessons that are not accepted in the end are not used again),
-        its lessons as they were; and one outcome an operation, in order, an "add" with its id.
+        its lessons unchanged; and one outcome an operation, in order, an "add" with its id.
     """
     screen = _Screen(library, rules)
-    outcomes = [screen.outcome(one, known=place < pending) for place, one in enumerate(operations)]
+    outcomes = [screen.outcome(operation, known=place < pending) for place, operation in enumerate(operations)]
     return library.model_copy(update={"next_number": screen.next_number}), outcomes
 
 
 def applied(library: Library, operations: Sequence[Operation]) -> Library:
-    """The library after sound operations, in order; one that `screened` would not let through changes nothing.
+    """Apply sound operations in order; one that `screened` would refuse for its id changes nothing.
 
     Those are: on a lesson that is not there, or that a person marked; an add without an id, or with one that is taken.
     """
-    lessons = {one.id: one for one in library.lessons}
+    lessons = {lesson.id: lesson for lesson in library.lessons}
     for operation in operations:
         before = lessons.get(operation.id)
         if operation.kind == "add" and before is None and ID.fullmatch(operation.id):
@@ -106,39 +106,40 @@ def applied(library: Library, operations: Sequence[Operation]) -> Library:
                 del lessons[operation.id]
             elif operation.kind == "modify":
                 lessons[operation.id] = _modified(before, operation)
-    # An id that was given and taken away again is not given a second time.
-    latest = [number(one.id) + 1 for one in operations if one.kind == "add" and ID.fullmatch(one.id)]
+    # An id that was given to a lesson and taken away again is not given a second time.
+    latest = [number(add.id) + 1 for add in operations if add.kind == "add" and ID.fullmatch(add.id)]
     moved = library.model_copy(update={"next_number": max([next_number(library), *latest])})
     return with_lessons(moved, list(lessons.values()))
 
 
 class _Screen:
-    """The library as the sound operations so far would leave it, and what is left of its room."""
+    """The library with the sound operations so far, and the room that is left in it."""
 
     def __init__(self, library: Library, rules: Rules) -> None:
         self.rules = rules
-        self.lessons = {one.id: one for one in library.lessons}
+        self.lessons = {lesson.id: lesson for lesson in library.lessons}
         self.next_number = next_number(library)
         self._before = frozenset(self.lessons)
         self._size = size(library)
         self._touched: set[str] = set()
 
     def outcome(self, operation: Operation, *, known: bool) -> Outcome:
-        """Refuse the operation or take it up."""
+        """Refuse the operation or accept it into the library. `known`: it has the id that an earlier batch gave it."""
         if operation.kind == "add":
             return self._add(operation, known)
         before = self.lessons.get(operation.id)
+        refused = ""
         if before is None:
-            refused = self._absent(operation.id)
+            gone = operation.id in self._before or operation.id in self._touched
+            refused = f"a second operation on {operation.id}" if gone else f"there is no lesson {operation.id!r}"
         elif operation.kind == "keep":
-            refused = ""
+            pass
         elif operation.id in self._touched:
             refused = f"a second operation on {operation.id}"
         elif _guarded(before, operation):
             refused = f"{before.id} is {before.state} by a person"
         elif operation.kind == "delete":
-            refused = ""
-            self._take(operation, before, None)
+            self._accept(operation, before, None)
         else:
             return self._modify(operation, before)
         return Outcome(operation=operation, refused=refused)
@@ -146,13 +147,14 @@ class _Screen:
     def _add(self, operation: Operation, known: bool) -> Outcome:
         module = operation.module or next(iter(self.rules.modules), "")
         operation = operation.model_copy(update={"text": one_line(operation.text), "module": module})
-        refused = self._unsound(operation, growth=cost(operation.text))
-        if refused:
+        if refused := self._unsound(operation, growth=cost(operation.text)):
             return Outcome(operation=operation, refused=refused)
-        if not (known and ID.fullmatch(operation.id) and self._was_given(operation.id)):
+        # A pending lesson keeps its id only if an earlier batch gave it out and nothing has it now.
+        free = operation.id not in self.lessons and operation.id not in self._before | self._touched
+        if not (known and ID.fullmatch(operation.id) and free and number(operation.id) < self.next_number):
             operation = operation.model_copy(update={"id": f"L{self.next_number}"})
             self.next_number += 1
-        self._take(operation, None, _new(operation))
+        self._accept(operation, None, _new(operation))
         return Outcome(operation=operation)
 
     def _modify(self, operation: Operation, before: Lesson) -> Outcome:
@@ -161,13 +163,13 @@ class _Screen:
         after = _modified(before, operation)
         if (after.text, after.module) == (before.text, before.module):
             return Outcome(operation=operation, refused=f"{before.id} has this text already")
-        refused = self._unsound(operation, growth=self._growth(before, after))
+        refused = self._unsound(operation, growth=_growth(before, after))
         if not refused:
-            self._take(operation, before, after)
+            self._accept(operation, before, after)
         return Outcome(operation=operation, refused=refused)
 
-    def _take(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
-        growth = self._growth(before, after)
+    def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
+        growth = _growth(before, after)
         self._size += max(0, growth) if self.rules.subsets else growth
         self._touched.add(operation.id)
         if after is None:
@@ -175,22 +177,8 @@ class _Screen:
         else:
             self.lessons[operation.id] = after
 
-    @staticmethod
-    def _growth(before: Lesson | None, after: Lesson | None) -> int:
-        sizes = [0 if one is None or one.state == "vetoed" else cost(one.text) for one in (before, after)]
-        return sizes[1] - sizes[0]
-
-    def _absent(self, lesson_id: str) -> str:
-        gone = lesson_id in self._before or lesson_id in self._touched
-        return f"a second operation on {lesson_id}" if gone else f"there is no lesson {lesson_id!r}"
-
-    def _was_given(self, lesson_id: str) -> bool:
-        """Whether an earlier batch gave a new lesson this id and nothing has it now."""
-        free = lesson_id not in self.lessons and lesson_id not in self._before and lesson_id not in self._touched
-        return free and number(lesson_id) < self.next_number
-
     def _unsound(self, operation: Operation, growth: int) -> str:
-        """Why a text may not come into the library; "" if it may."""
+        """The reason why a text may not come into the library, "" if it may."""
         text, rules = operation.text, self.rules
         if not text:
             return "it has no text"
@@ -207,18 +195,21 @@ class _Screen:
         return ""
 
     def _twin(self, operation: Operation) -> Lesson | None:
-        """A lesson that says the same: of the same module, or vetoed, which binds models and not people."""
-        person = operation.origin.source == "person"
-        for one in self.lessons.values():
-            apart = person if one.state == "vetoed" else one.module != operation.module
-            if one.id != operation.id and not apart and self._alike(one, operation.text):
-                return one
+        """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""
+        for lesson in self.lessons.values():
+            if lesson.state == "vetoed":
+                apart = operation.origin.source == "person"
+            else:
+                apart = lesson.module != operation.module
+            if apart or lesson.id == operation.id:
+                continue
+            if self.rules.similarity is None:  # repetitions are allowed, but a veto holds
+                same = lesson.state == "vetoed" and lesson.text.casefold() == operation.text.casefold()
+            else:
+                same = self.rules.similarity(lesson.text, operation.text) >= self.rules.threshold
+            if same:
+                return lesson
         return None
-
-    def _alike(self, lesson: Lesson, text: str) -> bool:
-        if self.rules.likeness is None:  # repetitions are let be, but a veto holds
-            return lesson.state == "vetoed" and lesson.text.casefold() == text.casefold()
-        return self.rules.likeness(lesson.text, text) >= self.rules.threshold
 
 
 def _guarded(lesson: Lesson, operation: Operation) -> bool:
@@ -226,16 +217,53 @@ def _guarded(lesson: Lesson, operation: Operation) -> bool:
     return lesson.state != "active" and operation.origin.source != "person"
 
 
+def _growth(before: Lesson | None, after: Lesson | None) -> int:
+    """By how many tokens the rendered library grows; negative where it shrinks."""
+    old, new = (0 if lesson is None or lesson.state == "vetoed" else cost(lesson.text) for lesson in (before, after))
+    return new - old
+
+
 def _new(operation: Operation) -> Lesson:
     return Lesson(id=operation.id, text=operation.text, module=operation.module, origin=operation.origin)
 
 
 def _modified(before: Lesson, operation: Operation) -> Lesson:
-    """The lesson with a new text; what was counted and measured spoke of the old one."""
+    """The lesson with a new text, without the counts and the effect of the old one."""
     return Lesson(
         id=before.id,
         text=operation.text,
         module=operation.module or before.module,
         state=before.state,
         origin=operation.origin,
+    )
+
+
+class Diff(Frozen):
+    """The changes from one library to another, by the lessons' ids; pairs are (before, after).
+
+    `modified` lessons have another text or module, `marked` ones another state; a lesson may be in both. Counts and
+    effects do not count as changes.
+    """
+
+    added: tuple[Lesson, ...] = ()
+    deleted: tuple[Lesson, ...] = ()
+    modified: tuple[tuple[Lesson, Lesson], ...] = ()
+    marked: tuple[tuple[Lesson, Lesson], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.added or self.deleted or self.modified or self.marked)
+
+
+def diff(before: Library, after: Library) -> Diff:
+    """Compare two libraries."""
+    old = {lesson.id: lesson for lesson in before.lessons}
+    both = [(old[lesson.id], lesson) for lesson in after.lessons if lesson.id in old]
+    kept = {lesson.id for _, lesson in both}
+    return Diff(
+        added=tuple(lesson for lesson in after.lessons if lesson.id not in old),
+        deleted=tuple(lesson for lesson in before.lessons if lesson.id not in kept),
+        modified=tuple((one, two) for one, two in both if (one.text, one.module) != (two.text, two.module)),
+        marked=tuple((one, two) for one, two in both if one.state != two.state),
     )

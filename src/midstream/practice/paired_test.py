@@ -1,24 +1,20 @@
-"""Is a mean difference above zero? A test that may look after every pair and stop whenever it likes.
+"""A sequential test on pairs of rollouts: is the mean difference in reward above zero?
 
-The values d are differences of two rewards, each in [-1, 1]. Bet the share b of what you have on each of them: after n
-values a stake of 1 has become K = (1 + b d_1) ... (1 + b d_n), never negative as long as b < 1. If no value's mean,
-given those before it, is above zero, nobody can expect to gain so, whatever the values are distributed like, and the
-chance that K is *ever* 1 / level or more is at most `level` (Ville's inequality; Waudby-Smith and Ramdas 2023,
-arXiv 2010.09686). So the test may look as often as it likes and the error rate is exact, not asymptotic: no normal
-distribution, no known variance, no number of pairs fixed beforehand.
+Each pair runs one validation task with two libraries. Its task is drawn from the validation set with replacement, by
+seed, so the differences d are independent, all with the mean over the whole set as their mean, which is what the test
+needs. Draws do not depend on results or on concurrency: equal seeds draw equal pairs.
 
-The share that gains fastest is about mean / variance, which nobody knows beforehand. The stake is spread evenly over a
-fixed grid of shares; what all of them have come to together is again such a K, at a loss of at most log(5) against the
-grid's best. Nothing is tuned, and K does not depend on the order of the values.
+The test may look after every pair and stop at any time. Bet the share b of the stake on each difference: after n
+values a stake of 1 is K = (1 + b d_1) ... (1 + b d_n), never negative as long as b < 1. If no value's mean, given those
+before it, is above zero, K is a supermartingale whatever the distribution, and the chance that K *ever* reaches
+1 / level is at most `level` (Ville's inequality; Waudby-Smith and Ramdas 2023, arXiv 2010.09686). So the error rate is
+exact and not asymptotic: no normal distribution, no known variance, no number of pairs fixed in advance.
 
-The mirrored bet, on min_effect - d, gives up early: it wins where the mean is below `min_effect`.
+The share that grows fastest is about mean / variance, which is unknown in advance. The stake is spread evenly over a
+fixed grid of shares; their sum is again such a K, at a loss of at most log(5) against the grid's best. Nothing is
+tuned, and K does not depend on the order of the values.
 
-
-Pairs of rollouts on validation tasks: how they are drawn, played, and summed up.
-
-Each pair draws its task from the validation set with replacement, by seed. So the differences are independent, all with
-the mean of the whole set as their mean, which is what `sequential.py` needs; what holds for the set holds for other
-tasks as far as the set stands for them. Draws do not depend on results or on concurrency: the same seed plays the same.
+The mirrored bet, on min_effect - d, stops for futility: it wins where the mean is below `min_effect`.
 """
 
 from __future__ import annotations
@@ -38,9 +34,10 @@ from midstream.practice.library import Effect, Library
 from midstream.practice.runner import Match
 
 Verdict = Literal["better", "not better", "undecided"]
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # best for means of about 0.02 to 0.4 where the variance is about 0.5
 Play = Callable[[str, Sequence[Match]], Awaitable[list[tuple[float, float] | None]]]
 Sides = Callable[[random.Random], tuple[Library, Library]]
+
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # best for means of about 0.02 to 0.4 where the variance is about 0.5
 Z = NormalDist().inv_cdf(0.975)
 
 
@@ -51,19 +48,19 @@ class Bets:
         self._logs = [0.0] * len(SHARES)
 
     def add(self, counts: Mapping[float, int]) -> float:
-        """Bet on each of these values as often as it came; the natural log of what the stake has become."""
+        """Bet on each value as often as it occurred, and return the natural log of the stake."""
         for i, share in enumerate(SHARES):
             self._logs[i] += math.fsum(count * math.log1p(share * value) for value, count in counts.items())
         most = max(self._logs)
-        return most + math.log(fmean(math.exp(one - most) for one in self._logs))
+        return most + math.log(fmean(math.exp(log - most) for log in self._logs))
 
 
 class Sequential:
     """One test of "the mean difference is above zero", fed a block of differences at a time.
 
-    It says "better" wrongly with a chance of at most `level`, and "not better" of a true mean of `min_effect` or more
-    with one of at most `futility`, both over all looks together. Its first verdict other than "undecided" stays.
-    `evidence` is the largest natural log of K so far, `needed` what it must reach.
+    It returns "better" wrongly with a chance of at most `level`, and "not better" for a true mean of `min_effect` or
+    more with a chance of at most `futility`, both over all looks together. The first verdict other than "undecided"
+    stays. `evidence` is the largest natural log of K so far, `needed` the value that it must reach.
     """
 
     def __init__(self, *, level: float, min_effect: float, futility: float) -> None:
@@ -73,36 +70,36 @@ class Sequential:
         self._better, self._worse = Bets(), Bets()
 
     def add(self, values: Sequence[float]) -> Verdict:
-        """Take in more differences, and look.
+        """Add differences and return the verdict.
 
         Raises:
-            UsageError: a difference is outside [-1, 1]: a reward was outside [0, 1].
+            UsageError: a difference is outside [-1, 1], because a reward was outside [0, 1].
         """
         for value in values:
             if not -1 <= value <= 1:
                 raise UsageError(
-                    f"two rewards of one task differ by {value}",
-                    cause="the gate's test holds for rewards in [0, 1]",
+                    f"two rewards of one task differ by {value}; the gate's test holds for rewards in [0, 1]",
+                    code="reward-out-of-range",
                     fix="scale the reward to [0, 1], or turn the gate off: practice.gate.enabled = false",
                 )
+        # Equal differences are one term, so that the sum does not depend on their order.
         counts = Counter(values)
         evidence = self._better.add(counts)
         against = self._worse.add({self._min_effect - value: count for value, count in counts.items()})
         self.evidence = max(self.evidence, evidence)
         if self.verdict == "undecided":
-            self.verdict = _verdict(evidence >= self.needed, against >= self._give_up)
+            if evidence >= self.needed:
+                self.verdict = "better"
+            elif against >= self._give_up:
+                self.verdict = "not better"
         return self.verdict
 
 
-def _verdict(better: bool, not_better: bool) -> Verdict:
-    return "better" if better else "not better" if not_better else "undecided"
-
-
 class Pairs:
-    """Plays `limit` pairs at most, `size` at a time, under names that begin with `name`.
+    """Runs at most `limit` pairs, `size` at a time, under names that begin with `name`.
 
-    `left_out` counts those without a result on a side (a failed endpoint, never a reward of 0): the others stand for
-    them, which is right as long as failures have nothing to do with the lessons.
+    `left_out` counts the pairs without a result on one side (a failed endpoint, never a reward of 0). The other pairs
+    stand in for them, which is unbiased as long as failures do not depend on the lessons.
     """
 
     def __init__(self, tasks: Sequence[Task], play: Play, *, name: str, limit: int, size: int, seed: int) -> None:
@@ -111,41 +108,42 @@ class Pairs:
 
     @property
     def spent(self) -> bool:
-        """Whether there are no more."""
+        """Whether all pairs were drawn."""
         return self.drawn >= self.limit
 
     async def block(self, sides: Sides) -> list[float | None]:
-        """What `other` earned more than `first` in each pair of the next block; None where a side has no result.
+        """Run the next block and return each pair's reward of `other` minus that of `first`; None without a result.
 
-        `sides` gives each pair its (first, other) from the pair's own source of random numbers.
+        `sides` returns the two libraries (first, other) of a pair, drawn from the pair's random numbers.
 
         Raises:
-            InfrastructureError: not one of them has a result.
+            InfrastructureError: no pair has a result.
         """
-        numbers = range(self.drawn, min(self.limit, self.drawn + self.size))
-        matches = [self._match(number, sides) for number in numbers]
-        played = await self.play(f"{self.name}-{self.drawn // self.size}", matches)
+        matches = []
+        for number in range(self.drawn, min(self.limit, self.drawn + self.size)):
+            draw = random.Random(derive_seed(self.seed, self.name, number))
+            task = draw.choice(self.tasks)
+            first, other = sides(draw)
+            # A task may be drawn twice: the pair's number makes its id unique.
+            task = task.model_copy(update={"id": f"{task.id}@{self.name}-{number}"})
+            matches.append(Match(task=task, first=first, other=other))
+        rewards = await self.play(f"{self.name}-{self.drawn // self.size}", matches)
         self.drawn += len(matches)
-        found = [None if one is None else one[1] - one[0] for one in played]
-        self.left_out += found.count(None)
-        if all(one is None for one in found):
+        differences = [None if pair is None else pair[1] - pair[0] for pair in rewards]
+        self.left_out += differences.count(None)
+        if all(difference is None for difference in differences):
             raise InfrastructureError(
                 f"none of {len(matches)} pairs of validation rollouts has a result on both sides",
+                code="all-rollouts-failed",
                 cause="a server, tool or sandbox is broken: the errors are in the trajectories",
-                fix="see to that, then go on where it stopped: what has a result is kept",
+                fix="repair it, then run again: pairs with a result are kept",
             )
-        return found
-
-    def _match(self, number: int, sides: Sides) -> Match:
-        draw = random.Random(derive_seed(self.seed, self.name, number))
-        task = draw.choice(self.tasks)
-        first, other = sides(draw)
-        return Match(task=task.model_copy(update={"id": f"{task.id}@{self.name}-{number}"}), first=first, other=other)
+        return differences
 
 
 @dataclass(slots=True)
 class Differences:
-    """Differences in reward, summed up: their number, sum, sum of squares, and how many were above and below 0."""
+    """Summary of differences in reward: count, sum, sum of squares, and how many were above and below 0."""
 
     pairs: int = 0
     total: float = 0.0
@@ -154,7 +152,7 @@ class Differences:
     below: int = 0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add one difference."""
         self.pairs += 1
         self.total += value
         self.squares += value * value
@@ -163,28 +161,28 @@ class Differences:
 
     @property
     def mean(self) -> float:
-        """Their mean; 0 of none."""
+        """The mean difference; 0 without any."""
         return self.total / self.pairs if self.pairs else 0.0
 
     @property
     def error(self) -> float:
         """The standard error of the mean.
 
-        With two made-up pairs, one won and one lost by the size (root mean square) of the differences that are not 0:
-        few pairs would look surer than they are (Bonett and Price 2012; as in `evaluation/pairs.py`, without
-        resampling, because there is one for each change after every block).
+        It counts two extra pairs, one won and one lost by the root mean square of the differences other than 0: a few
+        pairs would look more certain than they are (Bonett and Price 2012; as in `evaluation/pairs.py`, but without
+        resampling, because it is computed for each change after every block).
         """
         apart = self.above + self.below
         square = self.squares / apart if apart else 1.0
         count = self.pairs + 2
         return math.sqrt(max(0.0, (self.squares + 2 * square) / count - (self.total / count) ** 2) / count)
 
-    def effect(self, *, alone: bool) -> Effect:
-        """The mean as the effect of whatever one side had and the other had not."""
-        return effect(self.mean, self.error, self, alone=alone)
+    def effect(self, *, alone: bool, mean: float | None = None, error: float | None = None) -> Effect:
+        """An estimate with its 95 % interval, for people: it decides nothing.
 
-
-def effect(mean: float, error: float, found: Differences, *, alone: bool) -> Effect:
-    """An estimate with its 95 % interval, for people: it decides nothing."""
-    interval = max(-1.0, mean - Z * error), min(1.0, mean + Z * error)
-    return Effect(mean=mean, interval=interval, pairs=found.pairs, helped=found.above, harmed=found.below, alone=alone)
+        `mean` and `error` replace those of the differences where something was subtracted from them.
+        """
+        mean = self.mean if mean is None else mean
+        error = self.error if error is None else error
+        interval = max(-1.0, mean - Z * error), min(1.0, mean + Z * error)
+        return Effect(mean=mean, interval=interval, pairs=self.pairs, helped=self.above, harmed=self.below, alone=alone)

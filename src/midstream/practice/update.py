@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from midstream.core.errors import InfrastructureError
 from midstream.core.metrics import Spent, tool_use
@@ -18,21 +17,21 @@ from midstream.core.trajectory import Trajectory
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import ChangeRecord, Decision, decide
 from midstream.practice.ledger import Cache, Ledger
-from midstream.practice.library import Library, counted, proven, render_modules, tokens, with_effect
-from midstream.practice.operations import Operation, Outcome, Rules, Similarity, applied, screened
+from midstream.practice.library import Library, measured, proven, render_modules, tokens
+from midstream.practice.operations import Operation, Rules, Similarity, applied, screened
 from midstream.practice.reflector import Reflector
 from midstream.practice.runner import Match, Report, Runner
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.similarity import embedding_similarity, leak_guard, ngram_similarity
-from midstream.practice.training_free import Proposal, TrainingFree
+from midstream.practice.training_free import TrainingFree
 from midstream.rollout import Environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Updated:
-    """What an update came to. `pending` changes join the next one's; `trajectories` are those it learned from.
+    """Result of an update. `pending` changes join the next one's; `trajectories` are those it learned from.
 
-    `accepted` are the operations that led from the library before to this one.
+    `accepted` are the operations that lead from the library before to this one.
     """
 
     library: Library
@@ -45,8 +44,20 @@ class Updated:
 class Practice:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, library and pending.
 
-    `trial` is where the gate plays, where that is not as learning does; `identity` names the agent that an accepted
-    library is proven for. `spent` says what the run has used, `begin` and `report` are told what is being done.
+    Args:
+        config: the settings.
+        tasks: those that are learned from.
+        validation: those that the gate tests on.
+        environment: where learning rolls out.
+        trial: where the gate rolls out; `environment` if not given.
+        engines: by the reflector's roles.
+        ledger: keeps every rollout and reply.
+        seed: of the run.
+        identity: the agent that an accepted library is proven for.
+        cache: shares rollouts between runs.
+        spent: returns what the run has used so far.
+        begin: called with the name of each phase.
+        report: called with the progress of a phase.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class Practice:
         report: Report = lambda text: None,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
-        self.identity, self.spent, self.begin, self.report = identity, spent, begin, report
+        self.identity, self.spent, self.begin = identity, spent, begin
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
 
         def runner(environment: Environment) -> Runner:
@@ -75,34 +86,58 @@ class Practice:
             return Runner(environment, ledger, seed, shuffle=config.shuffle_rewards, cache=cache, report=report)
 
         self.runner, self.trial = runner(environment), runner(trial or environment)
-        reflector = Reflector(config, engines, ledger, derive_seed(seed, "optimiser"))
+        reflector = Reflector(config, engines, ledger, derive_seed(seed, "optimiser"))  # words: allow (a seed's label)
         self.algorithm = TrainingFree(config=config, runner=self.runner, reflector=reflector)
 
     async def update(self, step: int, library: Library, pending: Sequence[Operation], version: int) -> Updated:
-        """Update number `step`, from 1; `version` is the number that its library gets if it changes."""
+        """Make update number `step`, from 1; `version` is the number that its library gets if it changes.
+
+        Raises:
+            InfrastructureError: every rollout of the batch, or of a block of the gate, failed.
+            BudgetError: a limit was reached.
+        """
         self.begin("learning")
         epoch, tasks = self.batch(step)
         proposal = await self.algorithm.propose(step, tasks, library)
-        found = [one for group in proposal.groups for one in group.trajectories]
-        _require_one(found)
+        trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
+        errors = [trajectory.error for trajectory in trajectories if trajectory.error]
+        # Where every rollout failed, nothing can be learned: the run stops until the cause is repaired.
+        if errors and len(errors) == len(trajectories):
+            raise InfrastructureError(
+                f"all {len(errors)} rollouts of the batch ended in errors; the first:\n{errors[0].message}",
+                code="all-rollouts-failed",
+                cause="a server, tool or sandbox is broken",
+                fix="repair it, then: midstream resume RUN",
+            )
         proposed = [*pending, *proposal.operations]
         rules = await self._rules(library, proposed)
         moved, outcomes = screened(library, proposed, rules, pending=len(pending))
-        changes = [one.operation for one in outcomes if not one.refused and one.operation.kind != "keep"]
+        changes = [
+            outcome.operation for outcome in outcomes if not outcome.refused and outcome.operation.kind != "keep"
+        ]
         used = Counter[str]()
         decision = await self._decide(step, moved, changes, used)
-        used.update({one.id: len(found) for one in library.rendered})
-        after = self._counted(library, decision, used)
+        used.update({lesson.id: len(trajectories) for lesson in library.rendered})
+        after = self._measured(library, decision, used)
+        ended = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
+        rewards = [trajectory.reward.value for trajectory in ended if trajectory.reward is not None]
+        no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
         return Updated(
             library=after,
             pending=decision.pending,
-            accepted=tuple(one.operation for one in decision.changes if one.fate == "accepted"),
+            accepted=tuple(change.operation for change in decision.changes if change.fate == "accepted"),
             record=UpdateRecord(
                 step=step,
                 epoch=epoch,
                 tasks=tuple(task.id for task in tasks),
-                **_numbers(proposal, found),
-                proposed=(*outcomes[len(pending) :], *proposal.left_out, *_refused(outcomes[: len(pending)])),
+                groups=len(proposal.groups),
+                uniform=proposal.uniform,
+                broken=dict(proposal.broken),
+                failed=dict(proposal.failed),
+                mean_reward=fmean(rewards) if rewards else 0.0,
+                turns_mean=fmean(len(trajectory.turns) for trajectory in ended) if ended else 0.0,
+                tool_use=tool_use(trajectories),
+                proposed=(*outcomes[len(pending) :], *proposal.left_out, *no_longer_sound),
                 changes=decision.changes,
                 tests=decision.tests,
                 bisect_pairs=decision.bisect_pairs,
@@ -112,7 +147,7 @@ class Practice:
                 lessons=len(after.rendered),
                 spent=self.spent(),
             ),
-            trajectories=found,
+            trajectories=trajectories,
         )
 
     def batch(self, step: int) -> tuple[int, list[Task]]:
@@ -127,17 +162,17 @@ class Practice:
     async def _rules(self, library: Library, proposed: Sequence[Operation]) -> Rules:
         """What a lesson must satisfy; it may give away no answer of a task that is learned from or tested on."""
         config = self.config.library
-        likeness: Similarity | None = ngram_similarity if config.likeness is not None else None
-        if likeness and config.embedding:
+        similarity: Similarity | None = ngram_similarity if config.likeness is not None else None
+        if similarity and config.embedding:
             bound = config.lesson_tokens  # what is too long for a lesson may be too long for the server
-            texts = [one.text for one in proposed if bound is None or tokens(one.text) <= bound]
-            texts += [one.text for one in library.lessons]
-            likeness = await embedding_similarity(config.embedding, texts)
+            texts = [change.text for change in proposed if bound is None or tokens(change.text) <= bound]
+            texts += [lesson.text for lesson in library.lessons]
+            similarity = await embedding_similarity(config.embedding, texts)
         return Rules(
             modules=self.config.modules,
             max_tokens=config.max_tokens,
             lesson_tokens=config.lesson_tokens,
-            likeness=likeness,
+            similarity=similarity,
             threshold=config.likeness or 1.0,
             leak=self._leak,
             subsets=self.config.gate.enabled,
@@ -146,12 +181,12 @@ class Practice:
     async def _decide(self, step: int, library: Library, changes: Sequence[Operation], used: Counter[str]) -> Decision:
         """Ask the gate, or, where it is off, accept everything, as the paper does. `used` counts lessons in prompts."""
         if not self.config.gate.enabled:
-            records = tuple(ChangeRecord(operation=one, fate="accepted") for one in changes)
+            records = tuple(ChangeRecord(operation=change, fate="accepted") for change in changes)
             return Decision(library=applied(library, changes), changes=records, tests=())
 
         async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
             for match in matches:
-                used.update(one.id for side in (match.first, match.other) for one in side.rendered)
+                used.update(lesson.id for side in (match.first, match.other) for lesson in side.rendered)
             return await self.trial.pairs(f"gate-{step}-{name}", matches)
 
         self.begin("gate")
@@ -165,54 +200,17 @@ class Practice:
             seed=derive_seed(self.seed, "gate", step),
         )
 
-    def _counted(self, before: Library, decision: Decision, used: Mapping[str, int]) -> Library:
-        """The library that was decided on, with counters, measured effects, and for whom it is proven."""
+    def _measured(self, before: Library, decision: Decision, used: Mapping[str, int]) -> Library:
+        """The library of the decision with counts, measured effects, and the agent that it is proven for."""
         effects = {
-            one.operation.id: one.effect
-            for one in decision.changes
-            if one.effect and one.fate == "accepted" and one.operation.kind in ("add", "modify")
+            change.operation.id: change.effect
+            for change in decision.changes
+            if change.effect and change.fate == "accepted" and change.operation.kind in ("add", "modify")
         }
-        library = counted(
-            decision.library,
-            used=used,
-            helped={name: effect.helped for name, effect in effects.items()},
-            harmed={name: effect.harmed for name, effect in effects.items()},
-        )
-        for name, effect in effects.items():
-            library = with_effect(library, name, effect)
+        library = measured(decision.library, used, effects)
         proven_for = before.proven_for
         if render_modules(library) != render_modules(before):
-            # The gate has tested the change alone: what it was made to must be proven, or nothing.
+            # The gate has tested the change only, so the library before it must have been proven, or empty.
             sound = not render_modules(before) or proven_for == self.identity
             proven_for = self.identity if self.config.gate.enabled and sound else ""
         return proven(library, proven_for)
-
-
-def _numbers(proposal: Proposal, found: Sequence[Trajectory]) -> dict[str, Any]:
-    """What a record says of the rollouts; means are over those that ended."""
-    ended = [one for one in found if one.status == "ok"]
-    rewards = [one.reward.value for one in ended if one.reward is not None]
-    return {
-        "groups": len(proposal.groups),
-        "uniform": proposal.uniform,
-        "broken": dict(proposal.broken),
-        "failed": dict(proposal.failed),
-        "mean_reward": fmean(rewards) if rewards else 0.0,
-        "turns_mean": fmean(len(one.turns) for one in ended) if ended else 0.0,
-        "tool_use": tool_use(found),
-    }
-
-
-def _refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [one for one in outcomes if one.refused]
-
-
-def _require_one(found: Sequence[Trajectory]) -> None:
-    """Nothing is learned where everything around the model is broken: the run stops until that is mended."""
-    if found and all(one.error for one in found):
-        first = found[0].error
-        raise InfrastructureError(
-            f"all {len(found)} rollouts of the batch ended in errors; the first:\n{first.message if first else ''}",
-            cause="a server, tool or sandbox is broken",
-            fix="see to that, then: midstream resume RUN",
-        )

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from midstream.practice.changes import Diff
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin, size
+from midstream.practice.operations import Diff
 from midstream.practice.validation import Validation
 from midstream.report.numbers import counted, visible
 from midstream.report.practice_data import points, proven
