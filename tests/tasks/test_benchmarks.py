@@ -11,11 +11,12 @@ import pytest
 
 from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe import check as recipe_check
-from midstream.recipe import registry as components
+from midstream.recipe import registry
 from midstream.recipe.schema import parse_recipe, read_table
-from midstream.tasks.benchmark import Config
-from midstream.tasks.benchmarks import BENCHMARKS, make
+from midstream.tasks import benchmarks
+from midstream.tasks.benchmarks import BENCHMARKS, Config
 from midstream.tasks.finite import SPLITS
+from support.errors import coded
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "Which tree is oldest?"
@@ -64,6 +65,10 @@ ROWS = {
 }
 
 
+def make(config):
+    return benchmarks.make(config, registry.task_source)
+
+
 def tasks_of(directory, name, rows, **settings):
     path = directory / f"{name}.json"
     path.write_text(json.dumps(rows), encoding="utf-8")
@@ -82,7 +87,7 @@ def test_the_sets_that_the_papers_name_are_there():
 
 @pytest.mark.parametrize("one", BENCHMARKS.values(), ids=lambda one: one.name)
 def test_every_entry_is_complete(one):
-    assert one.reward in components.REWARDS
+    assert one.reward in registry.REWARDS
     assert set(one.splits) <= {"train", "validation", "test"}
     if one.repository:
         assert {one.main_split} <= set(one.sizes) == set(one.splits)
@@ -137,7 +142,8 @@ def test_rows_of_something_else_are_refused_with_what_is_missing(tmp_path, name)
         UsageError, match=r"entry 1: .* is missing or null|entry 1: 'prompt' must be|entry 1: 'options'"
     ) as caught:
         tasks_of(tmp_path, name, [{"text": "x"}])
-    assert f"{name} has the fields " in str(caught.value)
+    assert caught.value.code == "bad-rows"
+    assert f"{name} has the fields " in caught.value.cause
 
 
 def test_what_is_kept_beside_a_question(tmp_path):
@@ -208,15 +214,15 @@ def test_a_few_bad_rows_stop_no_training_but_an_evaluation(tmp_path):
     source, tasks = tasks_of(tmp_path, "search-r1", rows)
     assert len(tasks) == 200
     assert list(source.left_out["train"].values()) == [2]
-    with pytest.raises(UsageError, match="2 bad rows"):
+    with pytest.raises(UsageError, check=coded("bad-rows", "2 bad rows")):
         tasks_of(tmp_path, "hotpotqa", rows)
-    with pytest.raises(UsageError, match="3 bad rows"):
+    with pytest.raises(UsageError, check=coded("bad-rows", "3 bad rows")):
         tasks_of(tmp_path, "search-r1", [*rows, {}])
 
 
 # --- the form of AgentFlow's repository -------------------------------------------------------------------------------
 
-ON_TAGS = "When ready, output the final answer enclosed in <answer> and </answer> tags. Do not go on after it."
+ON_TAGS = "When ready, output the final answer enclosed in <answer> and </answer> tags. Do not continue after it."
 LISTED = ["A. oak \t", "B. elm"]
 
 
@@ -262,9 +268,9 @@ def test_released_hands_of_24_have_their_numbers(tmp_path):
     assert task.answers == ("(1+2+3)×4", "1×2×3×4")
     assert task.metadata == {"numbers": [1, 2, 3, 4]}
     for wrong in ({"question": [1, 2, 3, "4"]}, {"pid": None, "query": None}):
-        with pytest.raises(UsageError, match="entry 1"):
+        with pytest.raises(UsageError, check=coded("bad-rows", "entry 1")):
             tasks_of(tmp_path, "gameof24", [row | wrong])
-    with pytest.raises(UsageError, match="no 'query' and 'pid'"):
+    with pytest.raises(UsageError, check=coded("bad-rows", "no 'query' and 'pid'")):
         tasks_of(tmp_path, "gameof24", [{"numbers": [1, 2, 3, 4]}])
 
 
@@ -282,7 +288,7 @@ HAND = {"query": "Make 24.", "pid": 0, "question": [1, 2, 3, 4], "answer": "1*2*
     ],
 )
 def test_the_file_of_another_benchmark_is_refused(tmp_path, name, row, reason):
-    with pytest.raises(UsageError, match=f"entry 1: {reason}, so it is of another benchmark"):
+    with pytest.raises(UsageError, check=coded("bad-rows", f"entry 1: {reason}, so it is of another benchmark")):
         tasks_of(tmp_path, name, [row])
 
 
@@ -293,7 +299,7 @@ def test_options_are_looked_for_in_any_text_without_delay(tmp_path, stem):
 
 
 def test_a_prompt_that_is_no_message_is_a_bad_row(tmp_path):
-    with pytest.raises(UsageError, match="'prompt' must be one message"):
+    with pytest.raises(UsageError, check=coded("bad-rows", "'prompt' must be one message")):
         tasks_of(tmp_path, "dapo-math-17k", [{"prompt": ["a"], "reward_model": {}}])
 
 
@@ -306,21 +312,22 @@ def test_a_released_question_has_the_id_that_it_has_elsewhere(tmp_path):
 
 
 def test_what_has_no_use_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="benchmark 'zebra' does not exist"):
+    with pytest.raises(RecipeError, check=coded("unknown-benchmark", "'zebra'")):
         make(Config(name="zebra"))
     for settings in ({"name": "gazetteer", "file": "a.json"}, {"name": "hotpotqa", "file": "a.json", "revision": "x"}):
-        with pytest.raises(RecipeError, match="has no use for"):
+        with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for")):
             make(Config(**settings))
-    with pytest.raises(RecipeError, match="has no use for revision and instruction"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for revision and instruction")):
         make(Config(name="gazetteer", revision="x", instruction=""))
-    with pytest.raises(RecipeError, match="has no use for instruction"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for instruction")):
         make(Config(name="gameof24", instruction="Be brief."))
 
 
 def test_a_file_is_one_split(tmp_path):
     source, _ = tasks_of(tmp_path, "hotpotqa", [FLASHRAG])
-    with pytest.raises(RecipeError, match=r'has no split .train.(.|\n)*set `split = "test"`'):
+    with pytest.raises(RecipeError, check=coded("unknown-split", "'train'")) as caught:
         source.sample("train", 1, 0)
+    assert 'set `split = "test"`' in caught.value.fix
 
 
 def test_worlds_are_made_here():

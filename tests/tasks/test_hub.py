@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,10 +10,9 @@ import sys
 import pytest
 
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
-from midstream.tasks import hub
-from midstream.tasks.benchmark import BenchmarkTasks, Config
-from midstream.tasks.benchmarks import BENCHMARKS
+from midstream.tasks.benchmarks import BENCHMARKS, BenchmarkTasks, Config, is_downloaded
 from support import hub_server
+from support.errors import coded
 
 pytest.importorskip("datasets")
 
@@ -59,7 +57,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def source(folder, name, **changed):
-    return BenchmarkTasks(dataclasses.replace(BENCHMARKS[name], repository=str(folder), **changed), Config(name=name))
+    return BenchmarkTasks(BENCHMARKS[name].model_copy(update={"repository": str(folder), **changed}), Config(name=name))
 
 
 def test_configs_are_read_one_after_the_other_as_families(folder):
@@ -71,7 +69,7 @@ def test_configs_are_read_one_after_the_other_as_families(folder):
 
 
 def test_a_split_that_is_not_there_is_refused_before_anything_is_read(folder):
-    with pytest.raises(RecipeError, match="has no split 'test'"):
+    with pytest.raises(RecipeError, check=coded("unknown-split", "'test'")):
         source(folder / "nothing", "search-r1").fixed("test", seed=0)
 
 
@@ -91,34 +89,34 @@ def test_a_repository_that_has_changed(folder, changed, reason):
 
 
 def test_a_repository_that_is_gone(folder):
-    with pytest.raises(UsageError, match="was moved, closed or changed"):
+    with pytest.raises(UsageError, check=coded("hub-changed", "could not be downloaded")):
         source(folder / "nothing", "bamboogle").tasks("test")
 
 
 def test_one_that_runs_code_of_its_own(folder):
     (folder / "repository.py").write_text("raise SystemExit", encoding="utf-8")
     (folder / "README.md").unlink()
-    with pytest.raises(UsageError, match="scripts are no longer supported"):
+    with pytest.raises(UsageError, check=coded("hub-changed", "scripts are no longer supported")):
         source(folder, "bamboogle").tasks("test")
 
 
 def test_the_extra_is_asked_for(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'midstream\[data\]'; or name a file of it"):
+    with pytest.raises(UnsupportedError, check=coded("missing-extra")):
         source(folder, "bamboogle").tasks("test")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert not hub.is_here("a/b")
+    assert not is_downloaded("a/b")
 
 
 def test_what_was_downloaded_before_is_known(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert not hub.is_here("some/where")
+    assert not is_downloaded("some/where")
     path = tmp_path / "datasets--some--where" / "snapshots" / "abc" / "README.md"
     path.parent.mkdir(parents=True)
     path.write_text("x", encoding="utf-8")
-    assert hub.is_here("some/where")
+    assert is_downloaded("some/where")
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -126,16 +124,17 @@ def test_what_was_downloaded_before_is_known(tmp_path, monkeypatch):
 DOWNLOAD = """
 import json
 from midstream.core.errors import UsageError
-from midstream.tasks.benchmark import Config
-from midstream.tasks.benchmarks import make
-told = {}
+from midstream.tasks.benchmarks import Config, make
+from midstream.recipe.registry import task_source
+found = {}
 for name in ("bamboogle", "gpqa", "simpleqa"):
     try:
         revision = "{commit}" if name == "bamboogle" else None
-        told[name] = [task.question for task in make(Config(name=name, revision=revision)).fixed("test", seed=0)]
+        source = make(Config(name=name, revision=revision), task_source)
+        found[name] = [task.question for task in source.fixed("test", seed=0)]
     except UsageError as error:
-        told[name] = str(error)
-print(json.dumps(told))
+        found[name] = str(error)
+print(json.dumps(found))
 """
 
 
@@ -158,11 +157,11 @@ def test_download_conditions_and_working_offline_afterwards(tmp_path):
     repositories = {BENCHMARKS["bamboogle"].repository: FILES, BENCHMARKS["gpqa"].repository: None}
     with hub_server.serving(repositories) as served:
         script = DOWNLOAD.replace("{commit}", hub_server.COMMIT)
-        told = json.loads(python("-c", script, **environment, HF_ENDPOINT=served.address))
-    assert told["bamboogle"] == [f"bamboogle {n}?" for n in range(4)]
-    assert "hf auth login" in told["gpqa"]
-    assert "accept them at https://huggingface.co/datasets/Idavidrein/gpqa" in told["gpqa"]
-    assert "was moved, closed or changed" in told["simpleqa"]
+        found = json.loads(python("-c", script, **environment, HF_ENDPOINT=served.address))
+    assert found["bamboogle"] == [f"bamboogle {n}?" for n in range(4)]
+    assert "hf auth login" in found["gpqa"]
+    assert "accept them at https://huggingface.co/datasets/Idavidrein/gpqa" in found["gpqa"]
+    assert "was moved, closed or changed" in found["simpleqa"]
     assert not [path for path in served.asked if "nq/" in path or "hotpotqa/" in path]
     assert (
         f"/datasets/{BENCHMARKS['bamboogle'].repository}/resolve/{hub_server.COMMIT}/bamboogle/test.jsonl"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import UnsupportedError, UsageError
 from midstream.tasks import records
 from midstream.tasks.records import SHOWN, Faults, read_records
+from support.errors import coded
 
 ROWS = [{"question": "How high is Oak Hill?", "answer": 12}, {"question": "Wie hoch? “é”", "answer": "yes, or\nno"}]
 
@@ -20,7 +21,7 @@ ROWS = [{"question": "How high is Oak Hill?", "answer": 12}, {"question": "Wie h
 def rows_of(path, columns=()):
     faults = Faults(str(path))
     found = list(read_records(path, faults, columns))
-    return [record.fields for record in found], [record.place for record in found], faults.told
+    return [record.fields for record in found], [record.place for record in found], faults.shown
 
 
 def write(path, data):
@@ -49,9 +50,9 @@ CSV = 'question,answer,note\nHow high is Oak Hill?,12,\n"Wie hoch? “é”","ye
 def test_formats(tmp_path, name, text, places, ending):
     if name == "a.tsv":
         text = 'question\tanswer\tnote\nHow high is Oak Hill?\t12\t\n"Wie hoch? “é”"\t"yes, or\nno"\t\n'
-    found, where, told = rows_of(write(tmp_path / (name + ending), text))
+    found, where, faults = rows_of(write(tmp_path / (name + ending), text))
     as_read = [{name: str(value) for name, value in row.items()} for row in ROWS] if "sv" in name else ROWS
-    assert (found, told) == (as_read, [])
+    assert (found, faults) == (as_read, [])
     assert where == (places or ["line 2", "line 3"])
 
 
@@ -68,13 +69,13 @@ def test_parquet_reads_the_columns_that_are_wanted(tmp_path):
     assert rows_of(path)[0][0]["huge"] == "-"
     parquet.write_table(arrow.table({"q": [b"\xff"]}), path)
     assert rows_of(path)[2] == ["row 1: it cannot be kept: Object of type bytes is not JSON serializable"]
-    with pytest.raises(UsageError, match="no parquet file"):
+    with pytest.raises(UsageError, check=coded("file-invalid")):
         rows_of(write(tmp_path / "b.parquet", "question"))
 
 
 def test_parquet_needs_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'midstream\[data\]'"):
+    with pytest.raises(UnsupportedError, check=coded("missing-extra")):
         rows_of(write(tmp_path / "a.parquet", "PAR1"))
 
 
@@ -93,14 +94,16 @@ def test_parquet_needs_the_extra(tmp_path, monkeypatch):
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, reason):
-    found, _, told = rows_of(write(tmp_path / "a.jsonl", b'{"question": "good"}\n' + line + b'\n{"question": "last"}'))
+    found, _, faults = rows_of(
+        write(tmp_path / "a.jsonl", b'{"question": "good"}\n' + line + b'\n{"question": "last"}')
+    )
     assert [row["question"] for row in found] == ["good", "last"]
-    assert len(told) == 1
-    assert told[0].startswith(f"line 2: {reason}")
+    assert len(faults) == 1
+    assert faults[0].startswith(f"line 2: {reason}")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fault"),
     [
         ("a,b\n1,2,3\n", "line 2: it has 3 cells, and the first line names 2 columns"),
         ("a,b\n\n1\n", "line 3: it has 1 cells, and the first line names 2 columns"),
@@ -109,52 +112,53 @@ def test_bad_lines_are_named(tmp_path, line, reason):
         (b"a,b\n1,2\n\xff,2\n", "line 3: it is no UTF-8: invalid start byte at byte 1"),
     ],
 )
-def test_bad_tables_are_named(tmp_path, text, told):
-    assert rows_of(write(tmp_path / "a.csv", text))[2] == [told]
+def test_bad_tables_are_named(tmp_path, text, fault):
+    assert rows_of(write(tmp_path / "a.csv", text))[2] == [fault]
 
 
 def test_files_that_cannot_be_read_at_all(tmp_path):
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, check=coded("file-not-found")):
         rows_of(tmp_path / "a.jsonl")
-    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+    with pytest.raises(UsageError, check=coded("file-unreadable", "File name too long")):
         rows_of(tmp_path / f"{'a' * 300}.jsonl")
     (tmp_path / "d.jsonl").symlink_to("/proc/self/mem")
-    with pytest.raises(UsageError, match="cannot be read: "):
+    with pytest.raises(UsageError, check=coded("file-unreadable")):
         rows_of(tmp_path / "d.jsonl")
-    with pytest.raises(UsageError, match="no known format"):
+    with pytest.raises(UsageError, check=coded("file-format")):
         rows_of(write(tmp_path / "a.txt", LINES))
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(UsageError, match="cannot be unpacked"):
+    with pytest.raises(UsageError, check=coded("file-invalid")):
         rows_of(tmp_path / "b.jsonl.gz")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(LINES.encode())[:-9])
-    with pytest.raises(UsageError, match="cannot be unpacked"):
+    with pytest.raises(UsageError, check=coded("file-invalid")):
         rows_of(tmp_path / "c.jsonl.gz")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv", "a.json"])
 def test_a_line_that_fills_the_memory_is_not_read(tmp_path, monkeypatch, name):
     monkeypatch.setattr(records, "MAX_LINE", 100)
-    found, _, told = rows_of(write(tmp_path / name, CSV if "sv" in name else LINES))
+    found, _, faults = rows_of(write(tmp_path / name, CSV if "sv" in name else LINES))
     assert len(found) == 2
-    assert told == []
-    _, _, told = rows_of(write(tmp_path / name, "0" * 101 + "\n" + LINES))
-    assert told == ["line 1: it is longer than 100 bytes; nothing after it was read"]
+    assert faults == []
+    _, _, faults = rows_of(write(tmp_path / name, "0" * 101 + "\n" + LINES))
+    assert faults == ["line 1: it is longer than 100 bytes; nothing after it was read"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", LIST), ("a.json", json.dumps({"data": ROWS}, indent=1))])
-def test_one_value_over_many_lines_is_told_once(tmp_path, name, text):
-    [told] = rows_of(write(tmp_path / name, text))[2]
-    assert told.startswith("the whole file: it is one value over many lines")
+def test_one_value_over_many_lines_is_reported_once(tmp_path, name, text):
+    [fault] = rows_of(write(tmp_path / name, text))[2]
+    assert fault.startswith("the whole file: it is one value over many lines")
 
 
-def test_many_faults_are_counted_and_the_first_ten_told():
+def test_many_faults_are_counted_and_the_first_ten_shown():
     faults = Faults("a.jsonl")
     faults.refuse("", "")
     for number in range(SHOWN + 3):
         faults.add(f"line {number}", "bad")
     with pytest.raises(UsageError) as caught:
         faults.refuse("why", "how")
-    text = str(caught.value)
+    text = caught.value.what
+    assert caught.value.code == "bad-rows"
     assert "a.jsonl has 13 bad rows:" in text
     assert "line 9: bad" in text
     assert "line 10: bad" not in text
@@ -167,6 +171,6 @@ def test_every_line_is_a_row_or_a_fault(tmp_path_factory, data, ending):
     path = write(tmp_path_factory.mktemp("x") / f"a.{ending}", data)
     faults = Faults("a")
     found = list(read_records(path, faults))
-    if ending == "jsonl" and not any("the whole file" in one for one in faults.told):
+    if ending == "jsonl" and not any("the whole file" in fault for fault in faults.shown):
         written = [line for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
         assert len(found) + faults.total == len(written)

@@ -18,18 +18,20 @@ from rich.text import Text
 
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
+from midstream.recipe.registry import task_source
 from midstream.report.timeline import Screen
 from midstream.report.turn_rows import fields, plain
 from midstream.tasks import benchmarks as known
-from midstream.tasks import file, hub
-from midstream.tasks.benchmark import Benchmark, Config, find
+from midstream.tasks import file
+from midstream.tasks.benchmarks import Benchmark, Config, find
 from midstream.tasks.finite import Finite
 
+# Headings of the groups in tasks/benchmarks.toml.
 _HEADINGS = {
-    "Questions": known.QUESTIONS,
-    "Mathematics": known.MATHEMATICS,
-    "To train on": known.TRAINING,
-    "Made here": known.WORLDS,
+    "questions": "Questions",
+    "mathematics": "Mathematics",
+    "training": "To train on",
+    "worlds": "Made here",
 }
 _FAMILIES_SHOWN = 8
 
@@ -43,7 +45,7 @@ def benchmarks(options: argparse.Namespace) -> int:
         found = _own(Path(options.file))
         _print(found, Group(*_questions(found)), options, [options.file])
         return 0
-    benchmark = find(options.name, known.BENCHMARKS)
+    benchmark = find(options.name)
     told = {**_told(benchmark), "here": _at_hand(benchmark, options.file)}
     _print(told, _in_full(benchmark, told["here"], options.file), options, [benchmark.name])
     return 0
@@ -69,7 +71,7 @@ def _print(told: Any, screen: RenderableType, options: argparse.Namespace, names
 
 
 def _list() -> Group:
-    blocks = [part for heading, ones in _HEADINGS.items() for part in _section(heading, ones)]
+    blocks = [part for group in _HEADINGS for part in _section(group)]
     more = Table.grid(padding=(0, 4))
     more.add_column(no_wrap=True)
     more.add_row("  midstream benchmarks gpqa", "one in full")
@@ -78,9 +80,11 @@ def _list() -> Group:
     return Group(*blocks, more)
 
 
-def _section(heading: str, ones: Sequence[Benchmark]) -> Iterator[RenderableType]:
-    yield Text(heading, "bold")
-    for one in ones:
+def _section(group: str) -> Iterator[RenderableType]:
+    yield Text(_HEADINGS[group], "bold")
+    for one in known.BENCHMARKS.values():
+        if one.group != group:
+            continue
         size = one.sizes.get(one.main_split)
         head = Text("  ").append(f"{one.name:<15}", "cyan").append(f"{'-' if size is None else f'{size:,}':>8}  ")
         yield head.append(f"{one.reward:<17}").append(_where(one), "dim")
@@ -139,9 +143,9 @@ def _at_hand(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
     """The questions in a file, or in what was downloaded before, or, of a world, that is made here."""
     if path is None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
-    if path is None and not benchmark.world and not hub.is_here(benchmark.repository):
+    if path is None and not benchmark.tasks and not known.is_downloaded(benchmark.repository):
         return None
-    source = known.make(Config(name=benchmark.name, file=Path(path) if path else None))
+    source = known.make(Config(name=benchmark.name, file=Path(path) if path else None), task_source)
     try:
         tasks = source.fixed(benchmark.main_split, seed=0)
     except UsageError:

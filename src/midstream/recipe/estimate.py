@@ -19,7 +19,7 @@ from midstream.practice.settings import PracticeConfig, Requests, requests, roll
 from midstream.recipe.memory_estimate import memory_lines
 from midstream.recipe.registry import TASKS, draw, resolve, task_source
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
-from midstream.tasks.benchmark import BenchmarkTasks
+from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
 from midstream.training.settings import COPY_SAMPLES, TrainingConfig
 

@@ -34,7 +34,7 @@ from midstream.rewards import (
     per_task,
 )
 from midstream.rewards import game24 as game24_reward
-from midstream.tasks import benchmark, benchmarks, file, mixture
+from midstream.tasks import benchmarks, file, mixture
 from midstream.tasks.bfcl import tasks as bfcl
 from midstream.tasks.tau import tasks as tau_bench
 from midstream.tools import base_generator, function, local_search, python
@@ -75,7 +75,7 @@ TASKS = {
     "game24": Component(game24.Config, game24.GameOf24, endless=True),
     "workshop": Component(workshop.Config, workshop.Workshop),
     "desks": Component(desks.Config, desks.Desks, endless=True, dialogues=True),
-    "benchmark": Component(benchmark.Config, benchmarks.make),
+    "benchmark": Component(benchmarks.Config, lambda config: benchmarks.make(config, task_source)),
     "file": Component(file.Config, file.FileTasks),
     "bfcl": Component(bfcl.Config, bfcl.Bfcl, dialogues=True),
     "tau_bench": Component(tau_bench.Config, tau_bench.TauBench, asks=True, dialogues=True),

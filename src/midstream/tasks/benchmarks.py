@@ -1,399 +1,280 @@
-"""Every benchmark and training set by name. docs/datasets.md shows this table, and a test compares the two.
+"""Benchmarks and training sets by name: the table (benchmarks.toml), and reading one from a file or from the Hub.
 
-None of their questions is in this repository: they are read from the user's file or from the Hugging Face Hub.
-Repositories, fields and sizes were looked up in stored copies of their pages and in code that reads them; what could
-not be is said in `unverified`. How the papers took their questions: arXiv 2510.05592 and its repository (AgentFlow),
-2505.01441 (ARTIST), 2510.08191 (Training-Free GRPO).
+The Hugging Face Hub is read by its own library (the extra `data`), which also caches the downloads.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
-from midstream.core.errors import RecipeError
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.protocols import TaskSource
+from midstream.core.task import Task
 from midstream.tasks import conversions
-from midstream.tasks.benchmark import Benchmark, BenchmarkTasks, Config, find
-from midstream.worlds import game24
-from midstream.worlds.gazetteer import tasks as gazetteer
+from midstream.tasks.finite import Finite
+from midstream.tasks.questions import Fields, make_task
+from midstream.tasks.records import BadRowError, Faults, LeftOutError, Record, read_records
 
-_LETTER = "Answer with the letter of the right option."
-_BRIEF = (
-    "Answer with a number, with as few words as possible, or with a list of such, parted by commas; without units and "
-    "signs such as $ and %, commas in numbers, articles and abbreviations, unless the question asks for them."
-)
-_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-_FIRST_100 = "AgentFlow: 100 at random; its file has {}, of which its script takes the first 100"
-_QA: dict[str, Any] = {
-    "use": "evaluation",
-    "reward": "exact_match",
-    "convert": conversions.open_question,
-    "repository": _FLASHRAG,
-    "copy_licence": "CC BY-SA 4.0",
-    "columns": ("question", "golden_answers"),
+_TOLERATED = 100  # training proceeds with one bad row for this many good ones
+_GROUPS = tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))
+
+
+class Benchmark(Frozen):
+    """One benchmark, as an entry of benchmarks.toml; `group` is the entry's heading.
+
+    `repository` on the Hugging Face Hub, with its `configs` read one after the other; `splits` map our names to theirs,
+    `sizes` count our questions. `convert` names the function in `conversions` that reads a row, `columns` the fields it
+    reads; without it, the only published files have AgentFlow's form. `reward` scores it by rule. `paper` says how the
+    papers took their questions. `licence` is its authors', `copy_licence` the repository's; `republish` says whether
+    its questions may be redistributed. `instruction` ends every question. `merge` drops repeated questions. `tasks` is
+    a `[tasks]` table that makes its questions where no file is given. `unverified` could not be checked at the source.
+    """
+
+    name: str
+    group: str
+    title: str
+    use: Literal["evaluation", "training", "world"]
+    asks: str
+    reward: str
+    convert: str = ""
+    repository: str = ""
+    configs: tuple[str, ...] = ("",)
+    splits: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    columns: tuple[str, ...] = ()
+    licence: str = ""
+    copy_licence: str = ""
+    gated: bool = False
+    republish: str = "yes"
+    paper: str = ""
+    instruction: str = ""
+    merge: bool = False
+    tasks: dict[str, Any] = {}
+    notes: str = ""
+    unverified: str = ""
+
+    @property
+    def address(self) -> str:
+        """Its page, "" without a repository."""
+        return f"https://huggingface.co/datasets/{self.repository}" if self.repository else ""
+
+    @property
+    def main_split(self) -> str:
+        """The split that it is used for, which is also the split of a file."""
+        return "train" if self.use == "training" else "test"
+
+
+BENCHMARKS = {
+    name: Benchmark(name=name, group=group, **entry)
+    for group, named in _GROUPS.items()
+    for name, entry in named.items()
 }
-_DEV = "the public development set is our test split, as everybody reports it"
-_CONTEST: dict[str, Any] = {
-    "use": "evaluation",
-    "reward": "math",
-    "convert": conversions.contest,
-    "licence": "none stated (MAA)",
-    "republish": "unclear",
-}
-
-QUESTIONS = (
-    Benchmark(
-        **_QA,
-        name="bamboogle",
-        title="Bamboogle",
-        asks="two-hop questions that search engines answer wrongly",
-        configs=("bamboogle",),
-        splits={"test": "test"},
-        sizes={"test": 125},
-        licence="MIT",
-        paper="AgentFlow: all 125",
-    ),
-    Benchmark(
-        **_QA,
-        name="2wiki",
-        title="2WikiMultihopQA",
-        asks="multi-hop questions over two Wikipedia pages",
-        configs=("2wikimultihopqa",),
-        splits={"train": "train", "test": "dev"},
-        sizes={"train": 15_000, "test": 12_576},
-        licence="Apache-2.0",
-        paper=_FIRST_100.format(200),
-        notes=_DEV,
-    ),
-    Benchmark(
-        **_QA,
-        name="hotpotqa",
-        title="HotpotQA",
-        asks="multi-hop questions over Wikipedia",
-        configs=("hotpotqa",),
-        splits={"train": "train", "test": "dev"},
-        sizes={"train": 90_447, "test": 7_405},
-        licence="CC BY-SA 4.0",
-        paper=_FIRST_100.format(100),
-        notes=_DEV,
-    ),
-    Benchmark(
-        **_QA,
-        name="musique",
-        title="MuSiQue",
-        asks="two- to four-hop questions that cannot be cut short",
-        configs=("musique",),
-        splits={"train": "train", "test": "dev"},
-        sizes={"train": 19_938, "test": 2_417},
-        licence="CC BY 4.0",
-        paper=_FIRST_100.format(200),
-        notes=_DEV,
-    ),
-    Benchmark(
-        name="gaia",
-        title="GAIA, text only",
-        use="evaluation",
-        asks="questions to a general assistant with tools",
-        reward="gaia",
-        convert=conversions.gaia,
-        repository="gaia-benchmark/GAIA",
-        configs=("2023_all",),
-        splits={"test": "validation"},
-        sizes={"test": 127},
-        columns=("Question", "Final answer", "Level", "file_name"),
-        licence="none stated",
-        gated=True,
-        republish="no",
-        instruction=_BRIEF,
-        paper="AgentFlow: the 127 of the validation set that have no file",
-        notes="families are levels; the 38 with a file are left out; the test set's answers are secret; its page asks "
-        "not to share it where crawlers read it",
-    ),
-    Benchmark(
-        name="gpqa",
-        title="GPQA (diamond)",
-        use="evaluation",
-        asks="graduate-level multiple choice in physics, chemistry, biology",
-        reward="multiple_choice",
-        convert=conversions.gpqa,
-        repository="Idavidrein/gpqa",
-        configs=("gpqa_diamond",),
-        splits={"test": "train"},
-        sizes={"test": 198},
-        columns=(
-            "Question",
-            "Correct Answer",
-            "Incorrect Answer 1",
-            "Incorrect Answer 2",
-            "Incorrect Answer 3",
-            "High-level domain",
-        ),
-        licence="CC BY 4.0",
-        gated=True,
-        republish="no",
-        instruction=_LETTER,
-        paper="AgentFlow: 100 at random; its file has 300 (so more than diamond's 198), its script takes the first 100",
-        notes="the options' order is drawn from the question; families are domains; its authors ask not to put "
-        "questions where they could be trained on",
-    ),
-    Benchmark(
-        name="medqa",
-        title="MedQA (USMLE, four options)",
-        use="evaluation",
-        asks="multiple choice of the US medical licensing examination",
-        reward="multiple_choice",
-        convert=conversions.medqa,
-        repository="GBaker/MedQA-USMLE-4-options",
-        splits={"train": "train", "test": "test"},
-        sizes={"train": 10_178, "test": 1_273},
-        columns=("question", "options", "answer_idx", "answer"),
-        licence="MIT",
-        copy_licence="CC BY 4.0",
-        instruction=_LETTER,
-        paper="AgentFlow: its file has 300, of which its script takes the first 100",
-    ),
-    Benchmark(
-        name="webwalkerqa",
-        title="WebWalkerQA",
-        use="evaluation",
-        asks="questions whose answer lies deep in a web site, Chinese and English",
-        reward="f1",
-        convert=conversions.web_walker,
-        repository="callanwu/WebWalkerQA",
-        splits={"test": "main"},
-        sizes={"test": 680},
-        columns=("question", "answer", "root_url", "info"),
-        licence="Apache-2.0",
-        paper="Training-Free GRPO evaluates on it, and learns from 100 tasks of AFM's web set",
-        notes="answers are sentences: its authors have a model judge them, and F1 is only a rough stand-in; the site "
-        "to begin at is in the task's metadata, not in its question",
-    ),
-    Benchmark(
-        name="simpleqa",
-        title="SimpleQA",
-        use="evaluation",
-        asks="short questions of fact that were hard for GPT-4",
-        reward="exact_match",
-        convert=conversions.simple_question,
-        repository="basicv8vc/SimpleQA",
-        splits={"test": "test"},
-        sizes={"test": 4_326},
-        columns=("problem", "answer", "metadata"),
-        licence="MIT",
-        notes="its authors have a model judge answers; families are topics",
-        unverified="the split's name",
-    ),
-)
-
-MATHEMATICS = (
-    Benchmark(
-        **_CONTEST,
-        name="aime24",
-        title="AIME 2024",
-        asks="30 problems with answers from 0 to 999",
-        repository="Maxwell-Jia/AIME_2024",
-        copy_licence="MIT",
-        splits={"test": "train"},
-        sizes={"test": 30},
-        columns=("Problem", "Answer"),
-        paper="AgentFlow: all 30; Training-Free GRPO: mean of 32 runs",
-    ),
-    Benchmark(
-        **_CONTEST,
-        name="aime25",
-        title="AIME 2025",
-        asks="30 problems with answers from 0 to 999",
-        repository="math-ai/aime25",
-        copy_licence="Apache-2.0",
-        splits={"test": "test"},
-        sizes={"test": 30},
-        columns=("problem", "answer"),
-        paper="Training-Free GRPO: mean of 32 runs",
-    ),
-    Benchmark(
-        **_CONTEST,
-        name="amc23",
-        title="AMC 2023",
-        asks="40 problems of AMC 12",
-        repository="math-ai/amc23",
-        copy_licence="none stated",
-        splits={"test": "test"},
-        sizes={"test": 40},
-        columns=("problem", "question", "answer"),
-        paper="AgentFlow: all 40",
-        unverified="which of `problem` and `question` the Hub's copy has (either is read)",
-    ),
-    Benchmark(
-        **_CONTEST,
-        name="amc-artist",
-        title="AMC 12 of 2022 and 2023 (ARTIST's AMC)",
-        asks="83 problems of AMC 12",
-        repository="AI-MO/aimo-validation-amc",
-        splits={"test": "train"},
-        sizes={"test": 83},
-        columns=("problem", "answer"),
-        paper="ARTIST: all 83, pass@1",
-        unverified="that ARTIST's 83 are these; the copy's licence",
-    ),
-    Benchmark(
-        **_CONTEST,
-        name="aime-artist",
-        title="AIME of 2022 to 2024 (ARTIST's AIME)",
-        asks="90 problems with answers from 0 to 999",
-        repository="AI-MO/aimo-validation-aime",
-        splits={"test": "train"},
-        sizes={"test": 90},
-        columns=("problem", "answer"),
-        paper="ARTIST: all 90, pass@1",
-        unverified="that ARTIST's 90 are these; the copy's licence",
-    ),
-    Benchmark(
-        name="math500",
-        title="MATH-500",
-        use="evaluation",
-        asks="500 problems of MATH",
-        reward="math",
-        convert=conversions.mathematics,
-        repository="HuggingFaceH4/MATH-500",
-        splits={"test": "test"},
-        sizes={"test": 500},
-        columns=("problem", "answer", "solution", "subject", "level"),
-        licence="MIT",
-        copy_licence="none stated",
-        paper="ARTIST: all 500, pass@1",
-        notes="families are subjects",
-    ),
-    Benchmark(
-        name="olympiadbench",
-        title="OlympiadBench (mathematics, English, text only)",
-        use="evaluation",
-        asks="olympiad problems with a final answer",
-        reward="math",
-        convert=conversions.mathematics,
-        repository="Hothan/OlympiadBench",
-        configs=("OE_TO_maths_en_COMP",),
-        splits={"test": "train"},
-        sizes={"test": 674},
-        columns=("question", "final_answer", "subject", "unit"),
-        licence="Apache-2.0",
-        paper="ARTIST: Olympiad, pass@1",
-        notes="several values of one answer are joined by commas",
-        unverified="that ARTIST's set is this one",
-    ),
-    Benchmark(
-        name="gameof24",
-        title="Game of 24",
-        use="evaluation",
-        asks="make 24 out of four numbers",
-        reward="game24",
-        columns=("pid", "query", "question", "answer"),
-        paper="AgentFlow: its file has 300, of which its script takes the first 100",
-        splits={"train": "train", "validation": "validation", "test": "test"},
-        sizes={"train": 912, "validation": 177, "test": 273},
-        world=lambda: game24.GameOf24(game24.Config()),
-        notes="without a file, all 1,362 hands of 1 to 13 that can be solved, found here and drawn apart into splits "
-        '(the same as type = "game24"); a file is one of AgentFlow\'s form',
-    ),
-)
-
-TRAINING = (
-    Benchmark(
-        name="search-r1",
-        title="Search-R1's training set: NQ and HotpotQA",
-        use="training",
-        asks="questions to be answered by searching",
-        reward="exact_match",
-        convert=conversions.open_question,
-        repository=_FLASHRAG,
-        configs=("nq", "hotpotqa"),
-        splits={"train": "train", "validation": "dev"},
-        sizes={"train": 169_615, "validation": 16_162},
-        columns=("question", "golden_answers"),
-        licence="CC BY-SA 4.0",
-        paper="AgentFlow trains on it, mixed with DeepMath-103K; its released script takes NQ alone",
-        notes="families are nq and hotpotqa; every accepted answer counts",
-    ),
-    Benchmark(
-        name="deepmath-103k",
-        title="DeepMath-103K",
-        use="training",
-        asks="hard problems with a final answer",
-        reward="math",
-        convert=conversions.mathematics,
-        repository="zwhe99/DeepMath-103K",
-        splits={"train": "train"},
-        sizes={"train": 103_022},
-        columns=("question", "final_answer", "difficulty"),
-        licence="MIT",
-        paper="AgentFlow trains on it, mixed with Search-R1's",
-    ),
-    Benchmark(
-        name="numinamath",
-        title="NuminaMath-CoT",
-        use="training",
-        asks="problems from school to olympiad",
-        reward="math",
-        convert=conversions.mathematics,
-        repository="AI-MO/NuminaMath-CoT",
-        splits={"train": "train", "test": "test"},
-        sizes={"train": 859_494, "test": 100},
-        columns=("problem", "solution"),
-        licence="Apache-2.0",
-        paper="ARTIST trains on 20,000 of it",
-        notes="the answer is the solution's last box; problems without one are left out and counted",
-        unverified="which 20,000 ARTIST took, and how many rows have a box",
-    ),
-    Benchmark(
-        name="dapo-math-17k",
-        title="DAPO-Math-17k",
-        use="training",
-        asks="contest problems with whole numbers as answers",
-        reward="math",
-        convert=conversions.dapo,
-        repository="BytedTsinghua-SIA/DAPO-Math-17k",
-        splits={"train": "train"},
-        sizes={"train": 17_398},
-        columns=("prompt", "reward_model"),
-        licence="Apache-2.0",
-        merge=True,
-        paper="Training-Free GRPO learns from 100 of it",
-        notes="its 1.79 million rows repeat about 17,000 questions; repeats are left out and counted",
-        unverified="the exact number of different questions",
-    ),
-)
-
-WORLDS = (
-    Benchmark(
-        name="gazetteer",
-        title="The gazetteer, midstream's offline world",
-        use="world",
-        asks="look-ups and sums about places that exist nowhere, without end",
-        reward="exact_match",
-        world=lambda: gazetteer.Gazetteer(gazetteer.Config()),
-        notes='the same as type = "gazetteer" with its defaults; families are kinds of question',
-    ),
-)
-
-BENCHMARKS = {one.name: one for one in (*QUESTIONS, *MATHEMATICS, *TRAINING, *WORLDS)}
 
 
-def make(config: Config) -> TaskSource:
-    """The source of a benchmark's tasks; nothing is read before tasks are asked for.
+class Config(Frozen):
+    """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
+
+    `revision` pins a commit of the Hub's repository. `instruction` replaces the sentence on the form of the answer that
+    ends every question; "" leaves it out.
+    """
+
+    name: str
+    file: Path | None = None
+    revision: str | None = None
+    instruction: str | None = None
+
+
+def find(name: str) -> Benchmark:
+    """Return the benchmark of that name.
+
+    Raises:
+        RecipeError: it does not exist.
+    """
+    if name not in BENCHMARKS:
+        raise RecipeError(
+            f"benchmark {name!r} does not exist",
+            code="unknown-benchmark",
+            fix=f'name one of: {", ".join(BENCHMARKS)}; or read your own questions by type = "file"',
+        )
+    return BENCHMARKS[name]
+
+
+def make(config: Config, task_source: Callable[[dict[str, Any]], TaskSource]) -> TaskSource:
+    """Make the source of a benchmark's tasks; it reads nothing before tasks are requested.
+
+    `task_source` makes the source of a `[tasks]` table, for a benchmark whose questions are made.
 
     Raises:
         RecipeError: there is no such benchmark, or it has no use for a setting.
     """
-    benchmark = find(config.name, BENCHMARKS)
-    world = benchmark.world if config.file is None else None
+    benchmark = find(config.name)
+    made = bool(benchmark.tasks) and config.file is None
     useless = {
         "file": benchmark.use == "world",
-        "revision": bool(benchmark.world or config.file),
-        "instruction": world is not None,
+        "revision": bool(benchmark.tasks or config.file),
+        "instruction": made,
     }
     if names := [name for name, refused in useless.items() if refused and getattr(config, name) is not None]:
         raise RecipeError(
             f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
-            cause="its questions are made here" if benchmark.world else "a file has no revisions",
+            code="setting-conflict",
+            cause="its questions are made here" if benchmark.tasks else "a file has no revisions",
             fix=f"leave out {' and '.join(names)}",
         )
-    return world() if world else BenchmarkTasks(benchmark, config)
+    return task_source(benchmark.tasks) if made else BenchmarkTasks(benchmark, config)
+
+
+class BenchmarkTasks(Finite):
+    """A benchmark's questions, from the user's file or from the Hub."""
+
+    def __init__(self, benchmark: Benchmark, config: Config) -> None:
+        self.benchmark, self.config = benchmark, config
+        splits = [benchmark.main_split] if config.file else list(benchmark.splits)
+        super().__init__(f"benchmark {benchmark.name}", splits)
+
+    def split_fix(self, split: str) -> str:
+        """A file of a benchmark holds one split."""
+        if self.config.file is None:
+            return super().split_fix(split)
+        return f"""set `split = "{self.benchmark.main_split}"`, or read the file by `type = "file"` with `splits`"""
+
+    def load(self, split: str) -> list[Task]:
+        """Convert every row; a few bad ones in a large training set are left out and counted.
+
+        Raises:
+            UsageError: the questions are not there, or are not what the benchmark's are.
+        """
+        benchmark = self.benchmark
+        source = f"{self.what} in {self.config.file}" if self.config.file else self.what
+        faults, left_out = Faults(source), Counter[str]()
+        self.left_out[split] = left_out
+        seen: Counter[str] = Counter()
+        tasks: list[Task] = []
+        for family, record in self._records(split, faults):
+            try:
+                task = self._task(record, family)
+            except LeftOutError as reason:
+                left_out[str(reason)] += 1
+                continue
+            except BadRowError as reason:
+                faults.add(record.place, reason)
+                continue
+            seen[task.id] += 1
+            if seen[task.id] == 1:
+                tasks.append(task)
+            elif benchmark.merge:
+                left_out["it repeats an earlier question"] += 1
+            else:  # a repeated question is another task, with an id of its own
+                tasks.append(task.model_copy(update={"id": f"{task.id}-{seen[task.id]}"}))
+        if benchmark.use == "training" and 0 < faults.total <= len(tasks) // _TOLERATED:
+            left_out[f"bad rows, the first: {faults.shown[0]}"] = faults.total
+            faults = Faults(source)
+        faults.refuse(
+            f"{benchmark.name} has the fields {', '.join(benchmark.columns)}",
+            f'take it from {benchmark.address or "its authors"}, or read your own questions by type = "file"'
+            if self.config.file
+            else "pin an earlier `revision`, or download it and name it as `file`",
+        )
+        if not tasks:
+            raise UsageError(
+                f"{source} has no question",
+                code="no-questions",
+                cause=f"left out: {dict(left_out)}",
+                fix="give another file",
+            )
+        return tasks
+
+    def _task(self, record: Record, family: str) -> Task:
+        """The task of a row. Raises `BadRowError` for a row of another benchmark."""
+        benchmark, instruction = self.benchmark, self.config.instruction
+        if conversions.is_released(record.fields):
+            fields = conversions.released(record.fields)
+        elif benchmark.convert:
+            convert: Callable[[Mapping[str, Any]], Fields] = getattr(conversions, benchmark.convert)
+            fields = convert(record.fields)
+        else:
+            raise BadRowError("it has no 'query' and 'pid', as rows of AgentFlow's file have")
+        for what, reward, given in (
+            ("options", "multiple_choice", fields.options),
+            ("numbers", "game24", fields.metadata.get("numbers")),
+        ):
+            if bool(given) != (benchmark.reward == reward):
+                raise BadRowError(f"it has {'' if given else 'no '}{what}, so it is of another benchmark")
+        return make_task(
+            fields,
+            prefix=benchmark.name,
+            reward=benchmark.reward,
+            family=family or benchmark.name,
+            instruction=benchmark.instruction if instruction is None else instruction,
+        )
+
+    def _records(self, split: str, faults: Faults) -> Iterator[tuple[str, Record]]:
+        """Yield (family, row); each of several configs on the Hub is a family."""
+        benchmark = self.benchmark
+        if self.config.file:
+            columns = (*benchmark.columns, *conversions.RELEASED_COLUMNS)
+            yield from (("", record) for record in read_records(self.config.file, faults, columns))
+            return
+        for name in benchmark.configs:
+            family = name if len(benchmark.configs) > 1 else ""
+            data = _from_hub(benchmark, name, benchmark.splits[split], self.config.revision)
+            chosen = [column for column in data.column_names if column in benchmark.columns]
+            for number, row in enumerate(data.select_columns(chosen) if chosen else data, 1):
+                yield family, Record(f"row {number}", row)
+
+
+def is_downloaded(repository: str) -> bool:
+    """Whether anything of a repository was downloaded before."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return any(Path(constants.HF_HUB_CACHE).glob(f"datasets--{repository.replace('/', '--')}/snapshots/*/*"))
+
+
+def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | None) -> Any:
+    """Load one split of one config ("": the only one) as a `datasets.Dataset`.
+
+    Raises:
+        UnsupportedError: the extra is not installed.
+        UsageError: the machine is offline, the licence is not accepted, or the repository has changed.
+    """
+    what, page, repository = f"benchmark {benchmark.name}", benchmark.address, benchmark.repository
+    file = f'name a file of it: file = "{benchmark.name}.jsonl", or --benchmark {benchmark.name}={benchmark.name}.jsonl'
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{what} is on the Hugging Face Hub, and its library is not installed",
+            code="missing-extra",
+            fix=f"pip install 'midstream[data]'; or {file}",
+        ) from error
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(repository, config or None, split=split, revision=revision)
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        pin = f"look at {page}; pin a `revision` that works, or {file}"
+        if isinstance(error, ConnectionError):
+            code, failed = "hub-unreachable", "could not be downloaded"
+            cause = "this machine does not reach the Hugging Face Hub, or HF_HUB_OFFLINE is set"
+            fix = f"connect it; or download {page} elsewhere and {file}"
+        elif not isinstance(error, DatasetsError | OSError):  # no such config or split, or the repository runs code
+            code, failed, fix = "hub-changed", "is not what it was", pin
+            cause = f"{repository} has changed its configs or splits"
+        elif benchmark.gated:
+            code, failed = "hub-access", "could not be downloaded"
+            cause = "its owners ask you to accept its conditions first, and you are not logged in or have not"
+            fix = f"accept them at {page}, then hf auth login (older: huggingface-cli login); or {file}"
+        else:
+            code, failed, fix = "hub-changed", "could not be downloaded", pin
+            cause = f"{repository} was moved, closed or changed"
+        raise UsageError(f"{what} {failed}: {reason}", code=code, cause=cause, fix=fix) from error

@@ -1,4 +1,10 @@
-"""From a row of a benchmark, in its owner's form, to what it asks: a small function for each form."""
+"""From a row of a benchmark to the fields of a task: a small function for each form in which its owner publishes it.
+
+`released` reads the form in which AgentFlow's repository holds its test sets (`test/NAME/data/data.json`). A row has
+`query`, `pid` and `answer` (text, a number or a list of accepted ones), mostly `question` too; options are part of the
+question's text, in MedQA twice; some questions end in a sentence on answer tags; Game of 24 has its four numbers as the
+question. The parts that belong to the prompt are removed from the question.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +14,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from midstream.core.seeds import derive_seed
-from midstream.tasks.benchmark import LeftOutError
-from midstream.tasks.making import Fields, as_text, as_texts, boxed, by_letter, letter_of, whole
-from midstream.tasks.records import BadRowError, shown
+from midstream.tasks.questions import Fields, as_text, as_texts, boxed, by_letter, letter_of, whole
+from midstream.tasks.records import BadRowError, LeftOutError, shown
 
 Row = Mapping[str, Any]
+RELEASED_COLUMNS = ("pid", "query", "question", "answer", "options", "choices", "Level", "file_name")
+_ON_TAGS = re.compile(r"(?<!\s)\s*When ready, output the final answer enclosed in <answer>.*", re.DOTALL)
 _TOPIC = re.compile(r"""['"]topic['"]:\s*['"]([^'"]+)""")
 
 
 def open_question(row: Row) -> Fields:
     """FlashRAG's form: `question` and every accepted answer in `golden_answers`."""
     found = row.get("golden_answers")
-    written = [one for one in found if one is not None and str(one).strip()] if isinstance(found, list) else found
-    answers = as_texts(written, "golden_answers")
+    if isinstance(found, list):
+        found = [answer for answer in found if answer is not None and str(answer).strip()]
+    answers = as_texts(found, "golden_answers")
     return Fields(question=as_text(row.get("question"), "question"), answer=answers[0], aliases=answers[1:])
 
 
@@ -40,11 +48,12 @@ def mathematics(row: Row) -> Fields:
         if found is None:
             raise LeftOutError("its solution has no boxed answer")
     answer = ", ".join(as_texts(found, "answer"))  # several values are one answer
-    return Fields(question=question, answer=answer, family=family, metadata=_kept(row, "level", "difficulty", "unit"))
+    kept = {name: row[name] for name in ("level", "difficulty", "unit") if row.get(name) is not None}
+    return Fields(question=question, answer=answer, family=family, metadata=kept)
 
 
 def dapo(row: Row) -> Fields:
-    """The problem out of a chat prompt that has an instruction before and a reminder after it."""
+    """The problem in a chat prompt that has an instruction before and a reminder after it."""
     prompt, judged = row.get("prompt"), row.get("reward_model")
     message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
     if not isinstance(message, dict) or not isinstance(judged, dict):
@@ -70,7 +79,7 @@ def gaia(row: Row) -> Fields:
 
 
 def gpqa(row: Row) -> Fields:
-    """Four answers in an order that the question decides, so that it is the same in every run."""
+    """Four answers in an order drawn from the question, so that it is the same in every run."""
     question = as_text(row.get("Question"), "Question")
     names = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
     texts = [as_text(row.get(name), name) for name in names]
@@ -88,7 +97,7 @@ def medqa(row: Row) -> Fields:
 
 
 def web_walker(row: Row) -> Fields:
-    """Difficulty is the family; the site to begin at is kept beside the question."""
+    """A question whose difficulty is its family; the site to begin at goes into the metadata."""
     info = row.get("info", row.get("Info"))
     found = {str(name).lower(): value for name, value in info.items()} if isinstance(info, dict) else {}
     site = row.get("root_url", row.get("Root_Url"))
@@ -101,21 +110,45 @@ def web_walker(row: Row) -> Fields:
 
 
 def simple_question(row: Row) -> Fields:
-    """`problem` and `answer`; the topic, out of `metadata`, is the family."""
+    """`problem` and `answer`; the topic in `metadata` is the family."""
     topic = _TOPIC.search(str(row.get("metadata")))
     return Fields(
         question=_first(row, "problem"), answer=as_text(row.get("answer"), "answer"), family=topic[1] if topic else ""
     )
 
 
+def is_released(row: Row) -> bool:
+    """Whether a row has the form of AgentFlow's repository."""
+    return "query" in row and "pid" in row
+
+
+def released(row: Row) -> Fields:
+    """A row of AgentFlow's repository, of any of its ten benchmarks."""
+    if row.get("file_name"):
+        raise LeftOutError("it comes with a file")
+    question, answers = row.get("question", row["query"]), as_texts(row.get("answer"), "answer")
+    if isinstance(question, list):
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in question):
+            raise BadRowError(f"its numbers must be whole, not {question}")
+        asked = as_text(row["query"], "query")
+        return Fields(question=asked, answer=answers[0], aliases=answers[1:], metadata={"numbers": question})
+    stem = _ON_TAGS.sub("", as_text(question, "question"))
+    family = f"level {row['Level']}" if row.get("Level") else ""
+    listed = row.get("options") or row.get("choices")
+    if not listed:
+        return Fields(question=stem, answer=answers[0], aliases=answers[1:], family=family)
+    options = by_letter(listed)
+    if isinstance(listed, list):
+        # Remove the options below the question, however often they are repeated and however they are spaced.
+        block = r"\s+".join(re.escape(word) for option in listed for word in str(option).split())
+        stem = re.sub(rf"(?:(?<!\s)\s*(?:Choices:\s*)?{block}){{1,9}}\Z", "", stem.rstrip())
+    return Fields(question=stem, answer=letter_of(answers[0], options), options=options, family=family)
+
+
 def _value(row: Row, *names: str) -> Any:
-    """The first of the fields that is there."""
+    """The first of these fields that is not null."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def _first(row: Row, *names: str) -> str:
     return as_text(_value(row, *names), names[0])
-
-
-def _kept(row: Row, *names: str) -> dict[str, Any]:
-    return {name: row[name] for name in names if row.get(name) is not None}

@@ -1,14 +1,14 @@
 """Questions of your own, from a file: one object a line with `question` and `answer`, or a CSV, TSV or parquet table.
 
-Every bad row is named by its line with the reason, and nothing is left out without a word. A file is a test set unless
-`splits` or `split_field` says otherwise, so that nothing is trained on what it is tested on.
+Every bad row is reported by its line with the reason; no row is dropped silently. A file is a test set unless `splits`
+or `split_field` says otherwise, so that no question is in both the training and the test set.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
-from midstream.tasks.making import Fields, as_text, as_texts, by_letter, letter_of, make_task
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
 from midstream.tasks.records import BadRowError, Faults, Record, read_records, shown
 
 Split = Literal["train", "validation", "test"]
@@ -28,11 +28,11 @@ _TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
 
 
 class Config(Frozen):
-    """Where the questions are and what their fields are called.
+    """Path of the questions and names of their fields.
 
-    `splits` shares questions out by what they say (the same question always falls into the same split); with
-    `split_field`, a field of each row names its split instead. `reward` is the type of the reward for all rows that
-    name none (with options: `multiple_choice`). `instruction` ends every question.
+    `splits` shares questions out by a hash of their text (the same question is always in the same split); with
+    `split_field`, a field of each row names its split instead. `reward` is the default type of reward (with options:
+    `multiple_choice`). `instruction` ends every question.
     """
 
     path: Path
@@ -63,16 +63,16 @@ class Config(Frozen):
 
 
 class FileTasks(Finite):
-    """The questions of a file; with `duplicates = "drop"` without those that stand there already."""
+    """The questions of a file; with `duplicates = "drop"`, without repeated ones."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._by_split: dict[str, list[Task]] | None = None
-        there = SPLITS if config.split_field else [split for split in SPLITS if split in config.splits]
-        super().__init__(str(config.path), there)
+        splits = SPLITS if config.split_field else [split for split in SPLITS if split in config.splits]
+        super().__init__(str(config.path), splits)
 
-    def mend_split(self, split: str) -> str:
-        """A file serves what `splits` says."""
+    def split_fix(self, split: str) -> str:
+        """A file serves the splits that its settings name."""
         if split == "train" and self.splits == ("test",):
             return "share it out: splits = { train = 0.8, test = 0.2 }; or all of it is to train on: { train = 1 }"
         return f'give the split a share in `splits`, or set `split = "{self.splits[0]}"`'
@@ -87,35 +87,30 @@ class FileTasks(Finite):
             found: dict[str, list[Task]] = {name: [] for name in SPLITS}
             faults = Faults(str(self.config.path))
             self.left_out = {}
-            for name, task in self._rows(faults):
-                found[name].append(task)
+            ids: dict[str, str] = {}
+            seen: dict[str, tuple[str, Task]] = {}
+            for record in read_records(self.config.path, faults):
+                try:
+                    name, task = self._task(record)
+                    new = self._is_new(record, task, ids, seen)
+                except BadRowError as reason:
+                    faults.add(record.place, reason)
+                    continue
+                if new:
+                    found[name].append(task)
+                else:
+                    self.left_out.setdefault(name, Counter())["it repeats an earlier question"] += 1
             faults.refuse(
                 'a row must be such as {"question": "...", "answer": "..."}',
                 "correct them, or name other fields by question_field and answer_field",
             )
             if not any(found.values()):
-                raise UsageError(
-                    f"{self.config.path} has no question", cause="nothing stands in it", fix="add some, one a line"
-                )
+                raise UsageError(f"{self.config.path} has no question", code="no-questions", fix="add some, one a line")
             self._by_split = found
         return self._by_split[split]
 
-    def _rows(self, faults: Faults) -> Iterator[tuple[str, Task]]:
-        ids: dict[str, str] = {}
-        seen: dict[str, tuple[str, Task]] = {}
-        for record in read_records(self.config.path, faults):
-            try:
-                split, task = self._task(record)
-                if not self._is_new(record, task, ids, seen):
-                    self.left_out.setdefault(split, Counter())["it repeats an earlier question"] += 1
-                    continue
-            except BadRowError as reason:
-                faults.add(record.place, reason)
-            else:
-                yield split, task
-
     def _is_new(self, record: Record, task: Task, ids: dict[str, str], seen: dict[str, tuple[str, Task]]) -> bool:
-        """Note a row's id and question; whether it is one to keep."""
+        """Add a row's id and question to those seen; return whether to keep the row."""
         asked = " ".join(task.question.split())
         place, earlier = seen.setdefault(asked, (record.place, task))
         if earlier is not task:
@@ -128,25 +123,34 @@ class FileTasks(Finite):
                 raise BadRowError(f'it repeats {place} (duplicates = "drop" leaves such rows out)')
             return False
         if (place := ids.setdefault(task.id, record.place)) != record.place:
-            made = self.config.id_field not in record.fields
-            raise BadRowError(
-                f"it repeats {place} with its options in another order" if made
-                else f"its id {task.id!r} stands on {place} already"
-            )  # fmt: skip
+            if self.config.id_field in record.fields:
+                raise BadRowError(f"its id {task.id!r} stands on {place} already")
+            raise BadRowError(f"it repeats {place} with its options in another order")
         return True
 
     def _task(self, record: Record) -> tuple[str, Task]:
+        """The split and the task of a row."""
         config, row = self.config, dict(record.fields)
-        question = self._question(row)
-        answers = as_texts(row.pop(config.answer_field), config.answer_field) + _aliases(row.pop("aliases", None))
+        for name in (config.question_field, config.answer_field):
+            if row.get(name) is None:
+                raise BadRowError(f"{name!r} is missing or null; its fields are {shown(list(row))}")
+        question = row.pop(config.question_field)
+        if not isinstance(question, str):
+            raise BadRowError(f"{config.question_field!r} must be text, not {shown(question)}")
+        question = as_text(question, config.question_field)
+        answers = as_texts(row.pop(config.answer_field), config.answer_field)
+        if (aliases := row.pop("aliases", None)) not in (None, []):
+            answers += as_texts(_listed(aliases), "aliases")
         own_id, family, reward = (row.pop(name, None) for name in (config.id_field, config.family_field, "reward"))
         split = self._split(question, row)
-        options = _options(row.pop("options", None))
+        listed = row.pop("options", None)
+        options = {} if listed is None else by_letter(_listed(listed))
         if options and len(answers) > 1:
             raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {shown(answers)}")
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = config.path.name.split(".")[0]
+        default_reward = config.reward or ("multiple_choice" if options else "exact_match")
         task = make_task(
             Fields(
                 question=question,
@@ -157,26 +161,13 @@ class FileTasks(Finite):
             ),
             prefix=name,
             family=name if family is None else as_text(family, config.family_field),
-            reward=self._reward(options) if reward is None else as_text(reward, "reward"),
+            reward=default_reward if reward is None else as_text(reward, "reward"),
             instruction=config.instruction,
         )
         return split, task if own_id is None else task.model_copy(update={"id": as_text(own_id, config.id_field)})
 
-    def _question(self, row: dict[str, Any]) -> str:
-        for name in (self.config.question_field, self.config.answer_field):
-            if row.get(name) is None:
-                raise BadRowError(f"{name!r} is missing or null; its fields are {shown(list(row))}")
-        question = row.pop(self.config.question_field)
-        if not isinstance(question, str):
-            raise BadRowError(f"{self.config.question_field!r} must be text, not {shown(question)}")
-        return as_text(question, self.config.question_field)
-
-    def _reward(self, options: Mapping[str, str]) -> str:
-        """What scores a row that names no reward."""
-        return self.config.reward or ("multiple_choice" if options else "exact_match")
-
     def _split(self, question: str, row: dict[str, Any]) -> str:
-        """By the row's own word, or by where a number made from the question falls among the shares."""
+        """The split that the row names, or the share that a hash of the question falls into."""
         if self.config.split_field is not None:
             named = row.pop(self.config.split_field, None)
             if named not in SPLITS:
@@ -191,19 +182,11 @@ class FileTasks(Finite):
         return self.splits[-1]
 
 
-def _aliases(value: Any) -> list[str]:
-    return [] if value is None or value == [] else as_texts(_listed(value), "aliases")
-
-
 def _listed(value: Any) -> Any:
-    """A list out of a CSV cell that holds one as JSON."""
+    """Parse a CSV cell that holds a list as JSON."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
         return json.loads(value)
     except ValueError as error:
         raise BadRowError(f"{shown(value)} is no JSON list: {error}") from error
-
-
-def _options(value: Any) -> dict[str, str]:
-    return {} if value is None else by_letter(_listed(value))

@@ -1,4 +1,4 @@
-"""Tasks that are all there: drawing from the splits of a file or a benchmark."""
+"""Base of task sources whose tasks are all known: drawing from the splits of a file or a benchmark."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPLITS = ("train", "validation", "test")
 
 
 class Finite:
-    """A `core.protocols.TaskSource` over splits that are read once, when first asked for. Subclasses give `load`.
+    """A `core.protocols.TaskSource` over splits that are read once, when first used. Subclasses implement `load`.
 
-    `left_out` counts, by split and reason, the rows of what was read that are no tasks.
+    `left_out` counts, by split and reason, the rows that are not tasks.
 
     Args:
-        what: what messages call it.
-        splits: which splits there are.
+        what: its name in messages.
+        splits: names of its splits.
     """
 
     def __init__(self, what: str, splits: Sequence[str]) -> None:
@@ -30,42 +30,42 @@ class Finite:
         self._loaded: dict[str, list[Task]] = {}
 
     def load(self, split: str) -> list[Task]:
-        """All tasks of a split in their own order, ids unique."""
+        """Return all tasks of a split in their own order, ids unique."""
         raise NotImplementedError
 
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of a split.
+        """Return all tasks of a split.
 
         Raises:
-            RecipeError: there is no such split, or it is empty.
+            RecipeError: the split does not exist, or it is empty.
         """
         if split not in self.splits:
             raise RecipeError(
-                f"{self.what} has no split {split!r}",
-                cause=f"it has {', '.join(self.splits)}",
-                fix=self.mend_split(split),
+                f"{self.what} has no split {split!r}; it has {', '.join(self.splits)}",
+                code="unknown-split",
+                fix=self.split_fix(split),
             )
         if split not in self._loaded:
             self._loaded[split] = self.load(split)
         if not self._loaded[split]:
             raise RecipeError(
                 f"split {split!r} of {self.what} is empty",
-                cause="no question of it falls into this split",
+                code="no-questions",
                 fix="give more questions, or other `splits`",
             )
         return self._loaded[split]
 
-    def mend_split(self, split: str) -> str:
-        """What to do about a split that is not there."""
+    def split_fix(self, split: str) -> str:
+        """How to fix a request for a split that does not exist."""
         return "name one of them as the set's `split`"
 
     @property
     def families(self) -> Sequence[str]:
-        """Those of the split that is trained on, or else of the first there is."""
+        """Families of the first split, which is the training split if there is one."""
         return list(dict.fromkeys(task.family for task in self.tasks(self.splits[0])))
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
-        """`count` different tasks, each as likely as its family's weight (all alike without)."""
+        """Draw `count` different tasks in proportion to their families' `weights` (uniformly without)."""
         tasks = self.tasks(split)
         self._check(count, len(tasks), split, "`training.tasks_per_step` or `transcripts`")
         rng = random.Random(derive_seed("tasks", split, seed))
@@ -84,44 +84,44 @@ class Finite:
         per_family: int | None = None,
         count: int | None = None,
     ) -> list[Task]:
-        """All tasks of the split, or those that a draw takes, in the split's order.
+        """Return all tasks of the split, or a draw of `count` or of `per_family` each, in the split's order.
 
-        The draw depends on ids and `seed` alone: a question that is added moves at most one other out.
+        The draw depends on ids and `seed` alone: an added question displaces at most one other.
         """
-        tasks = self._of_families(split, families)
-        if count is not None:
-            self._check(count, len(tasks), split, "`count`")
-            return _drawn(tasks, count, split, seed)
-        if per_family is None:
-            return tasks
-        for family, there in Counter(task.family for task in tasks).items():
-            self._check(per_family, there, f"{split}, family {family!r}", "`per_family`")
-        names = dict.fromkeys(task.family for task in tasks)
-        parts = [_drawn([task for task in tasks if task.family == name], per_family, split, seed) for name in names]
-        return [task for part in parts for task in part]
-
-    def _of_families(self, split: str, families: Sequence[str]) -> list[Task]:
         tasks = self.tasks(split)
-        there = dict.fromkeys(task.family for task in tasks)
+        known = dict.fromkeys(task.family for task in tasks)
         for family in families:
-            if family not in there:
+            if family not in known:
                 raise RecipeError(
                     f"{self.what} has no family {family!r} in its split {split!r}",
-                    cause=f"it has {', '.join(map(repr, there))}",
+                    code="unknown-family",
+                    cause=f"it has {', '.join(map(repr, known))}",
                     fix="correct the evaluation set's `families`",
                 )
-        return [task for task in tasks if not families or task.family in families]
+        tasks = [task for task in tasks if not families or task.family in families]
+        if count is not None:
+            self._check(count, len(tasks), split, "`count`")
+            return _draw(tasks, count, split, seed)
+        if per_family is None:
+            return tasks
+        by_family: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_family.setdefault(task.family, []).append(task)
+        for family, part in by_family.items():
+            self._check(per_family, len(part), f"{split}, family {family!r}", "`per_family`")
+        return [task for part in by_family.values() for task in _draw(part, per_family, split, seed)]
 
-    def _check(self, wanted: int, there: int, where: str, setting: str) -> None:
-        if wanted > there:
+    def _check(self, wanted: int, available: int, where: str, setting: str) -> None:
+        if wanted > available:
             raise RecipeError(
-                f"{wanted} tasks of {self.what} ({where}) were asked for, and there are {there}",
+                f"{wanted} tasks of {self.what} ({where}) were asked for, and there are {available}",
+                code="too-few-tasks",
                 cause="a question is never taken twice",
-                fix=f"lower {setting} to {there} or less",
+                fix=f"lower {setting} to {available} or less",
             )
 
 
-def _drawn(tasks: Sequence[Task], count: int, split: str, seed: int) -> list[Task]:
-    """`count` of the tasks, in their own order."""
+def _draw(tasks: Sequence[Task], count: int, split: str, seed: int) -> list[Task]:
+    """Draw `count` of the tasks, in their own order."""
     ranks = [(derive_seed("fixed", split, seed, task.id), place) for place, task in enumerate(tasks)]
     return [tasks[place] for place in sorted(place for _, place in heapq.nsmallest(count, ranks))]

@@ -1,4 +1,4 @@
-"""What stateful benchmarks share: a function of one rollout's state as a tool, and the comparison of calls."""
+"""Shared parts of stateful benchmarks: a function of one rollout's state as a tool, and the comparison of calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Act = Callable[[Invocation], ToolResult]
 class StateFunction:
     """A `core.protocols.Tool` whose call changes the state that `act` belongs to, at once and without waiting.
 
-    Two calls of one rollout can so never run into each other. `timeout_s` is there for the protocol: nothing is waited
-    for. What `act` stores of the arguments it copies: they are on record.
+    Two calls of one rollout can therefore never overlap. The protocol asks for `timeout_s`; nothing waits for it. `act`
+    must copy the arguments that it stores: they are part of the trajectory.
     """
 
     name: str
@@ -42,15 +42,15 @@ class StateFunction:
         return self.act(Invocation(name=self.name, arguments=arguments))
 
     async def close(self) -> None:
-        """Nothing to release: the state goes with its dialogue."""
+        """Do nothing: the state is released with its dialogue."""
 
 
 def matched_calls(made: Sequence[Invocation], expected: Sequence[Invocation]) -> int:
-    """How many of the `expected` calls were made, by name and arguments, each as often as it is expected; any order."""
-    left = [(one.name, one.arguments) for one in made]
+    """Count the `expected` calls that were made, by name and arguments, in any order; each counts once."""
+    left = list(made)
     count = 0
-    for one in expected:
-        if (one.name, one.arguments) in left:
-            left.remove((one.name, one.arguments))
+    for call in expected:
+        if call in left:
+            left.remove(call)
             count += 1
     return count

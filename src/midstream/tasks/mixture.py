@@ -1,6 +1,6 @@
 """Several sources as one, each drawn from by its weight: search questions and mathematics in one training run.
 
-A part's name is the family of all its tasks, so that tables and family sampling tell parts apart; a task's own family
+A part's name is the family of all its tasks, so that tables and family sampling distinguish parts; a task's own family
 is kept in its metadata.
 """
 
@@ -19,13 +19,13 @@ from midstream.core.task import Task
 
 
 class Config(Frozen):
-    """`parts` by name: each a table such as `[tasks]`, with a `weight` beside its settings (1 where none is given)."""
+    """`parts` by name: each a table such as `[tasks]`, with a `weight` (default 1) among its settings."""
 
     parts: Parts
 
 
 class Mixture:
-    """A `core.protocols.TaskSource` over others. `make` makes a part's source from its table and its place."""
+    """A `core.protocols.TaskSource` over others; `make` makes a part's source from its table and its place."""
 
     def __init__(self, config: Config, make: Callable[[dict[str, Any], str], TaskSource]) -> None:
         self.parts = {name: make(table_of(part), f"tasks.parts.{name}") for name, part in config.parts.items()}
@@ -33,15 +33,15 @@ class Mixture:
         self.families: Sequence[str] = tuple(self.parts)
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
-        """`count` tasks, the part of each drawn by its weight, times that in `weights`."""
+        """Draw `count` tasks, the part of each in proportion to its weight, times its weight in `weights`."""
         rng = random.Random(derive_seed("mixture", split, seed))
         shares = [self.weights[name] * (weights or {}).get(name, 1.0) for name in self.parts]
         names = rng.choices(list(self.parts), shares, k=count)
-        # From every part as many as all of them: one that is too small fails at once, not by chance in some later step.
-        drawn = {
+        # Sample `count` tasks of every part: a part that is too small fails at once, not by chance in a later step.
+        tasks = {
             name: iter(part.sample(split, count, derive_seed("part", name, seed))) for name, part in self.parts.items()
         }
-        return [_of(name, next(drawn[name])) for name in names]
+        return [_part_task(name, next(tasks[name])) for name in names]
 
     def fixed(
         self,
@@ -52,33 +52,32 @@ class Mixture:
         per_family: int | None = None,
         count: int | None = None,
     ) -> list[Task]:
-        """All tasks of every part, or `per_family` of each, or `count` shared out by weight."""
+        """Return all tasks of every part, or `per_family` of each, or `count` shared out by weight."""
         for name in families:
             if name not in self.parts:
                 raise RecipeError(
-                    f"the mixture has no part {name!r}",
-                    cause=f"its parts are {', '.join(self.parts)}",
+                    f"the mixture has no part {name!r}; its parts are {', '.join(self.parts)}",
+                    code="unknown-family",
                     fix="correct the evaluation set's `families`",
                 )
         names = [name for name in self.parts if not families or name in families]
-        counts = dict.fromkeys(names, per_family) if count is None else self._shared_out(names, count)
+        counts = dict.fromkeys(names, per_family)
+        if count is not None:
+            # Whole numbers that add up to `count`, as near to the weights as can be (largest remainders).
+            total = sum(self.weights[name] for name in names)
+            exact = {name: count * self.weights[name] / total for name in names}
+            shares = {name: int(exact[name]) for name in names}
+            short = sorted(names, key=lambda name: shares[name] - exact[name])[: count - sum(shares.values())]
+            counts = {name: shares[name] + (name in short) for name in names}
         return [
-            _of(name, task)
+            _part_task(name, task)
             for name, wanted in counts.items()
             if wanted != 0
             for task in self.parts[name].fixed(split, seed=seed, count=wanted)
         ]
 
-    def _shared_out(self, names: Sequence[str], count: int) -> dict[str, int]:
-        """Whole numbers that add up to `count`, as near to the weights as can be (largest remainders)."""
-        total = sum(self.weights[name] for name in names)
-        exact = {name: count * self.weights[name] / total for name in names}
-        shares = {name: int(exact[name]) for name in names}
-        short = sorted(names, key=lambda name: shares[name] - exact[name])[: count - sum(shares.values())]
-        return {name: shares[name] + (name in short) for name in names}
 
-
-def _of(name: str, task: Task) -> Task:
-    """A part's task as the mixture's: with its part as family, and an id that no other part has."""
+def _part_task(name: str, task: Task) -> Task:
+    """A part's task with the part as family, and an id that is unique in the mixture."""
     own = {"own_family": task.family} if task.family not in ("", name) else {}
     return task.model_copy(update={"id": f"{name}:{task.id}", "family": name, "metadata": {**task.metadata, **own}})

@@ -1,7 +1,7 @@
-"""Rows of a file of questions: a JSON list, JSON lines, CSV, TSV or parquet, each of them gzipped too.
+"""Rows of a file of questions: a JSON list, JSON lines, CSV, TSV or parquet, each of them optionally gzipped.
 
-Rows come one by one, with the number that a person finds them by. What is wrong with one is collected in `Faults`, so
-that a file's mistakes are told together; nothing is ever left out without a word.
+Rows are yielded one by one, with the number that a person finds them by. What is wrong with a row is collected in
+`Faults`, so that all mistakes of a file are reported together; no row is dropped silently.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from midstream.core.data import unfit
 from midstream.core.errors import UnsupportedError, UsageError
 
-SHOWN = 10  # faults that are told one by one
+SHOWN = 10  # faults that are reported one by one
 MAX_LINE = 1 << 24  # bytes; a small file can unpack to a line that fills the memory
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class BadRowError(ValueError):
-    """Why a row is no task."""
+    """Why a row is not a task."""
+
+
+class LeftOutError(ValueError):
+    """Why a row is not a question of this benchmark; such rows are counted, and are no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row: `place` is where it stands ("line 3", "entry 3", "row 3"), `fields` what it holds."""
+    """One row: `place` is its position ("line 3", "entry 3", "row 3"), `fields` its values."""
 
     place: str
     fields: dict[str, Any]
@@ -39,78 +44,71 @@ class Record:
 
 @dataclass
 class Faults:
-    """What is wrong with the rows of `source`, in order; `total` counts those beyond the first `SHOWN` too."""
+    """What is wrong with the rows of `source`: the first `SHOWN` faults in order, and the `total` number."""
 
     source: str
-    told: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     total: int = 0
 
     def add(self, place: str, reason: object) -> None:
-        """Note one more."""
+        """Record one more fault."""
         self.total += 1
-        if len(self.told) < SHOWN:
-            self.told.append(f"{place}: {reason}")
+        if len(self.shown) < SHOWN:
+            self.shown.append(f"{place}: {reason}")
 
     def refuse(self, cause: str, fix: str) -> None:
-        """Raise `UsageError` if there were any."""
+        """Raise `UsageError` if there are any faults."""
         if self.total:
             rows = f"{self.total} bad {'row' if self.total == 1 else 'rows'}"
             more = [f"and {self.total - SHOWN} more"] * (self.total > SHOWN)
-            raise UsageError(
-                f"{self.source} has {rows}:" + "".join(f"\n    {one}" for one in [*self.told, *more]),
-                cause=cause,
-                fix=fix,
-            )
+            lines = "".join(f"\n    {line}" for line in [*self.shown, *more])
+            raise UsageError(f"{self.source} has {rows}:{lines}", code="bad-rows", cause=cause, fix=fix)
 
 
 def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """The rows of a file in order; what cannot be read is added to `faults` instead.
+    """Yield the rows of a file in order; add those that cannot be read to `faults`.
 
-    `columns` are those that are wanted, where the format can leave others unread (parquet).
+    `columns` are the wanted fields, for the format that can skip the others (parquet).
 
     Raises:
-        UsageError: there is no such file, its ending is unknown, or it is broken as a whole.
+        UsageError: the file does not exist, its ending is unknown, or it is broken as a whole.
         UnsupportedError: parquet without the extra `data`.
     """
-    ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
-    reader = {"json": _json, "jsonl": _lines, "ndjson": _lines, "csv": _csv, "tsv": _tsv, "parquet": _parquet}.get(
-        ending
-    )
+    readers = {"json": _json, "jsonl": _lines, "ndjson": _lines, "csv": partial(_csv, separator=",")}
+    readers |= {"tsv": partial(_csv, separator="\t"), "parquet": partial(_parquet, columns=columns)}
+    reader = readers.get(path.name.lower().removesuffix(".gz").rpartition(".")[2])
     if reader is None:
         raise UsageError(
-            f"{path} is of no known format",
-            cause=f"its name ends in {path.suffix!r}" if path.suffix else "its name has no ending",
+            f"{path} has no known format",
+            code="file-format",
             fix="give a .jsonl, .json, .csv, .tsv or .parquet file, with .gz after it if it is gzipped",
         )
     try:
         if not path.is_file():
-            raise UsageError(
-                f"there is no file {path}",
-                cause="it is misspelt, a folder, or not downloaded",
-                fix=f"ls -l {path.parent}",
-            )
+            raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}")
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            yield from reader(file, faults, columns)
+            yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UsageError(
-            f"{path} cannot be unpacked: {error}", cause="it is cut off, or not gzipped", fix=f"gzip -t {path}"
+            f"{path} cannot be unpacked: {error}",
+            code="file-invalid",
+            cause="it is truncated, or not gzipped",
+            fix=f"gzip -t {path}",
         ) from error
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}",
-            cause="you may not read it, or it is damaged",
-            fix=f"ls -l {path}",
+            f"{path} cannot be read: {error.strerror or error}", code="file-unreadable", fix=f"ls -l {path}"
         ) from error
 
 
-def _json(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[Record]:
-    """A list of objects; a file that begins otherwise holds one object a line, as many `.json` files do."""
-    data = file.read().removeprefix(_MARK)
+def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
+    """Read a list of objects; a file that begins otherwise holds one object a line, as many `.json` files do."""
+    data = file.read().removeprefix(_BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"[":
-        yield from _lines(io.BytesIO(data), faults, columns)
+        yield from _lines(io.BytesIO(data), faults)
         return
     try:
-        entries = _load(data)
+        entries = _parse(data)
     except BadRowError as error:
         faults.add("the whole file", error)
         return
@@ -118,8 +116,8 @@ def _json(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[R
         yield from _object(f"entry {number}", value, faults)
 
 
-def _lines(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[Record]:
-    """One JSON object a line; empty lines are none."""
+def _lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
+    """Read one JSON object a line, skipping empty lines."""
     for number, line in _numbered(file, faults):
         text = line.strip()
         if not text:
@@ -128,65 +126,26 @@ def _lines(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[
             faults.add("the whole file", "it is one value over many lines, not one object a line (a list may be .json)")
             return
         try:
-            value = _load(text)
+            value = _parse(text)
         except BadRowError as error:
             faults.add(f"line {number}", error)
         else:
             yield from _object(f"line {number}", value, faults)
 
 
-def _numbered(file: IO[bytes], faults: Faults) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, the byte order mark taken off; none after one that is too long."""
-    for number in itertools.count(1):
-        line = file.readline(MAX_LINE + 1)
-        if len(line) > MAX_LINE:
-            faults.add(f"line {number}", f"it is longer than {MAX_LINE:,} bytes; nothing after it was read")
-            return
-        if not line:
-            return
-        yield number, line.removeprefix(_MARK) if number == 1 else line
+def _csv(file: IO[bytes], faults: Faults, *, separator: str) -> Iterator[Record]:
+    """Read a table whose first row names the columns; an empty cell is a missing value."""
 
+    def decoded() -> Iterator[str]:
+        for number, line in _numbered(file, faults):
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                faults.add(f"line {number}", f"it is no UTF-8: {error.reason} at byte {error.start + 1}")
+                yield line.decode(errors="replace")
 
-def _load(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        raise BadRowError(f"it is no UTF-8: {error.reason} at byte {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        raise BadRowError(f"it is no JSON: {error.msg} at character {error.pos + 1}") from error
-    except RecursionError as error:
-        raise BadRowError("it is nested too deeply") from error
-    except BadRowError:
-        raise
-    except ValueError as error:  # a whole number of thousands of digits
-        raise BadRowError(f"it cannot be read: {error}") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise BadRowError(f"{twice!r} stands in it twice")
-    return found
-
-
-def _no_number(name: str) -> Any:
-    raise BadRowError(f"{name} is no JSON")
-
-
-def _object(place: str, value: Any, faults: Faults) -> Iterator[Record]:
-    if not isinstance(value, dict):
-        faults.add(place, f"it is no object but {shown(value)}")
-    elif reason := unfit(value):
-        faults.add(place, f"it cannot be kept: {reason}")
-    else:
-        yield Record(place, value)
-
-
-def _csv(file: IO[bytes], faults: Faults, columns: Sequence[str], separator: str = ",") -> Iterator[Record]:
-    """The first row names the columns; an empty cell is a missing value."""
-    rows = csv.reader(_decoded(file, faults), delimiter=separator, strict=True)
-    header, first = None, 1
+    rows = csv.reader(decoded(), delimiter=separator, strict=True)
+    header, first = None, 1  # a row may span several lines; its place is the first of them
     try:
         for cells in rows:
             place, first = f"line {first}", rows.line_num + 1
@@ -205,26 +164,13 @@ def _csv(file: IO[bytes], faults: Faults, columns: Sequence[str], separator: str
         faults.add(f"line {first}", f"it is no CSV: {error}")
 
 
-def _tsv(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[Record]:
-    return _csv(file, faults, columns, "\t")
-
-
-def _decoded(file: IO[bytes], faults: Faults) -> Iterator[str]:
-    for number, line in _numbered(file, faults):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            faults.add(f"line {number}", f"it is no UTF-8: {error.reason} at byte {error.start + 1}")
-            yield line.decode(errors="replace")
-
-
-def _parquet(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterator[Record]:
+def _parquet(file: IO[bytes], faults: Faults, *, columns: Sequence[str]) -> Iterator[Record]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise UnsupportedError(
-            "parquet files cannot be read here", cause="pyarrow is not installed", fix="pip install 'midstream[data]'"
+            "parquet files cannot be read without pyarrow", code="missing-extra", fix="pip install 'midstream[data]'"
         ) from error
     try:
         table = ParquetFile(file)
@@ -237,12 +183,59 @@ def _parquet(file: IO[bytes], faults: Faults, columns: Sequence[str]) -> Iterato
                 faults.add(f"row {number}", f"it cannot be kept: {error}")
     except ArrowException as error:
         raise UsageError(
-            f"{faults.source} is no parquet file: {error}", cause="it is cut off, or of another format",
-            fix="download it again",
-        ) from error  # fmt: skip
+            f"{faults.source} is no parquet file: {error}", code="file-invalid", fix="download it again"
+        ) from error
+
+
+def _numbered(file: IO[bytes], faults: Faults) -> Iterator[tuple[int, bytes]]:
+    """Yield numbered lines without the byte order mark; stop at a line that is too long."""
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE + 1)
+        if len(line) > MAX_LINE:
+            faults.add(f"line {number}", f"it is longer than {MAX_LINE:,} bytes; nothing after it was read")
+            return
+        if not line:
+            return
+        yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+
+
+def _parse(data: bytes) -> Any:
+    """Parse strict JSON: no key twice, no NaN."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+            raise BadRowError(f"{twice!r} stands in it twice")
+        return found
+
+    def no_constant(name: str) -> Any:
+        raise BadRowError(f"{name} is no JSON")
+
+    try:
+        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
+    except UnicodeDecodeError as error:
+        raise BadRowError(f"it is no UTF-8: {error.reason} at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        raise BadRowError(f"it is no JSON: {error.msg} at character {error.pos + 1}") from error
+    except RecursionError as error:
+        raise BadRowError("it is nested too deeply") from error
+    except BadRowError:
+        raise
+    except ValueError as error:  # an integer of thousands of digits
+        raise BadRowError(f"it cannot be read: {error}") from error
+
+
+def _object(place: str, value: Any, faults: Faults) -> Iterator[Record]:
+    if not isinstance(value, dict):
+        faults.add(place, f"it is no object but {shown(value)}")
+    elif reason := unfit(value):
+        faults.add(place, f"it cannot be kept: {reason}")
+    else:
+        yield Record(place, value)
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, shortened."""
+    """A value as JSON, shortened for messages."""
     text = "null" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:60] + " ..."

@@ -1,4 +1,4 @@
-"""From the parts of a question to a task: its id, its options as the agent reads them, its gold answer as text."""
+"""From the fields of a row to a task: its id, its options as the agent reads them, its gold answer as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LETTERED = re.compile(r"\s*\(?([A-Z])[.):]\s*(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """What a row says of its task. `options` are by letter, and `answer` is then one of the letters."""
+    """Fields of a task. `options` are by letter, and `answer` is then one of the letters."""
 
     question: str
     answer: str
@@ -30,9 +30,9 @@ class Fields:
 
 
 def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", instruction: str = "") -> Task:
-    """The task, with options listed below its question and the form of the answer below those.
+    """Make the task, with options listed below its question, and `instruction` at the end.
 
-    Its id is made from the question and its options, whatever their order (`prefix`-12 hexadecimal digits), so that it
+    Its id is a hash of the question and its options, whatever their order (`prefix`-12 hexadecimal digits), so that it
     is the same in every file and draw, and two evaluations pair the same questions.
     """
     asked = "\n".join([fields.question, *sorted(fields.options.values())])
@@ -46,7 +46,7 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
         id=f"{prefix}-{digest}",
         question="\n".join(lines) + (f"\n{instruction}" if instruction else ""),
         answer=fields.answer,
-        aliases=tuple(dict.fromkeys(one for one in aliases if one != fields.answer)),
+        aliases=tuple(dict.fromkeys(alias for alias in aliases if alias != fields.answer)),
         reward=reward,
         family=fields.family or family,
         metadata=metadata,
@@ -54,7 +54,7 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
 
 
 def as_text(value: Any, name: str) -> str:
-    """An answer as text; a number or truth value is written as JSON writes it.
+    """Convert an answer to text; a number or truth value is written as in JSON.
 
     Raises:
         BadRowError: it is missing, empty or of another type.
@@ -73,14 +73,14 @@ def as_text(value: Any, name: str) -> str:
 
 
 def as_texts(value: Any, name: str) -> list[str]:
-    """One answer or a list of them, each as text."""
+    """Convert one answer or a list of them to texts."""
     if isinstance(value, list | tuple) and not value:
         raise BadRowError(f"{name!r} is an empty list")
-    return [as_text(one, name) for one in (value if isinstance(value, list | tuple) else [value])]
+    return [as_text(answer, name) for answer in (value if isinstance(value, list | tuple) else [value])]
 
 
 def by_letter(options: Any, name: str = "options") -> dict[str, str]:
-    """Options as letters and texts, from a table by letter or a list of texts with or without their letters.
+    """Map letters to the texts of options, given as a table by letter or a list with or without letters.
 
     Raises:
         BadRowError: there are fewer than two or more than 26, or they are neither a list nor a table.
@@ -90,7 +90,7 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
         if not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in found):
             raise BadRowError(f"{name!r} must be named by capital letters, not {shown(list(found))}")
     elif isinstance(options, list | tuple):
-        texts = [as_text(one, name) for one in options]
+        texts = [as_text(option, name) for option in options]
         matches = [_LETTERED.fullmatch(text) for text in texts]
         letters = string.ascii_uppercase[: len(texts)]
         if all(match and match[1] == letter for match, letter in zip(matches, letters, strict=False)):
@@ -106,29 +106,29 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
 
 
 def letter_of(answer: str, options: Mapping[str, str]) -> str:
-    """The letter of the option that an answer means: a letter, an option's text, or both ("B. Oral ulcers").
+    """Letter of the option that an answer names: by a letter, an option's text, or both ("B. Oral ulcers").
 
     Raises:
-        BadRowError: it means none of them, or more than one.
+        BadRowError: it names no option, or more than one.
     """
     lettered = _LETTERED.fullmatch(answer)
     if lettered and options.get(lettered[1]) == lettered[2]:
         return lettered[1]
-    means = {letter for letter, text in options.items() if answer in (letter, text)}
-    if len(means) != 1:
-        raise BadRowError(f"the answer {shown(answer)} is {'more than one' if means else 'none'} of the options")
-    return means.pop()
+    named = {letter for letter, text in options.items() if answer in (letter, text)}
+    if len(named) != 1:
+        raise BadRowError(f"the answer {shown(answer)} is {'more than one' if named else 'none'} of the options")
+    return named.pop()
 
 
 def whole(value: Any, name: str) -> str:
-    """A number without the zeros before it and without a fraction of zero: "033" is 33, 27.0 is 27; else as it is."""
+    """Strip leading zeros and a fraction of zero off a number: "033" is 33, 27.0 is 27; keep other texts."""
     text = as_text(value, name)
     found = re.fullmatch(r"0*(\d+)(?:\.0*)?", text)
     return found[1] if found else text
 
 
 def boxed(solution: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` of a solution, braces matched; None where there is none."""
+    r"""Content of the last `\boxed{...}` of a solution, braces matched; None without one."""
     start = solution.rfind(r"\boxed{")
     if start < 0:
         return None

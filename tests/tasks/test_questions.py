@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tasks.making import Fields, as_text, as_texts, boxed, by_letter, letter_of, make_task, whole
+from midstream.tasks.questions import Fields, as_text, as_texts, boxed, by_letter, letter_of, make_task, whole
 from midstream.tasks.records import BadRowError
 
 
