@@ -20,7 +20,7 @@ import pytest
 
 from midstream.core.trajectory import Trajectory
 from midstream.runs import RunDirectory
-from midstream.tools.recording_file import FILE
+from midstream.tools.recording import FILE
 from support.api_server import Answer, Asked
 from support.every_tool import MCP_SERVER, MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
 from support.llm_server import LLMServer, prompt_of

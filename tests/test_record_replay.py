@@ -21,7 +21,7 @@ from midstream.recipe.registry import TOOLS
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Config, rollout
 from midstream.runs import RunDirectory
-from midstream.tools.recording_file import FILE
+from midstream.tools.recording import FILE
 from support.every_tool import MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
 from support.llm_server import AgentFlowReplies, LLMServer
 from support.serper_server import KEY

@@ -170,7 +170,7 @@ def test_another_programs_file_is_refused_and_damage_is_told(tmp_path, cache_at)
     with pytest.raises(UsageError, match=r"set practice\.cache to another directory"):
         cache_at(tmp_path / "a", {})
     (tmp_path / "b").write_text("")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         cache_at(tmp_path / "b", {})
     cache = cache_at(tmp_path / "c", {})
     cache.close()

@@ -62,14 +62,14 @@ def test_another_programs_file_is_left_alone(tmp_path, content):
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"no judge's cache"):
+    with pytest.raises(UsageError, match=r"not a judge's cache"):
         Verdicts(tmp_path)
     assert path.read_bytes() == before
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot be made[\s\S]*set `cache`"):
+    with pytest.raises(UsageError, match=r"cannot be created[\s\S]*set `cache`"):
         Verdicts(tmp_path / "file")
 
 

@@ -223,7 +223,7 @@ class Build:
             return self.sandbox.tier
         if self.recording is None:
             return ""
-        return next(filter(None, map(self.recording.file.sandbox, map(self._origin, self.recipe.tools))), "")
+        return next(filter(None, map(self.recording.sandbox, map(self._origin, self.recipe.tools))), "")
 
     def engine(self, name: str) -> Engine:
         """The engine of that name; behind the budget, if there is one."""

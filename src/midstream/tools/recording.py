@@ -1,106 +1,239 @@
-"""Record and replay of tool results: the same run again with the network off, and nothing asked or paid twice.
+"""Record and replay tool results: the same run again with the network off, and no request made or paid for twice.
 
-`DIR/tools.sqlite` (`recording_file.py`) holds what tools answered, by a key of tool, settings and arguments:
+`DIR/tools.sqlite` holds the answers of tools by a key of tool, settings and arguments; it holds no key of a service.
 
-    Recording(DIR, write=True).record(tools, origin)    RecordedTool: answers from the file, else calls and keeps
+    Recording(DIR, write=True).record(tools, origin)    RecordedTool: answers from the file, else calls and stores
     Recording(DIR).replay(origin)                       ReplayedTool: answers from the file, else ToolServerError
 
-A recording is thus a cache, too: equal requests have one answer, whoever comes first, in one process or several. What a
-tool answered is kept, "gave no result within 30 s" included; a broken back end is not, and is asked again next time.
-Replay knows names, descriptions, parameters and limits from the file: no tool is made, so nothing connects anywhere.
+A recording is therefore also a cache: equal requests have one answer, in one process or several. Every answer of a
+tool is stored, including "gave no result within 30 s"; a failure of its back end is not, and the next request calls it
+again. Replay reads names, descriptions, parameters and limits from the file: no tool is created, nothing connects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from midstream.core.errors import InfrastructureError, ToolServerError
+from midstream.core.data import Frozen
+from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
+from midstream.core.keyed_file import SqliteFile
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
-from midstream.tools.recording_file import Face, Origin, RecordingFile, canonical, digest
+from midstream.core.trajectory import Call
 
-PATIENCE_S = 86_400.0  # the recorded tool's own limit counts, within; a second one outside it must not fire first
-NOTE_TOKENS = 64  # room for the note of a text that is cut already
+FILE = "tools.sqlite"
+FORMAT = 1  # the file's user_version; raised by any change that older code would misread
+APPLICATION = 0x6D73746D  # its application_id, "mstm"
+SCHEMA = (
+    "CREATE TABLE tools (origin TEXT, place INTEGER, recipe_table TEXT, settings TEXT, sandbox TEXT, face TEXT, "
+    "PRIMARY KEY (origin, place))",
+    "CREATE TABLE results (key TEXT PRIMARY KEY, tool TEXT, arguments TEXT, ok INTEGER, text TEXT, calls TEXT, "
+    "duration_s REAL)",
+)
+OUTER_TIMEOUT_S = 86_400.0  # of a recorded tool: the limit of the tool inside applies, and must end first
+NOTE_TOKENS = 64  # room for the note in a text that is already cut
+_CALLS = TypeAdapter(tuple[Call, ...])
 _Flight = Future[ToolResult | InfrastructureError | None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The source of tools: a recipe's table by name, its resolved settings, the sandbox in which they run code.
+
+    Settings that end in `_env` or are named `env_pass` name variables that hold keys. They do not affect results, so
+    they are not part of the key.
+    """
+
+    table: str
+    settings: Mapping[str, Any]
+    sandbox: str = ""
+
+    @property
+    def relevant(self) -> dict[str, Any]:
+        """The settings that affect results."""
+        return {
+            name: value for name, value in self.settings.items() if not name.endswith("_env") and name != "env_pass"
+        }
+
+    @property
+    def key(self) -> str:
+        """Identifies the table and its settings."""
+        return digest([self.table, self.relevant])
+
+
+class ToolSpec(Frozen):
+    """What an agent sees of a tool."""
+
+    name: str
+    description: str
+    parameters: dict[str, JsonValue]
+    timeout_s: float
+    output_tokens: int
+
+
 class Recording:
-    """A recording, open for the tools of one run; with `write`, made if it is not there.
+    """A recording, open for the tools of one run; with `write`, created if it does not exist.
+
+    Several processes may write at once, and every method may be called from any thread.
 
     Raises:
-        UsageError: no recording is there, or a file that is none, or one of another version.
+        UsageError: there is no recording, or the file is not one, or of another version.
+        StorageError: the file cannot be read or written; also raised by the methods.
     """
 
     def __init__(self, directory: Path, *, write: bool = False) -> None:
-        self.file = RecordingFile(directory, write=write)
-        self._lock = threading.Lock()
+        self.directory = directory
         self._flights: dict[str, _Flight] = {}
+        self._flights_lock = threading.Lock()
+        path = directory / FILE
+        if not write and not path.is_file():
+            raise UsageError(
+                f"no recording at {path}", code="file-not-found", fix=f"run once with --record {directory}"
+            )
+        self.file = SqliteFile(
+            path,
+            application=APPLICATION,
+            version=FORMAT,
+            schema=SCHEMA,
+            what="recording",
+            setting="--record" if write else "--replay",
+            write=write,
+        )
 
     def record(self, tools: Sequence[Tool], origin: Origin) -> list[Tool]:
-        """The tools of one recipe table, recorded from now on.
+        """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
         Raises:
-            UsageError: the recording holds what they answered in another sandbox.
+            UsageError: the recording holds their results from another sandbox.
         """
-        self.file.describe(origin, [Face.of(tool) for tool in tools])
-        return [RecordedTool(tool, self, origin.shown) for tool in tools]
+        shared = (origin.table, canonical(origin.relevant), origin.sandbox)
+        names = ToolSpec.model_fields
+        specs = [ToolSpec(**{name: getattr(tool, name) for name in names}).model_dump_json() for tool in tools]
+        with self.file.access(write=True) as connection:
+            known = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
+            if known is not None and known[0] != origin.sandbox:
+                raise UsageError(
+                    f"{self.directory} holds results of [tools.{origin.table}] from sandbox {known[0]!r}, "
+                    f"not {origin.sandbox!r}",
+                    code="setting-conflict",
+                    cause="it was recorded on another machine, or with other settings of [sandbox]",
+                    fix="record into another directory, or choose that sandbox.tier",
+                )
+            connection.execute("DELETE FROM tools WHERE origin = ?", (origin.key,))
+            connection.executemany(
+                "INSERT INTO tools VALUES (?, ?, ?, ?, ?, ?)",
+                ((origin.key, place, *shared, spec) for place, spec in enumerate(specs)),
+            )
+        return [RecordedTool(tool, self, origin.relevant) for tool in tools]
 
     def replay(self, origin: Origin) -> list[Tool]:
-        """The tools of one recipe table as they were recorded.
+        """Return the recorded tools of one recipe table, in their order; `origin.sandbox` does not matter.
 
         Raises:
             UsageError: the table was not recorded with these settings.
         """
-        return [ReplayedTool(face, self, origin.shown) for face in self.file.faces(origin)]
+        try:
+            with self.file.access() as connection:
+                query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
+                specs = [ToolSpec.model_validate_json(text) for (text,) in connection.execute(query, (origin.key,))]
+                rows = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
+        except ValidationError as error:
+            raise self.file.unusable(error) from error
+        if specs:
+            return [ReplayedTool(spec, self, origin.relevant) for spec in specs]
+        fix = f"record it with --record {self.directory}"
+        others = [json.loads(settings) for table, settings in rows if table == origin.table]
+        if not others:
+            raise UsageError(
+                f"{self.directory} holds no recording of [tools.{origin.table}]",
+                code="not-recorded",
+                cause=f"it holds {', '.join(sorted({table for table, _ in rows})) or 'nothing'}",
+                fix=f"{fix}, or leave [tools.{origin.table}] out",
+            )
+        there, here = others[-1], origin.relevant
+        differences = [
+            f"{name} was {there.get(name)!r}, and is {here.get(name)!r}"
+            for name in {**there, **here}
+            if there.get(name) != here.get(name)
+        ]
+        raise UsageError(
+            f"{self.directory} holds no recording of [tools.{origin.table}] with these settings",
+            code="not-recorded",
+            cause="; ".join(text if len(text) < 200 else f"{text[:200]} ..." for text in differences),
+            fix=f"{fix}, or use the settings that it was recorded with",
+        )
+
+    def sandbox(self, origin: Origin) -> str:
+        """The tier in which the table's tools ran code when they were recorded, "" if they ran none."""
+        with self.file.access() as connection:
+            found = connection.execute("SELECT sandbox FROM tools WHERE origin = ?", (origin.key,)).fetchone()
+        return found[0] if found else ""
+
+    def find(self, key: str) -> ToolResult | None:
+        """The stored answer to a request."""
+        with self.file.access() as connection:
+            found = connection.execute("SELECT text, ok, calls FROM results WHERE key = ?", (key,)).fetchone()
+        try:
+            return ToolResult(text=found[0], ok=bool(found[1]), calls=_CALLS.validate_json(found[2])) if found else None
+        except ValidationError as error:
+            raise self.file.unusable(error) from error
+
+    def keep(
+        self, key: str, tool: str, arguments: Mapping[str, JsonValue], result: ToolResult, duration_s: float
+    ) -> ToolResult:
+        """Store an answer and return it, or the one that another process stored first."""
+        calls = _CALLS.dump_json(result.calls).decode()
+        row = (key, tool, canonical(arguments), result.ok, result.text, calls, duration_s)
+        with self.file.access() as connection:
+            connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return self.find(key) or result
 
     async def close(self) -> None:
-        """Close the file; once more does nothing."""
+        """Close the file; closing it again does nothing."""
         self.file.close()
 
-    def board(self, key: str) -> tuple[_Flight, bool]:
-        """The request of that key that is under way, and whether the caller is to make it, and then to `land` it."""
-        with self._lock:
+    def begin(self, key: str) -> tuple[_Flight, bool]:
+        """The request of that key in progress, and whether the caller has to make it and then call `finish`."""
+        with self._flights_lock:
             if key in self._flights:
                 return self._flights[key], False
             flight = self._flights[key] = _Flight()
-        flight.set_running_or_notify_cancel()  # or a caller that is cancelled while it waits would cancel it for all
+        flight.set_running_or_notify_cancel()  # or cancelling one waiting caller would cancel it for all of them
         return flight, True
 
-    def land(self, key: str, outcome: ToolResult | InfrastructureError | None) -> None:
-        """Tell whoever waits: the result, what broke, or None where the caller was stopped and they must ask."""
-        with self._lock:
+    def finish(self, key: str, outcome: ToolResult | InfrastructureError | None) -> None:
+        """Pass waiting callers the result or the error, or None if the request was cancelled and they must retry."""
+        with self._flights_lock:
             flight = self._flights.pop(key)
         flight.set_result(outcome)
 
 
-def request_key(tool: str, settings: Mapping[str, Any], arguments: Mapping[str, JsonValue]) -> str:
-    """SHA-256, in hexadecimal, of the canonical JSON of a request: sorted keys, no white space, ASCII."""
-    return digest([tool, settings, arguments])
+class _FromRecording:
+    """What recorded and replayed tools share: the tool's spec and the key of a request."""
 
-
-class _Answering:
-    """What recorded and replayed tools share: the face of a tool, its key, the file."""
-
-    def __init__(self, face: Tool | Face, recording: Recording, settings: Mapping[str, Any]) -> None:
-        self.name, self.description = face.name, face.description
-        self.parameters: Mapping[str, Any] = face.parameters
-        self.timeout_s, self.output_tokens = PATIENCE_S, face.output_tokens + NOTE_TOKENS
+    def __init__(self, spec: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:
+        self.name, self.description = spec.name, spec.description
+        self.parameters: Mapping[str, Any] = spec.parameters
+        self.timeout_s, self.output_tokens = OUTER_TIMEOUT_S, spec.output_tokens + NOTE_TOKENS
         self._recording, self._settings = recording, settings
 
     def _key(self, arguments: Mapping[str, JsonValue]) -> str:
         return request_key(self.name, self._settings, arguments)
 
 
-class RecordedTool(_Answering):
+class RecordedTool(_FromRecording):
     """A tool that is called once for each request; the recording answers equal ones."""
 
     def __init__(self, tool: Tool, recording: Recording, settings: Mapping[str, Any]) -> None:
@@ -108,39 +241,39 @@ class RecordedTool(_Answering):
         self._tool = tool
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The recorded answer, or the tool's, within its limits; callers of one request wait for one call.
+        """The recorded answer, or the tool's, within its limits; equal requests in progress share one call.
 
         Raises:
-            InfrastructureError: the tool's; nothing is recorded.
+            InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
         key = self._key(arguments)
         while True:
-            flight, mine = self._recording.board(key)
+            flight, mine = self._recording.begin(key)
             if mine:
-                return await self._lead(key, arguments)
+                return await self._make_request(key, arguments)
             outcome = await asyncio.wrap_future(flight)
             if isinstance(outcome, ToolResult):
                 return outcome
             if outcome is not None:
                 raise copy.copy(outcome)  # each caller adds its own calls to it
 
-    async def _lead(self, key: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
+    async def _make_request(self, key: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
         outcome: ToolResult | InfrastructureError | None = None
         try:
-            # In threads: a write waits for the disk, and whoever reads meanwhile for the write.
-            outcome = await asyncio.to_thread(self._recording.file.find, key)
+            # In threads: a write waits for the disk, and a concurrent read waits for the write.
+            outcome = await asyncio.to_thread(self._recording.find, key)
             if outcome is None:
                 clock = time.monotonic()
                 result = await call_tool(self._tool, arguments)
-                taken_s = time.monotonic() - clock
-                outcome = await asyncio.to_thread(self._recording.file.keep, key, self.name, arguments, result, taken_s)
+                duration_s = time.monotonic() - clock
+                outcome = await asyncio.to_thread(self._recording.keep, key, self.name, arguments, result, duration_s)
             return outcome
         except InfrastructureError as failure:
             outcome = failure
             raise
         finally:
-            self._recording.land(key, outcome)
+            self._recording.finish(key, outcome)
 
     async def close(self) -> None:
         """Close the tool, and the recording of all of them."""
@@ -150,8 +283,8 @@ class RecordedTool(_Answering):
             await self._recording.close()
 
 
-class ReplayedTool(_Answering):
-    """A tool that only the recording answers for."""
+class ReplayedTool(_FromRecording):
+    """A tool whose answers come from the recording only."""
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The recorded answer.
@@ -159,19 +292,35 @@ class ReplayedTool(_Answering):
         Raises:
             ToolServerError: nothing was recorded for this request; trying again cannot help.
         """
-        found = self._recording.file.find(self._key(arguments))
+        found = self._recording.find(self._key(arguments))
         if found is not None:
             return found
         shown = canonical(arguments)
-        unseen = ToolServerError(
-            f"{self._recording.file.directory} holds no answer of {self.name} to "
+        missing = ToolServerError(
+            f"{self._recording.directory} holds no answer of {self.name} to "
             + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
-            cause="something else was asked than when it was recorded: another model, seed, prompt or setting",
-            fix=f"--record {self._recording.file.directory} asks what is missing and keeps what is there",
+            code="not-recorded",
+            cause="the request differs from those recorded: another model, seed, prompt or setting",
+            fix=f"--record {self._recording.directory} makes the missing requests and keeps the recorded ones",
         )
-        unseen.retryable = False
-        raise unseen
+        missing.retryable = False
+        raise missing
 
     async def close(self) -> None:
         """Close the recording."""
         await self._recording.close()
+
+
+def request_key(tool: str, settings: Mapping[str, Any], arguments: Mapping[str, JsonValue]) -> str:
+    """SHA-256, in hexadecimal, of the canonical JSON of a request."""
+    return digest([tool, settings, arguments])
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys, no white space and ASCII only: equal values have equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def digest(value: Any) -> str:
+    """SHA-256, in hexadecimal, of the canonical JSON of a value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
