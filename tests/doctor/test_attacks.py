@@ -14,7 +14,7 @@ import pytest
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.doctor import attacks
 from midstream.doctor.attacks import ATTACKS, Sighting, attacked, check_sandbox, laid_bait
-from midstream.report.machine import Check
+from midstream.report.doctor import Check
 from midstream.sandbox.settings import Config, Tier
 from midstream.sandbox.tiers import Sandbox, attempt, choose
 from midstream.sandbox.worker import PythonResult

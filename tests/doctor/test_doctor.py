@@ -23,7 +23,7 @@ from midstream.doctor.cases import Cases, _equal, _holds, _plain, load_cases, me
 from midstream.doctor.doctor import examine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.report.machine import Check
+from midstream.report.doctor import Check
 from support.llm_server import Body, LLMServer, completion, prompt_of
 
 CASES = load_cases()

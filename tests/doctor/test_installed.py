@@ -22,7 +22,7 @@ from midstream.doctor.installed import (
     run_briefly,
 )
 from midstream.recipe.registry import TOOLS
-from midstream.report.machine import Check
+from midstream.report.doctor import Check
 
 GPU = "class P:\n    name, total_memory = 'NVIDIA H200', 143771 << 20\n"
 

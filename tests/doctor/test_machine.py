@@ -16,7 +16,7 @@ from rich.console import Console
 from midstream.cli.main import main
 from midstream.doctor import checks
 from midstream.doctor.attacks import ATTACKS
-from midstream.report.machine import Check, machine_screen
+from midstream.report.doctor import Check, machine_screen
 from support.llm_server import LLMServer
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ import pytest
 from midstream.doctor import servers
 from midstream.doctor.servers import check_search, check_server, no_server
 from midstream.engines.openai.settings import Config
-from midstream.report.machine import Check
+from midstream.report.doctor import Check
 from support.llm_server import completion
 
 KEY = "sk-canary-Zq7wLp2Xr9Vt"

@@ -1,4 +1,4 @@
-from midstream.report import compare
+from midstream.report import evaluation_tables as compare
 from support.fake_run import evaluation, evaluations
 
 

@@ -8,9 +8,8 @@ from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream import load_template
 from midstream.core.stream_metrics import StreamMetrics
 from midstream.report.evaluation_tables import evaluation_view
-from midstream.report.html import render_report
-from midstream.report.stream_charts import part_charts, stream_charts
 from midstream.report.tables import run_summary
+from midstream.report.training_page import part_charts, render_report, stream_charts
 from support.fake_run import evaluation, metrics, report_data
 from support.streams import MATH_PARTS, math_stream
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from midstream.core.stream import Template, load_template
 from midstream.core.stream_metrics import StreamMetrics
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
-from midstream.report.stream_parts import (
+from midstream.report.tables import trajectory_view
+from midstream.report.turn_rows import (
     call_part,
     closing_parts,
     format_words,
@@ -21,7 +22,6 @@ from midstream.report.stream_parts import (
     template_of,
     turn_parts,
 )
-from midstream.report.tables import trajectory_view
 from midstream.report.turns import sample_runs
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 

@@ -16,7 +16,7 @@ from midstream.core.trajectory import (
     Turn,
     Verdict,
 )
-from midstream.report.html import ReportData
+from midstream.report.training_page import ReportData
 
 FAMILIES = {
     "lookup": (0.62, 0.98),

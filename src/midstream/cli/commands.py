@@ -40,7 +40,7 @@ from midstream.recipe.schema import Recipe, parse_recipe, read_table, to_toml, w
 from midstream.recipe.trainable import parts_of
 from midstream.report import tables
 from midstream.report.progress import terminal_progress
-from midstream.report.stream_parts import template_of
+from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from midstream.practice.budget import read_spent
 from midstream.practice.commit import UpdateRecord, read_updates
 from midstream.practice.history import History, Version
 from midstream.practice.settings import BudgetConfig, PracticeConfig
-from midstream.report import practice_html, practice_tables
+from midstream.report import practice_page, practice_tables
 from midstream.report.practice_data import Costs, PracticeData, Sources, learned
-from midstream.report.stream_parts import template_of
+from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 
 PRACTICE_LIMITS = """An interval says how far the choice of tasks could move a result, not how another seed of the whole
@@ -111,7 +111,7 @@ def show_practice_result(run: RunDirectory, options: argparse.Namespace) -> None
 
 def write_practice_report(run: RunDirectory) -> None:
     """Write the run's self-contained HTML report."""
-    practice_html.write_practice_report(run.report_path, practice_data(run))
+    practice_page.write_practice_report(run.report_path, practice_data(run))
 
 
 def _limits_text(run: RunDirectory) -> str:

@@ -19,10 +19,10 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.recipe.schema import InterleavedConfig, Recipe, Table, parse_recipe
-from midstream.report import html, tables, task_list
+from midstream.report import evaluation_tables, tables, training_page
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.numbers import counted, visible
-from midstream.report.stream_parts import template_of
+from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
 from midstream.runs.directory import damaged_recipe
 
@@ -110,12 +110,12 @@ def show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
     records: list[dict[str, Any]] = []
     for one in chosen:
         trajectories = evaluated_trajectories(run, one)
-        listed = task_list.not_right(trajectories) if wrong else trajectories
+        listed = evaluation_tables.not_right(trajectories) if wrong else trajectories
         if as_json:
-            records += task_list.task_records({"set": one.set_name, "sampling": one.sampling}, listed)
+            records += evaluation_tables.task_records({"set": one.set_name, "sampling": one.sampling}, listed)
         else:
             title = f"{one.set_name} {one.sampling}" + (", not right" if wrong else "")
-            Console().print(task_list.task_list(title, listed))
+            Console().print(evaluation_tables.task_list(title, listed))
     if as_json:
         print(json.dumps(records))
 
@@ -156,9 +156,9 @@ def write_report(run: RunDirectory) -> None:
         write_practice_report(run)
         return
     info = run.info()
-    html.write_report(
+    training_page.write_report(
         run.report_path,
-        html.ReportData(
+        training_page.ReportData(
             title=f"{info.recipe_name}, seed {info.seed}",
             recipe_toml=run.recipe(),
             run_info={

@@ -19,8 +19,8 @@ from midstream.recipe.overrides import recipe_table
 from midstream.recipe.registry import TASKS, resolve
 from midstream.recipe.schema import parse_recipe
 from midstream.report.numbers import visible
-from midstream.report.stream_parts import template_of
 from midstream.report.timeline import Screen, Timeline
+from midstream.report.turn_rows import template_of
 from midstream.rollout import Environment, rollout
 from midstream.runs import RunDirectory
 

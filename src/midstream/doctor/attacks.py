@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from midstream.core.errors import MidstreamError, UnsupportedError
 from midstream.doctor.honeypot import CONNECT, READ, SPY, START, WRITE, Bait, laid_bait
-from midstream.report.machine import Check, Status
+from midstream.report.doctor import Check, Status
 from midstream.report.numbers import cut
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Config, Limits

@@ -11,7 +11,7 @@ from midstream.doctor.system import check_open_files, check_runs
 from midstream.engines.openai.settings import Config
 from midstream.recipe.build import Build
 from midstream.recipe.registry import ENGINES, resolve
-from midstream.report.machine import Check
+from midstream.report.doctor import Check
 from midstream.rollout import together
 
 MANY = 64  # trajectories at once: what a rollout has unless its recipe says otherwise

@@ -42,15 +42,16 @@ from midstream.report.doctor import (
     JSON_SCHEMA,
     TOKEN_IDS,
     CaseResult,
+    Check,
     Diagnosis,
     Probe,
     RoleResult,
     advice_on,
+    machine_screen,
     rates_of,
     screen,
     standing_of,
 )
-from midstream.report.machine import Check, machine_screen
 from midstream.rollout import together
 
 NOT_REACHED = "The roles were not examined: a key or a server failed."

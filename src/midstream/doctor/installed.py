@@ -16,7 +16,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from midstream.report.machine import Check, Status
+from midstream.report.doctor import Check, Status
 
 PROBE_LIMIT_S = 120.0  # a first import of PyTorch from a slow disk takes a minute
 # Code, what it is for, and the types of tools that do not work without it.

@@ -22,7 +22,7 @@ from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.reply import redacted
 from midstream.recipe.schema import Table
-from midstream.report.machine import Check, Status
+from midstream.report.doctor import Check, Status
 from midstream.report.numbers import cut
 
 LIST_LIMIT_S = 5.0

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from midstream.report.machine import Check, Status
+from midstream.report.doctor import Check, Status
 
 RUNS = Path("runs")
 LITTLE_MB, TOO_LITTLE_MB = 2048, 64  # a demo leaves about 30 MB, a LoRA adapter's checkpoints some hundreds

@@ -1,17 +1,114 @@
-"""What an evaluation came to, as tables that fit 80 columns. What a rule says and what a judge says share no column."""
+"""Results of evaluations as tables that fit 80 columns: before and after, by family, by task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult
-from midstream.report.compare import is_greedy, where
-from midstream.report.numbers import counted, dollars, number, percent, shorten, troubles, visible
+from midstream.core.trajectory import Trajectory
+from midstream.report.numbers import counted, dollars, mean, number, percent, shorten, troubles, visible
+from midstream.report.turn_rows import broken, fields, outcome_words, plain, stopped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One set before and after training; each side holds every sampling that was evaluated there."""
+
+    set_name: str
+    split: str
+    before: tuple[EvaluationResult, ...]
+    after: tuple[EvaluationResult, ...]
+
+
+def where(result: EvaluationResult | Comparison) -> str:
+    """The set by name, with its split where that says more."""
+    return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
+
+
+def is_greedy(result: EvaluationResult) -> bool:
+    """Whether the evaluation took the most likely token; any temperature counts as sampled."""
+    return result.sampling == "greedy"
+
+
+def pick(results: Iterable[EvaluationResult], *, greedy: bool) -> list[EvaluationResult]:
+    """The greedy results, or the sampled ones."""
+    return [result for result in results if is_greedy(result) == greedy]
+
+
+def families(results: Iterable[EvaluationResult]) -> list[str]:
+    """Every family named, in order of first appearance."""
+    return list(dict.fromkeys(name for result in results for name in result.by_family))
+
+
+def success(results: Sequence[EvaluationResult], family: str | None = None) -> float | None:
+    """Mean success over `results` (seeds of one sampling), of one family or of all; None if nothing was evaluated."""
+    if family is None:
+        return mean([result.success for result in results])
+    return mean([result.by_family[family].success for result in results if family in result.by_family])
+
+
+def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
+    """What was evaluated, for a column head: "trained, step 300"."""
+    if not results:
+        return otherwise
+    step = results[0].step
+    return results[0].policy + (f", step {step}" if step is not None else "")
+
+
+def curves(evaluations: Sequence[EvaluationResult], *, greedy: bool) -> dict[str, list[EvaluationResult]]:
+    """One curve a set, by "set/split", in order of step: results with a step, all over the same number of tasks.
+
+    A set evaluated at several sizes (a quick check while training, all tasks at the end) gives the curve of the size
+    that covers the most steps, the larger one if two cover as many.
+    """
+    sizes: dict[tuple[str, int], list[EvaluationResult]] = {}
+    for result in pick(evaluations, greedy=greedy):
+        if result.step is not None:
+            sizes.setdefault((f"{result.set_name}/{result.split}", result.tasks), []).append(result)
+    best: dict[str, list[EvaluationResult]] = {}
+    for name, tasks in sorted(sizes, key=lambda key: key[1]):
+        found = sorted(sizes[name, tasks], key=lambda result: result.step or 0)
+        if len(_steps(found)) >= len(_steps(best.get(name, []))):
+            best[name] = found
+    return best
+
+
+def _steps(results: Sequence[EvaluationResult]) -> set[int | None]:
+    return {result.step for result in results}
+
+
+def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
+    """Before (first evaluated step) and after (last) of every set, the set with the most tasks first.
+
+    A set evaluated at one step only has no `after`. Results without a step belong to no point of the run (other
+    policies, random choice): see `others`.
+    """
+    by_sampling = [curves(evaluations, greedy=greedy) for greedy in (True, False)]
+    found = []
+    for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):
+        before: list[EvaluationResult] = []
+        after: list[EvaluationResult] = []
+        for results in (by_set[name] for by_set in by_sampling if name in by_set):
+            first, last = results[0].step, results[-1].step
+            before += [result for result in results if result.step == first]
+            after += [result for result in results if result.step == last != first]
+        set_name, split = before[0].set_name, before[0].split
+        found.append(Comparison(set_name=set_name, split=split, before=tuple(before), after=tuple(after)))
+    return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
+
+
+def others(evaluations: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """Results that belong to no step of the run: other policies on the same tasks."""
+    return [result for result in evaluations if result.step is None]
+
 
 _NAME_WIDTH = 20
 _MOST_TOOLS = 16
@@ -271,3 +368,51 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
     trouble = troubles(failures, repaired)
     table.caption = Text(f"{trouble}, in all" if len(evaluations) > 1 else trouble, "yellow") if trouble else None
     return table
+
+
+_ANSWER_LIMIT = 300
+
+
+def not_right(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """Those with a score below 1, or without one."""
+    return [one for one in trajectories if one.reward is None or one.reward.value < 1]
+
+
+def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
+    """One evaluation's runs in order; each id can be given to `midstream show`."""
+    parts: list[RenderableType] = [Text(visible(f"{title}: {counted(len(trajectories), 'run')}"), "bold")]
+    for one in trajectories:
+        score = "-" if one.reward is None else number(one.reward.value)
+        style = "green" if one.reward and one.reward.value >= 1 else "yellow" if one.error else "red"
+        parts.append(Text(f"{score}  {visible(one.id)}", style))
+        rows = fields()
+        rows.add_row("question", plain(shorten(one.question, _ANSWER_LIMIT)))
+        if one.error:
+            rows.add_row("error", plain(broken(one.error), "yellow"))
+        if one.outcome:
+            rows.add_row("outcome", plain("; ".join(outcome_words(one.outcome))))
+        else:
+            rows.add_row("answer", plain(shorten("(none)" if one.answer is None else one.answer, _ANSWER_LIMIT)))
+            rows.add_row("gold", plain(shorten("-" if one.gold is None else one.gold, _ANSWER_LIMIT)))
+        if one.answer is None and not one.error:
+            rows.add_row("stopped", stopped(one))
+        parts.append(Padding(rows, (0, 0, 0, 3)))
+    return Group(*parts)
+
+
+def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """The same for programs, each with what `evaluation` says of all of them."""
+    return [
+        {
+            **evaluation,
+            "id": one.id,
+            "task_id": one.task_id,
+            "trial": one.rollout_index,
+            "question": one.question,
+            "answer": one.answer,
+            "gold": one.gold,
+            "score": None if one.reward is None else one.reward.value,
+            "error": one.error and one.error.message,
+        }
+        for one in trajectories
+    ]

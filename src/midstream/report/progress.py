@@ -34,8 +34,7 @@ from midstream.core.events import (
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
-from midstream.report.compare import is_greedy, where
-from midstream.report.evaluation_tables import summary_line
+from midstream.report.evaluation_tables import is_greedy, summary_line, where
 from midstream.report.numbers import (
     counted,
     dollars,

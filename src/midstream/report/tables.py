@@ -12,27 +12,24 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
-from midstream.report.compare import families, label, pick, success, where
-from midstream.report.evaluation_tables import evaluation_table, plain_table
+from midstream.report.evaluation_tables import evaluation_table, families, label, pick, plain_table, success, where
 from midstream.report.numbers import change, mean, number, percent, sharing, troubles, visible
-from midstream.report.stream_parts import (
+from midstream.report.turn_rows import (
     LEGEND,
     STREAM_LABELS,
+    Row,
+    broken,
     closing_parts,
+    fields,
     format_words,
     is_stream,
     outcome_words,
     part_rows,
     part_words,
-    stream_rows,
-    stream_words,
-)
-from midstream.report.turn_rows import (
-    Row,
-    broken,
-    fields,
     plain,
     stopped,
+    stream_rows,
+    stream_words,
     trouble_rows,
     turn_rows,
 )

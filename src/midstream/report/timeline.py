@@ -34,14 +34,19 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY, Template
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
-from midstream.report.stream_parts import LEGEND, Part, call_part, output_part, part_rows, reply_parts
 from midstream.report.turn_rows import (
+    LEGEND,
+    Part,
     Row,
     action_rows,
     broken,
+    call_part,
     command_rows,
     observation_rows,
+    output_part,
+    part_rows,
     plain,
+    reply_parts,
     stopped,
     trouble_rows,
     verdict_rows,

@@ -1,15 +1,44 @@
-"""What happened in a turn as labelled rows of text: the same on the timeline of a run and in its record afterwards."""
+"""What happened in a turn as labelled rows, for the timeline of a run and its record; a stream's parts in their order.
+
+An interleaved run reads as labelled parts in the order of its stream, with a mark for who wrote each:
+
+    turn 1
+      ▸ think      Add the squares up.
+      ▸ call       python(code="print(sum(n * n for n in range(1, 41)))")
+      ◂ output     22140
+    last reply
+      ▸ answer     22140
+
+The mark says it without colour: only what the policy wrote is trained on.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
+from midstream.core.errors import RecipeError
+from midstream.core.stream import (
+    POLICY,
+    Block,
+    Piece,
+    Template,
+    blocks,
+    is_strict,
+    load_template,
+    stream_of,
+    tags_present,
+)
+from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.stream_template import ANY_TOOL
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn, Verdict
-from midstream.report.numbers import counted, shorten, visible
+from midstream.report.numbers import counted, listed, number, percent, shorten, visible
 
 _TEXT_LIMIT = 1500
 
@@ -133,3 +162,159 @@ def stopped(trajectory: Trajectory) -> str:
 def broken(error: ErrorInfo) -> str:
     """What ended a turn that was no fault of the model, in a line."""
     return f"{error.type}: {error.message}".partition("\n")[0]
+
+
+WRITTEN, PUT_IN = "▸", "◂"
+STREAM_LABELS = len("  malformed")  # characters: the parts of all turns stand below each other
+LEGEND = f"{WRITTEN} written by the policy   {PUT_IN} put in by tools and users"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of the stream. `wrong` says what is malformed about it; `failed`: it is an error."""
+
+    label: str
+    text: str
+    sampled: bool = True
+    wrong: str = ""
+    failed: bool = False
+
+    @property
+    def marked(self) -> str:
+        """The label behind the mark of who wrote it."""
+        return f"{WRITTEN if self.sampled else PUT_IN} {self.label}"
+
+
+def is_stream(trajectory: Trajectory) -> bool:
+    """Whether an interleaved policy made it."""
+    return trajectory.agent == "interleaved"
+
+
+def template_of(resolved: Mapping[str, Any]) -> Template | None:
+    """What a resolved recipe's policy writes by; None for another kind of agent, and where the file is gone."""
+    name = resolved.get("agent", {}).get("template")
+    try:
+        return None if name is None else load_template(name)
+    except RecipeError:
+        return None
+
+
+def turn_parts(turn: Turn, template: Template | None) -> list[Part]:
+    """A turn of a stream: what a user said, what the policy wrote, its call, what came of it."""
+    parts = [Part(label="user", text=turn.user, sampled=False)] if turn.user else []
+    parts += reply_parts(turn.calls, template, first=turn.index == 1, with_calls=turn.action is None)
+    if turn.action is not None:
+        parts.append(call_part(turn.action, turn.command))
+    return parts + ([output_part(turn.observation)] if turn.observation is not None else [])
+
+
+def closing_parts(trajectory: Trajectory, template: Template | None) -> list[Part]:
+    """The reply that ended the stream."""
+    return reply_parts(trajectory.closing_calls, template, first=not trajectory.turns, with_calls=True)
+
+
+def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool, with_calls: bool) -> list[Part]:
+    """What the policy wrote in one reply, in one request or several; other requests among `calls` are left out.
+
+    `with_calls`: whole tool calls too, where no turn shows them as such. `first`: the reply follows the template's
+    opening. Without the template, where its file is gone, it stays whole.
+    """
+    ours = [call for call in calls if call.role == POLICY]
+    written = "".join(call.completion for call in ours)
+    if template is None or not written:
+        parts = [Part(label="reply", text=written)] if written else []
+    else:
+        here = template if first else template.model_copy(update={"opening": ""})
+        parts = [
+            Part(label=_label(block, template), text=block.body.strip(), wrong=_wrong(block, template))
+            for block in blocks([Piece(text=written, sampled=True, turn=0)], here)
+            if (block.kind != "text" or block.body.strip()) and (with_calls or block.kind != "call" or not block.closed)
+        ]
+    if ours and ours[-1].finish_reason == "length":
+        parts.append(Part(label="cut off", text="the limit of tokens ended the reply here", failed=True))
+    return parts
+
+
+def call_part(action: Action, command: Command | None) -> Part:
+    """A tool call as it was understood, or as it was written where it could not be: its output says why."""
+    if action.error or command is None or command.error:
+        return Part(label="bad call", text=action.context, failed=True)
+    return Part(label="call", text=command_text(command))
+
+
+def output_part(observation: Observation) -> Part:
+    """What came of a call."""
+    failed = observation.status == "error"
+    return Part(label="error" if failed else "output", text=observation.text, sampled=False, failed=failed)
+
+
+def part_rows(part: Part) -> list[Row]:
+    """A part for the terminal, and what is wrong with it in a row of its own."""
+    colour = "red" if part.failed else "" if part.sampled else "magenta"
+    rows = [(part.marked, plain(part.text, colour) if part.text else Text("(empty)", "dim"))]
+    return [*rows, ("  malformed", plain(part.wrong, "red"))] if part.wrong else rows
+
+
+def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
+    """Everything a recorded turn of a stream holds, in the order in which it happened."""
+    rows = [row for part in turn_parts(turn, template) for row in part_rows(part)]
+    rows += [row for call in turn.calls for row in trouble_rows(call)]
+    return [*rows, ("broken", plain(broken(turn.error), "bold red"))] if turn.error is not None else rows
+
+
+def format_words(trajectory: Trajectory, template: Template) -> str:
+    """Whether the stream keeps the template's form, and which of its parts it lacks."""
+    pieces = stream_of(trajectory)
+    if is_strict(pieces, template):
+        return "strict: every part is there, closed, in order"
+    missing = [name for name, there in tags_present(pieces, template).items() if not there]
+    return f"not strict: {listed(missing)} missing" if missing else "not strict: every part is there, not in order"
+
+
+def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
+    """What a dialogue's check found: in a line whether it was done, then what each user turn lacks."""
+    if not outcome:
+        return []
+    turns = outcome.get("turns")
+    found = [_turn_words(place, one) for place, one in enumerate(turns, 1)] if isinstance(turns, list) else []
+    success = outcome.get("success")
+    how = "done" if success else "not done"
+    return [f"{how}, {counted(len(found), 'user turn')}" if found else how, *filter(None, found)]
+
+
+def _turn_words(place: int, turn: JsonValue) -> str:
+    """`{"state": [3, 4]}` as "user turn 2: state 3 of 4"; "" where nothing lacks."""
+    if not isinstance(turn, dict):
+        return ""
+    shares = {name: pair for name, pair in turn.items() if isinstance(pair, list) and len(pair) == 2}
+    lacking = [f"{name} {pair[0]} of {pair[1]}" for name, pair in shares.items() if pair[0] != pair[1]]
+    return f"user turn {place}: {', '.join(lacking)}" if lacking else ""
+
+
+def stream_words(one: StreamMetrics) -> str:
+    """What was measured, in a line."""
+    said = [f"{one.calls_mean:.2f} calls a run, {percent(one.correct_rate)} of them with a result"]
+    if one.reasoning_per_call is not None:
+        said.append(f"{number(one.reasoning_per_call)} {one.unit} of reasoning a call")
+    if one.steps_to_answer is not None:
+        said.append(f"{one.steps_to_answer:.2f} calls to an answer")
+    return ", ".join(said)
+
+
+def part_words(parts: Mapping[str, float]) -> str:
+    """Parts of a reward in a line."""
+    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in parts.items())
+
+
+def _label(block: Block, template: Template) -> str:
+    return "reply" if block.kind == "text" and template.appends == "message" else block.kind
+
+
+def _wrong(block: Block, template: Template) -> str:
+    found = ["the policy wrote this itself, no tool did"] if block.kind == "output" else []
+    if not block.closed:
+        closing = template.tags[block.kind].close.replace(ANY_TOOL, block.tool)
+        found.append(f"never closed: {closing} is missing" + ", the next mark ends it" * block.nested)
+    elif block.nested:
+        found.append("its mark opens again inside it")
+    return "; ".join(found)

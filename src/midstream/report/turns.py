@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from midstream.core.stream import Template
 from midstream.core.trajectory import Call, Trajectory, Turn
 from midstream.report.numbers import number, shorten, troubles
-from midstream.report.sections import text
-from midstream.report.stream_parts import (
+from midstream.report.page import text
+from midstream.report.turn_rows import (
     LEGEND,
     Part,
+    broken,
     call_part,
     closing_parts,
+    command_text,
     format_words,
     is_stream,
     outcome_words,
+    problems,
+    stopped,
+    tool_call_text,
     turn_parts,
 )
-from midstream.report.turn_rows import broken, command_text, problems, stopped, tool_call_text
 
 _TEXT_LIMIT = 2000
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
 from midstream.core.trajectory import ErrorInfo, Trajectory
-from midstream.report.html import render_report, summary, write_report
+from midstream.report.training_page import render_report, summary, write_report
 from support.fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,60 +1,184 @@
-"""The report's tables and charts as HTML: results, curves, tools, the update, what was left out."""
+"""The report of a training run: one HTML file that needs nothing else, readable on a phone, without scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
+from midstream.core.stream import Template
+from midstream.core.trajectory import Trajectory
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
-from midstream.report.compare import Comparison, comparisons, curves, families, label, others, pick, success, where
+from midstream.report.evaluation_tables import (
+    Comparison,
+    comparisons,
+    curves,
+    families,
+    is_greedy,
+    label,
+    others,
+    pick,
+    success,
+    where,
+)
 from midstream.report.numbers import (
     Point,
     buckets,
     change,
     cut,
-    number,
+    duration,
+    mean,
     percent,
     running_mean,
-    visible,
+)
+from midstream.report.page import (
+    LINE_POINTS,
+    Card,
+    Part,
+    arrow,
+    cell,
+    charts,
+    figure,
+    heads,
+    how,
+    in_words,
+    last_value,
+    limits,
+    next_steps,
+    page,
+    save_page,
+    shift,
+    small_line,
+    table,
+    text,
 )
 from midstream.report.tables import total_left_out
-
-_LINE_POINTS = 400
-_AREA_POINTS = 60
-_MOST_BANDS = 7
+from midstream.report.turns import sample_runs
 
 
-def text(value: str) -> str:
-    """Any text as HTML text: escaped, with control characters written out."""
-    return escape(visible(value), quote=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportData:
+    """Everything a report shows; every list may be empty.
+
+    `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
+    one are listed as other policies. `samples` are (label, trajectory) pairs: runs of one task stand side by side.
+    `template` tells the parts of an interleaved policy's streams apart. `run_info` is shown as it comes (versions,
+    seed, commit ...); `next_steps` are command lines.
+    """
+
+    title: str
+    recipe_toml: str
+    run_info: Mapping[str, object]
+    metrics: list[StepMetrics]
+    timings: list[StepTiming]
+    evaluations: list[EvaluationResult]
+    samples: list[tuple[str, Trajectory]]
+    template: Template | None = None
+    limits: str
+    next_steps: list[str]
 
 
-def section(key: str, title: str, *parts: str) -> str:
-    """A section with its heading; empty parts are dropped."""
-    body = "\n".join(part for part in parts if part)
-    return f'<section aria-labelledby="{key}">\n<h2 id="{key}">{text(title)}</h2>\n{body}\n</section>'
+def write_report(path: Path, data: ReportData) -> None:
+    """Write the report of `data` to `path` as one HTML file. Raises `StorageError`."""
+    save_page(path, render_report(data))
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[str]) -> str:
-    """A captioned table; `head` and `rows` are HTML, `<th>` and `<tr>` elements."""
+def render_report(data: ReportData) -> str:
+    """The report as HTML text."""
+    parts: list[Part] = [
+        ("results", "Results", results(data.evaluations)),
+        ("curves", "Training curves", _curves(data)),
+        ("tools", "Use of tools", [tool_charts(data.metrics), stream_charts(data.metrics)]),
+        ("update", "The policy update", _update(data)),
+        ("counts", "What was counted and left out", [counts(data.metrics, data.evaluations)]),
+        ("runs", "Runs, turn by turn", [sample_runs(data.samples, data.template)]),
+        ("how", "How it was run", how(data.run_info, data.recipe_toml)),
+        ("limits", "Limits", [limits(data.limits)]),
+        ("next", "What to try next", [next_steps(data.next_steps)]),
+    ]
+    return page(data.title, summary(data), _cards(data), parts)
+
+
+def summary(data: ReportData) -> str:
+    """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
+    steps = len(data.metrics)
+    found = comparisons(data.evaluations)
+    sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
+    if not found:
+        sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
+    else:
+        sentences += _success_sentences(found[0])
+    lost, total = (sum(getattr(m, key) for m in data.metrics) for key in ("trajectories_error", "trajectories"))
+    if lost:
+        sentences.append(f"{lost:,} of {total:,} training runs were lost to infrastructure errors and left out.")
+    return " ".join(sentences)
+
+
+def _success_sentences(comparison: Comparison) -> list[str]:
+    greedy = any(map(is_greedy, comparison.before))
+    before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
+    how = "taking its most likely choices" if greedy else f"sampling at {before[0].sampling}"
+    tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
+    first, last = success(before), success(after)
+    if last is None:
+        return [f"Before training the agent solves {percent(first)} of {tasks}, {how}; it was not evaluated since."]
+    points = change(first, last)
+    moved = "up from" if points.startswith("+") and points != "+0.0" else "down from" if points[0] == "-" else "as"
+    said = [f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}."]
+    (errors_before, turns_before), (errors_after, turns_after) = _tools(comparison.before), _tools(comparison.after)
+    said.append(
+        f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it "
+        f"takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
+    )
+    return said
+
+
+def _tools(side: Sequence[EvaluationResult]) -> tuple[float, float]:
+    """(tool error rate, turns a task) of the sampled results, where the policy shows its habits, or of the greedy."""
+    results = pick(side, greedy=False) or side
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{text(caption)}"><table>'
-        f"<caption><span>{text(caption)}</span></caption><thead><tr>{''.join(head)}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        mean([result.tool_use.error_rate for result in results]) or 0.0,
+        mean([result.turns_mean for result in results]) or 0.0,
     )
 
 
-def heads(*names: str, left: int = 1) -> list[str]:
-    """Column heads, the first `left` of them over text, the others over numbers."""
+def _cards(data: ReportData) -> list[Card]:
+    cards: list[Card] = []
+    found = comparisons(data.evaluations)
+    for greedy in (True, False):
+        before, after = (pick(side, greedy=greedy) for side in (found[0].before, found[0].after)) if found else ([], [])
+        if before:
+            name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
+            cards.append(
+                (name, arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
+            )
+    if found and found[0].after:
+        sides = [_tools(side) for side in (found[0].before, found[0].after)]
+        cards.append(("Tool errors", arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns, sampled"))
+        cards.append(("Turns a task", arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
+    if data.timings:
+        wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
+        cards.append(
+            ("Training time", text(duration(wall)), f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock")
+        )
+    return cards
+
+
+def _update(data: ReportData) -> list[str]:
+    return [update_charts(data.metrics, data.timings), warned(data.metrics)]
+
+
+def _curves(data: ReportData) -> list[str]:
     return [
-        f'<th scope="col" class="{"" if index < left else "n"}">{text(name)}</th>' for index, name in enumerate(names)
+        progress_curves(data.metrics, data.evaluations),
+        family_curves(data.evaluations),
+        part_charts(data.metrics),
     ]
 
 
-def cell(value: str, kind: str = "n") -> str:
-    """A cell of text that is escaped here."""
-    return f'<td class="{kind}">{text(value)}</td>'
+_AREA_POINTS = 60
+_MOST_BANDS = 7
 
 
 def results(evaluations: Sequence[EvaluationResult]) -> list[str]:
@@ -112,13 +236,6 @@ def _comparison_row(
     return f"<tr{' class=total' if family is None else ''}>{''.join(cells)}</tr>"
 
 
-def shift(signed: str, good: str = "+") -> str:
-    """A signed change as a cell, coloured by whether it goes the good way; the sign says it without colour."""
-    kind = "" if signed in ("-", "+0.0") else " up" if signed.startswith(good) else " down"
-    shown = signed if signed == "-" else signed.replace("-", "−")
-    return f'<td class="n{kind}">{shown}</td>'
-
-
 def _interval_note(sides: Sequence[tuple[bool, list[EvaluationResult], list[EvaluationResult]]]) -> str:
     intervals = [one.interval for _, *pair in sides for side in pair for one in side if one.interval]
     width = max(((high - low) / 2 for low, high in intervals), default=None)
@@ -154,31 +271,20 @@ def _evaluations(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
     return table(caption, head, rows)
 
 
-def figure(title: str, note: str, chart: str) -> str:
-    """A chart under its title; `note` is one clause on how to read it."""
-    caption = f"<b>{text(title)}</b>" + (f" <span>{text(note)}</span>" if note else "")
-    return f"<figure><figcaption>{caption}</figcaption>{chart}</figure>"
-
-
-def charts(*figures: str, size: str = "") -> str:
-    """Figures side by side where the page is wide enough."""
-    return f'<div class="charts {size}">{"".join(figures)}</div>'
-
-
 def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
     """Training reward and held-out success by step, side by side."""
     counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
-    raw = buckets([(step.step, step.reward_mean) for step in counted], _LINE_POINTS)
+    raw = buckets([(step.step, step.reward_mean) for step in counted], LINE_POINTS)
     window = max(1, len(raw) // 20)
     smooth = running_mean(raw, window)
     lines = [Series(name="reward", points=tuple(raw), colour="c1", thin=True)] if window > 1 else []
-    lines.append(Series(name="reward", points=tuple(smooth), colour="c1", label=_last(smooth)))
-    reward = line_chart(lines, summary=_said("Mean training reward", smooth), y_range=(0.0, 1.0))
+    lines.append(Series(name="reward", points=tuple(smooth), colour="c1", label=last_value(smooth)))
+    reward = line_chart(lines, summary=in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
     note = (
         f"bold: mean of {round(window * len(counted) / len(raw))} steps" if window > 1 else "mean of the sampled runs"
     )
     held_out = _held_out_lines(evaluations)
-    words = "; ".join(_said(line.name, line.points) for line in held_out)
+    words = "; ".join(in_words(line.name, line.points) for line in held_out)
     success_chart = line_chart(held_out, summary=words, y_range=(0.0, 1.0))
     return charts(
         figure("Training reward", note, reward),
@@ -226,7 +332,7 @@ def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
     for family in families(found):
         points = _by_step(found, family)
         line = Series(name=family, points=tuple(points), colour="c1", marks=len(points) < 30)
-        chart = line_chart([line], summary=_said(family, points), y_range=(0.0, 1.0), width=190, height=120)
+        chart = line_chart([line], summary=in_words(family, points), y_range=(0.0, 1.0), width=190, height=120)
         figures.append(figure(family, f"{percent(points[0][1])} → {percent(points[-1][1])}", chart))
     title = f"By family on {found[0].set_name}, {found[0].sampling}"
     return f"<h3>{text(title)}</h3>" + charts(*figures, size="tiny")
@@ -299,29 +405,6 @@ def warned(metrics: Sequence[StepMetrics]) -> str:
     return "".join(f"<p>Warning: {text(words)}</p>" for step in metrics for words in step.warnings)
 
 
-def small_line(title: str, note: str, points: Sequence[Point], colour: str, *, as_percent: bool = True) -> str:
-    """One small line chart from zero, its last value in the caption."""
-    kept = buckets(points, _LINE_POINTS)
-    line = Series(name=title, points=tuple(kept), colour=colour)
-    chart = line_chart([line], summary=_said(title, kept, as_percent), as_percent=as_percent, width=240, height=140)
-    last = _last(kept, as_percent)
-    return figure(f"{title} {last}" if last else title, note, chart)
-
-
-def _last(points: Sequence[Point], as_percent: bool = True) -> str:
-    if not points:
-        return ""
-    return percent(points[-1][1]) if as_percent else number(points[-1][1])
-
-
-def _said(name: str, points: Sequence[Point], as_percent: bool = True) -> str:
-    """A line in words, for readers who do not see it."""
-    if not points:
-        return f"{name}: no data"
-    first, last = (percent(value) if as_percent else number(value) for value in (points[0][1], points[-1][1]))
-    return f"{name}: {first} at step {points[0][0]:,.0f}, {last} at step {points[-1][0]:,.0f}"
-
-
 def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
     """What went into training and what did not, each with what became of it."""
     total = {
@@ -358,3 +441,40 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         for name, count, note in rows
     ]
     return table("Sums over all steps.", [*heads("What", "Count"), *heads("Meaning")], body)
+
+
+_COLOURS = 8
+
+
+def stream_charts(metrics: Sequence[StepMetrics]) -> str:
+    """Reasoning for each call, calls and how many of them were right, calls on the way to an answer; "" without any."""
+    measured = [(step.step, step.streams) for step in metrics if step.streams]
+    if not measured:
+        return ""
+    unit = measured[-1][1].unit
+    reasoning = [(step, one.reasoning_per_call) for step, one in measured if one.reasoning_per_call is not None]
+    steps = [(step, one.steps_to_answer) for step, one in measured if one.steps_to_answer is not None]
+    rates = [(step, one.correct_rate) for step, one in measured if one.correct_rate is not None]
+    return "<h3>Calls of the policy</h3>" + charts(
+        small_line("Reasoning a call", f"{unit} beside the call", reasoning, "c1", as_percent=False),
+        small_line("Calls a run", "of any kind", [(s, one.calls_mean) for s, one in measured], "c2", as_percent=False),
+        small_line("Correct calls", "share with a result", rates, "c3"),
+        small_line("Calls to the answer", "of runs that answer", steps, "c4", as_percent=False),
+        small_line(
+            "Runs that answer", "share", [(s, one.answered / max(1, one.trajectories)) for s, one in measured], "c5"
+        ),
+        size="small",
+    )
+
+
+def part_charts(metrics: Sequence[StepMetrics]) -> str:
+    """The mean of each part of the reward by step, in the reward's own units; "" where it is of one piece."""
+    names = dict.fromkeys(name for step in metrics for name in step.reward_parts)
+    if len(names) < 2:
+        return ""
+    figures = []
+    for place, name in enumerate(names):
+        points = [(step.step, step.reward_parts.get(name, 0.0)) for step in metrics if step.reward_parts]
+        shown = name.replace("_", " ")
+        figures.append(small_line(shown, "mean of the runs", points, f"c{place % _COLOURS + 1}", as_percent=False))
+    return "<h3>Parts of the reward</h3>" + charts(*figures, size="small")

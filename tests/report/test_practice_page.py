@@ -17,9 +17,15 @@ from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig
-from midstream.report.practice_charts import fate_bars, whisker, whisker_span
 from midstream.report.practice_data import PracticeData
-from midstream.report.practice_html import render_practice, summary, write_practice_report
+from midstream.report.practice_page import (
+    fate_bars,
+    render_practice,
+    summary,
+    whisker,
+    whisker_span,
+    write_practice_report,
+)
 from support.practice_runs import made_up, rollout, view
 
 VOID = {"meta", "link", "br"}
