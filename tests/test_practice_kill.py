@@ -16,6 +16,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
+from support.served_workshop import served_workshop
 
 TINY = {  # two updates: a change is accepted, then two are put off
     **SMALL,
@@ -100,21 +101,14 @@ def test_killed_again_and_again(whole, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
 def test_a_real_kill_through_real_servers_with_faults(tmp_path):
-    """The command line, an agent and an reflector over HTTP at 30 % faults, killed four times at moments of its own."""
-    faults = "{rate_limit=0.08,server_error=0.08,reset=0.07,cut=0.04,bad_json=0.03}"
-    changes = {
-        **SMALL,
-        "engines.reflector.http": True,
-        "engines.reflector.faults": faults,
-        "engines.agent.http": True,
-        "engines.agent.faults": faults,
-        "rollout.concurrency": 8,
-        "tasks.test": 20,
-    }
-    words = [
-        f"--set={key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()
-    ]
-    recipe = load_recipe("training-free-simulated", [word.removeprefix("--set=") for word in words])
+    """The command line, an agent and a reflector over HTTP at 30 % faults, killed four times at moments of its own."""
+    changes = {**SMALL, "rollout.concurrency": 8, "tasks.test": 20}
+    with served_workshop(changes, 0.3) as served:
+        _kill_and_compare(tmp_path, changes | served)
+
+
+def _kill_and_compare(tmp_path, changes):
+    recipe = load_recipe("training-free-simulated", [f"{key}={value}" for key, value in changes.items()])
     path = tmp_path / "recipe.toml"
     path.write_text(to_toml(check(recipe)))
     run_to_the_end(["train", str(path), "--out", str(tmp_path / "whole")])

@@ -40,9 +40,9 @@ from support.rollouts import TASKS, StubReward
 def test_a_variant_of_a_recipe_leaves_the_recipe_as_it_was():
     table = read_table("training-free-simulated")
     before = copy.deepcopy(table)
-    merge(table, {"practice": {"gate": {"enabled": False}}, "engines": {"reflector": {"faults": {"hang": 1.0}}}})
+    merge(table, {"practice": {"gate": {"enabled": False}}, "engines": {"reflector": {"price_prompt_usd": 1.0}}})
     assert table == before
-    recipe = load_recipe("training-free-simulated", ["engines.reflector.http=false"])
+    recipe = load_recipe("training-free-simulated")
     untouched = copy.deepcopy(recipe)
     with Build(recipe, budget=Budget(BudgetConfig())) as build:
         warm = build.environment(temperature=0.0)

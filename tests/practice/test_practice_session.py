@@ -14,7 +14,8 @@ from midstream.practice.commit import read_updates
 from midstream.practice.history import History
 from midstream.practice.library import marked, render_modules
 from midstream.runs import RunDirectory
-from support.practice_sessions import counting, die, differences, killed_after, practise, trajectories
+from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
+from support.served_workshop import served_workshop
 
 UNGATED = {"practice.gate.enabled": False}
 
@@ -270,14 +271,11 @@ def test_a_second_run_of_the_same_settings_asks_nothing_with_a_cache(whole, tmp_
 
 # -- through real servers that fail ------------------------------------------------------------------------------------
 
-SERVED = {f"engines.{name}.http": True for name in ("agent", "reflector")}
-FAULTS = "{rate_limit=0.08,server_error=0.08,reset=0.07,cut=0.04,bad_json=0.03}"
-FAILING = {**SERVED, **{f"engines.{name}.faults": FAULTS for name in ("agent", "reflector")}, "rollout.concurrency": 8}
-
 
 def test_at_30_percent_faults_nothing_is_lost(tmp_path):
-    practise(tmp_path / "sound", {**SERVED, "rollout.concurrency": 8})
-    practise(tmp_path / "failing", FAILING)
+    for name, fault_rate in (("sound", 0.0), ("failing", 0.3)):
+        with served_workshop(SMALL, fault_rate) as served:
+            practise(tmp_path / name, {**served, "rollout.concurrency": 8})
     runs = [RunDirectory.open(tmp_path / name) for name in ("sound", "failing")]
     assert read_updates(runs[0]) == read_updates(runs[1])
     lessons = [History(run.library_dir).current().library.lessons for run in runs]
@@ -292,7 +290,9 @@ def test_at_30_percent_faults_no_limit_is_passed(tmp_path, limit):
     prices = {
         f"engines.{one}.price_{kind}_usd": 1.0 for one in ("agent", "reflector") for kind in ("prompt", "completion")
     }
-    ended = practise(tmp_path / "run", {**FAILING, **prices, f"practice.budget.{name}": value})
+    with served_workshop(SMALL, 0.3) as served:
+        changes = {**served, **prices, "rollout.concurrency": 8, f"practice.budget.{name}": value}
+        ended = practise(tmp_path / "run", changes)
     assert f"({name}) is spent" in ended
     run = RunDirectory.open(tmp_path / "run")
     assert sum(getattr(one, name) for one in read_spent(run.ledger_dir / "spent.jsonl").values()) <= float(value)

@@ -18,7 +18,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL
 
-PLAIN = ["engines.reflector.http=false", "engines.reflector.faults={}", "practice.tasks=6", "practice.gate.tasks=4"]
+PLAIN = ["practice.tasks=6", "practice.gate.tasks=4"]
 
 
 def parts(*changes):

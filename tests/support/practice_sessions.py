@@ -31,8 +31,6 @@ SMALL: Mapping[str, Any] = {
     "tasks.share_true": 0.8,
     "tasks.rules": 4,
     "tasks.clutter": 0.0,
-    "engines.reflector.http": False,
-    "engines.reflector.faults": "{}",
     "practice.tasks": 6,
     "practice.batch_size": 3,
     "practice.epochs": 1,

@@ -1,4 +1,4 @@
-"""An engine that says what it is told to: for tests, examples and demonstrations without a model."""
+"""An engine with given replies: for tests, examples and demonstrations without a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from midstream.core.trajectory import Call, Usage
 class ScriptedEngine:
     """Answers every request with `reply(request)`, or with the next of a list of replies.
 
-    Usage counts one token a UTF-8 byte. With `token_ids` the calls carry those bytes as token ids, each with
-    log-probability 0: a policy that could have said nothing else.
+    Usage counts each UTF-8 byte as a token. With `token_ids` the calls carry those bytes as token ids, each with
+    log-probability 0: a deterministic policy.
     """
 
     def __init__(
@@ -21,7 +21,21 @@ class ScriptedEngine:
     ) -> None:
         self.name, self.token_exact = name, token_ids
         self.requests: list[Request] = []
-        self._reply = reply if callable(reply) else _replies(reply)
+        if callable(reply):
+            self._reply = reply
+            return
+        replies = iter(reply)
+
+        def next_reply(request: Request) -> str:
+            for text in replies:
+                return text
+            raise EngineError(
+                f"no scripted reply is left for the {request.role}",
+                code="no-scripted-reply",
+                fix=f"give more than {len(reply)} replies, or a function of the request",
+            )
+
+        self._reply = next_reply
 
     async def sample(self, request: Request) -> Call:
         """The scripted reply; `EngineError` when a list of replies is used up."""
@@ -47,19 +61,4 @@ class ScriptedEngine:
         )
 
     async def close(self) -> None:
-        """Nothing to release."""
-
-
-def _replies(replies: Sequence[str]) -> Callable[[Request], str]:
-    left = iter(replies)
-
-    def reply(request: Request) -> str:
-        for text in left:
-            return text
-        raise EngineError(
-            f"no scripted reply is left for the {request.role}",
-            cause=f"{len(replies)} replies were given, and this is one request more",
-            fix="give more replies, or a function of the request",
-        )
-
-    return reply
+        """Does nothing: there is nothing to release."""

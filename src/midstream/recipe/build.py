@@ -353,7 +353,7 @@ class Build:
 
     def simulated(self, config: simulated.Config, name: str) -> Engine:
         """A function in place of a model, made from the recipe's tasks."""
-        return simulated.make(PLAYED[self.recipe.tasks["type"]][config.plays](self, config), config, name)
+        return simulated.SimulatedEngine(PLAYED[self.recipe.tasks["type"]][config.plays](self, config), config, name)
 
     def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""

@@ -159,7 +159,7 @@ def _runs(
 ) -> list[Learned]:
     """One run a seed, each in a world of its own; read where it was made before."""
     seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
-    fixed = ("engines.reflector.http=false", *options.overrides, *changes)
+    fixed = (*options.overrides, *changes)
     jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=root) for seed in seeds]
     found = {job: _read(job) for job in jobs}
     missing = [job for job, learned in found.items() if learned is None]

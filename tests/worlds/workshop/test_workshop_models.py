@@ -33,6 +33,7 @@ from midstream.rollout import Group, rollout
 from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.rules import FALSE
 from midstream.worlds.workshop.tasks import Config, Lapses, Workshop
+from support.served_workshop import served_workshop
 
 QUERY = "# Query\n\n{question}\n\n# Memory\n\n\n# Next decision"
 
@@ -319,7 +320,7 @@ def test_a_prompt_of_no_known_role_is_refused():
 
 
 def updated(*overrides, library=None):
-    """The record of one ungated update of the recipe: 40 tasks, three rollouts each, the reflector over HTTP."""
+    """The record of one ungated update of the recipe: 40 tasks, three rollouts each."""
     small = ["practice.gate.enabled=false", "practice.tasks=40", "practice.batch_size=40", "practice.group_size=3"]
 
     async def run():
@@ -344,15 +345,17 @@ def updated(*overrides, library=None):
 
 def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     world = Workshop(Config())
-    faults = [
-        f"engines.reflector.faults.{kind}=0.06" for kind in ("rate_limit", "server_error", "reset", "cut", "bad_json")
-    ]
-    done = updated(*faults)
+    made = []
+    for fault_rate in (0.3, 0.0):
+        with served_workshop({}, fault_rate) as served:
+            made.append(updated(f"engines.reflector={served['engines.reflector']}"))
+    done, sound = made
     assert done.record.failed == done.record.broken == {}
     assert done.record.unreadable == ()
     assert len(done.library.lessons) > 8
     assert [one.text for one in done.library.lessons if len(world.meaning(one.text)) != 1] == []
-    assert updated().library == done.library  # what went wrong on the way changes nothing
+    assert sound.library == done.library  # faults change nothing
+    assert [one.text for one in sound.library.lessons] == [one.text for one in updated().library.lessons]
 
 
 @pytest.mark.parametrize(
