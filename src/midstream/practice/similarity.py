@@ -1,27 +1,25 @@
-"""How alike two lessons are, from 0 to 1, to find those that say the same thing twice.
+"""Two checks of a lesson's text: does it repeat another lesson, and does it leak the answer of a task?
 
-A repetition that is missed costs a line of the prompt. Two lessons wrongly taken for one cost a lesson, and where a
-wrong one is in the library already ("turn it left"), it would keep the right one out ("turn it right"). So texts that
-differ in what they claim are never alike, however many words they share.
+**Similarity** is a number from 0 to 1. A missed repetition costs a line of the prompt. Two lessons wrongly taken for
+one cost a lesson, and where the library already holds a wrong one ("turn it left"), it would keep the right one out
+("turn it right"). So texts that make different claims are never similar, however many words they share.
 
+**The leak guard** refuses a lesson that holds the answer of a task instead of a way to find one. Such a lesson raises
+the reward of the tasks it was learned from and helps with no other. Texts are compared as `core.answers.words` returns
+them: without case, punctuation and articles, numbers by their value. Caught, for any of the tasks given:
 
-The leak guard: does a lesson hold the answer of a task instead of a way to find one?
-
-Such a lesson lifts the reward of the tasks it was learned from and helps with no other. It is looked for in the words
-alone, compared as `core.answers.words` has them: without case, punctuation and articles, numbers by their value.
-
-Caught, for any of the tasks given:
-- a telling answer, anywhere in the lesson: three words or more, two or more that begin with a capital ("Marie Curie"),
-  or a number of four significant digits or more;
-- any other answer ("yes", "4", "24", "Paris"), which general advice may hold by chance, beside 0.6 of the question's
-  words, and of its rare ones (all of its words, if none is rare);
+- a revealing answer, anywhere in the lesson: three words or more, two or more that begin with a capital ("Marie
+  Curie"), or a number of four significant digits or more;
+- any other answer ("yes", "4", "24", "Paris"), which general advice may hold by chance, together with 0.6 of the
+  question's words, and of its rare ones (all of its words, if none is rare);
 - the question itself: 0.8 of its words, of which four or more are rare.
-Rare is a word that stands in the questions of no more than one task in twenty (or one, if there are few), so that the
-wording that all questions share tells nothing. Little words ("the", "what") do not count.
+
+A word is rare if it stands in the questions of at most one task in twenty (or one, if there are few), so that wording
+shared by all questions counts as no evidence. Little words ("the", "what") do not count.
 
 Not caught: an answer in other words or another form ("a dozen", "1/2" for "0.5", "Curie" for "Marie Curie"), a short
-answer that stands alone or beside fewer of the question's words, an answer that is nothing but an article ("A"), and
-hints that lead to one answer without naming it. The gate is the second guard: its tasks are others.
+answer alone or with fewer of the question's words, an answer that is only an article ("A"), and hints that lead to an
+answer without naming it. The gate is the second guard: its tasks are others.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, TypeGuard
+from typing import Any
 
 from midstream.core.answers import numbers, words
 from midstream.core.errors import EngineError, ToolServerError
@@ -44,7 +42,7 @@ from midstream.practice.library import one_line
 from midstream.practice.settings import EmbeddingConfig
 from midstream.tools.web import api
 
-_DIFFERENT = 0.5  # what the likeness of two texts that claim different things is multiplied with
+_DIFFERENT = 0.5  # factor for the similarity of two texts that make different claims
 _BATCH = 64  # texts a request
 _LARGEST = 1e30  # of a vector's values
 # Chinese, Japanese and Korean write no spaces: there each character is a word.
@@ -57,32 +55,37 @@ _STOP_WORDS = frozenset(
 )
 _NEGATIONS = frozenset("not no never none neither nor without avoid cannot unless except skip ignore instead".split())
 _ENDING = re.compile(r"(?<=\w{3})(?:ing|ied|ies|es|ed|s|e|y)$")
+
 RARE = 0.05  # of the tasks
-BESIDE_ANSWER = 0.6  # of the question's words
+WITH_ANSWER = 0.6  # of the question's words
 QUOTED = 0.8
 FEWEST_RARE = 4
-TELLING_WORDS = 3
-TELLING_NAMES = 2
-TELLING_DIGITS = 4
+REVEALING_WORDS = 3
+REVEALING_NAMES = 2
+REVEALING_DIGITS = 4
 _LITTLE_WORDS = frozenset(
     "and are as at be been by did do does for from had has have how i if in into is it its many me much my of on or "
-    "that their then there these they this those to was we were what when where which who whom whose why will with "
-    "would you your answer find give question".split()
+    "that their then there these they this those to was we were what when where which who whose why will with would "
+    "whom you your answer find give question".split()  # words: allow
 )
 _DIGIT = re.compile(r"\d")
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
+
 Key = tuple[str, tuple[str, ...]]
 
 
+# --- repetitions ------------------------------------------------------------------------------------------------------
+
+
 def ngram_similarity(one: str, other: str) -> float:
-    """The cosine of the two texts' word stems and pairs of neighbouring stems, each counted in a hashed place.
+    """The cosine of two texts' word stems and pairs of adjacent stems, each counted in a hashed place.
 
     Case, punctuation, little words ("the", "you") and common English endings do not count. The value is halved where
-    the texts claim different things: they hold other numbers, one says "not" where the other does not, or each has a
-    word that the other lacks ("left", "right"). So two wordings of one thought with other words are not found; an
-    embedding engine finds them.
+    the texts make different claims: they hold other numbers, one says "not" where the other does not, or each has a
+    word that the other lacks ("left", "right"). So one thought in two different wordings is not found; an embedding
+    engine finds it.
     """
-    first, second = _reading(one_line(one)), _reading(one_line(other))
+    first, second = _features(one_line(one)), _features(one_line(other))
     if first.text == second.text:
         return 1.0
     different = first.claim != second.claim or bool(first.stems - second.stems and second.stems - first.stems)
@@ -91,71 +94,66 @@ def ngram_similarity(one: str, other: str) -> float:
 
 
 async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) -> Callable[[str, str], float]:
-    """The cosine of a model's vectors for two of these texts, negative ones as 0; each is asked for once, here.
+    """The cosine of a model's vectors for two of these texts, negative ones as 0; each text is requested once, here.
 
-    Empty texts are like nothing. The value is halved where numbers differ or only one text says "not". Other
+    Empty texts have similarity 0. The value is halved where numbers differ or only one text says "not". Other
     contradictions ("left", "right") lie close together for most models, so the threshold should be high.
 
     Raises:
         EngineError: the server refused, or every attempt failed.
         KeyError: (by the function) a text that is not among these.
     """
-    wanted = list(dict.fromkeys(said for text in texts if (said := one_line(text))))  # servers refuse empty ones
+    wanted = list(dict.fromkeys(line for text in texts if (line := one_line(text))))  # servers refuse empty ones
     vectors: dict[str, dict[int, float]] = {"": {}}
     key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
     address = f"{config.base_url.rstrip('/')}/embeddings"
     service = api.Service("the embedding model", address, api.Config(timeout_s=config.timeout_s), key=key)
     try:
         for start in range(0, len(wanted), _BATCH):
-            asked = wanted[start : start + _BATCH]
-            found = await _asked(service, config.model, asked)
-            vectors.update((text, _unit(dict(enumerate(one)))) for text, one in zip(asked, found, strict=True))
+            batch = wanted[start : start + _BATCH]
+
+            def check(answer: Any, pause_s: float, count: int = len(batch)) -> None:
+                if _vectors(answer, count) is None:
+                    raise TransientError(f"the answer does not hold {count} vectors", pause_s)
+
+            answer = await service.post({"model": config.model, "input": batch}, check)
+            for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
+                vectors[text] = _unit(dict(enumerate(vector)))
     except ToolServerError as failure:
         fix = "check `practice.library.embedding`, or leave it out: near-duplicates are then found by shared words"
-        raise EngineError(failure.what, cause=failure.cause, fix=fix) from failure
+        raise EngineError(failure.what, code="embedding-failed", cause=failure.cause, fix=fix) from failure
     finally:
         await service.close()
 
-    def likeness(one: str, other: str) -> float:
+    def similarity(one: str, other: str) -> float:
         one, other = one_line(one), one_line(other)
         cosine = max(0.0, _cosine(vectors[one], vectors[other]))
-        return cosine * _DIFFERENT if _reading(one).claim != _reading(other).claim else cosine
+        return cosine * _DIFFERENT if _features(one).claim != _features(other).claim else cosine
 
-    return likeness
-
-
-async def _asked(service: api.Service, model: str, texts: Sequence[str]) -> list[list[float]]:
-    """One vector a text, in order, whatever order the server gives them in."""
-
-    def check(answer: Any, pause_s: float) -> None:
-        if _vectors(answer, len(texts)) is None:
-            raise TransientError(f"the answer does not hold {len(texts)} vectors", pause_s)
-
-    answer = await service.post({"model": model, "input": list(texts)}, check)
-    return _vectors(answer, len(texts)) or []
+    return similarity
 
 
 def _vectors(answer: Any, count: int) -> list[list[float]] | None:
-    """The vectors of an answer, None where it is not one that can be used."""
+    """The vectors of an answer in the order of the texts, None where the answer cannot be used."""
     data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+    if not isinstance(data, list) or len(data) != count or not all(isinstance(item, dict) for item in data):
         return None
-    places = [one.get("index", place) for place, one in enumerate(data)]
-    found = {str(place): one.get("embedding") for place, one in zip(places, data, strict=True)}
-    vectors = [one for place in range(count) if _is_vector(one := found.get(str(place)))]
-    return vectors if len(vectors) == len(data) == count and len({len(one) for one in vectors}) == 1 else None
-
-
-def _is_vector(value: Any) -> TypeGuard[list[float]]:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST  # neither is "not a number"
+    # A server may answer in another order.
+    by_index = {str(item.get("index", place)): item.get("embedding") for place, item in enumerate(data)}
+    vectors: list[list[float]] = []
+    for place in range(count):
+        vector = by_index.get(str(place))
+        if not isinstance(vector, list) or not vector:
+            return None
+        # The comparison is false for NaN, too.
+        if not all(isinstance(value, int | float) and -_LARGEST < value < _LARGEST for value in vector):
+            return None
+        vectors.append(vector)
+    return vectors if len({len(vector) for vector in vectors}) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Features:
     """What counts of a text: `claim` is its numbers and how often it says "not"; `ngrams` has length 1."""
 
     text: str
@@ -165,63 +163,77 @@ class _Reading:
 
 
 @lru_cache(maxsize=4096)
-def _reading(text: str) -> _Reading:
-    words = list(_words(text))
-    negations = sum(_negates(word) for word in words)
-    stems = [_ENDING.sub("", word) for word in words if word not in _STOP_WORDS and not _negates(word)]
-    counts = Counter(map(_place, (*stems, *map(" ".join, pairwise(stems)))))
-    claim = (tuple(sorted(numbers(text))), negations)
-    return _Reading(text, frozenset(stems), _unit(counts), claim)
-
-
-def _words(text: str) -> Iterator[str]:
-    for place, found in enumerate(_WORD.finditer(text)):
-        word = found[0]
-        yield word if place and word == "A" else word.lower()  # "set it to A" says something, "A lesson" does not
-
-
-def _negates(word: str) -> bool:
-    return word in _NEGATIONS or word.endswith(("n't", "n’t"))
-
-
-def _place(gram: str) -> int:
-    return int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
+def _features(text: str) -> _Features:
+    stems, negations = [], 0
+    for place, match in enumerate(_WORD.finditer(text)):
+        # "set it to A" names something, "A lesson" does not.
+        word = match[0] if place and match[0] == "A" else match[0].lower()
+        if word in _NEGATIONS or word.endswith(("n't", "n’t")):
+            negations += 1
+        elif word not in _STOP_WORDS:
+            stems.append(_ENDING.sub("", word))
+    counts = Counter(
+        int.from_bytes(blake2b(gram.encode(), digest_size=4).digest())
+        for gram in (*stems, *map(" ".join, pairwise(stems)))
+    )
+    return _Features(text, frozenset(stems), _unit(counts), (tuple(sorted(numbers(text))), negations))
 
 
 def _unit(vector: Mapping[int, float]) -> dict[int, float]:
-    """The vector with length 1; without any direction it stays so."""
+    """The vector scaled to length 1; the zero vector stays as it is."""
     length = math.hypot(*vector.values()) or 1.0
     return {place: value / length for place, value in vector.items()}
 
 
 def _cosine(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Of vectors of length 1."""
+    """The cosine of two vectors of length 1."""
     return min(1.0, sum(value * other[place] for place, value in one.items() if place in other))
 
 
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
-    """What of a task a lesson may not hold: its answers, each with whether it is telling, and its question's words."""
+class _Secrets:
+    """What a lesson may not hold of a task: answers, each with whether it is revealing, and words of the question."""
 
     task_id: str
     answers: tuple[tuple[tuple[Key, ...], bool], ...]
     content: frozenset[Key]
     rare: frozenset[Key]
 
+    def found(self, keys: Sequence[Key], content: frozenset[Key]) -> str | None:
+        """The reason why a text with these words (`content`: without the little ones) leaks, or None."""
+        for answer, revealing in self.answers:
+            length = len(answer)
+            in_a_row = any(tuple(keys[start : start + length]) == answer for start in range(len(keys) - length + 1))
+            if in_a_row and (revealing or self._near(frozenset(answer), content)):
+                return f"it holds the answer of task {self.task_id!r}"
+        if _share(self.content, content) >= QUOTED and len(self.rare & content) >= FEWEST_RARE:
+            return f"it repeats the question of task {self.task_id!r}"
+        return None
+
+    def _near(self, answer: frozenset[Key], content: frozenset[Key]) -> bool:
+        """Whether enough of the question stands with the answer, whose words do not count."""
+        wording, rare = self.content - answer, self.rare - answer
+        if not rare:
+            return bool(wording) and wording <= content
+        return min(_share(wording, content), _share(rare, content)) >= WITH_ANSWER
+
 
 def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
-    """A function that gives the reason why a lesson's text may not stand in a library, or None.
+    """Make a function that returns the reason why a lesson's text may not stand in a library, or None.
 
-    Tasks are read once; whoever asks for many texts keeps the function.
+    The tasks are read once, here.
     """
     tasks = list(tasks)
     contents = [_content(_keys(task.question)) for task in tasks]
     spread = Counter(key for content in contents for key in content)
     most = max(1, int(RARE * len(tasks)))
     known = [
-        _Known(
+        _Secrets(
             task_id=task.id,
-            answers=tuple((keys, _tells(answer, keys)) for answer in task.answers if (keys := _keys(answer))),
+            answers=tuple((keys, _reveals(answer, keys)) for answer in task.answers if (keys := _keys(answer))),
             content=content,
             rare=frozenset(key for key in content if spread[key] <= most),
         )
@@ -231,48 +243,25 @@ def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
     def reason(text: str) -> str | None:
         keys = _keys(text)
         content = _content(keys)
-        return next((found for one in known if (found := _found(one, keys, content))), None)
+        return next((found for secrets in known if (found := secrets.found(keys, content))), None)
 
     return reason
 
 
-def _found(task: _Known, keys: Sequence[Key], content: frozenset[Key]) -> str | None:
-    for answer, telling in task.answers:
-        if (telling or _near(task, frozenset(answer), content)) and _holds(keys, answer):
-            return f"it holds the answer of task {task.task_id!r}"
-    quoted = _share(task.content, content) >= QUOTED and len(task.rare & content) >= FEWEST_RARE
-    return f"it repeats the question of task {task.task_id!r}" if quoted else None
-
-
-def _near(task: _Known, answer: frozenset[Key], content: frozenset[Key]) -> bool:
-    """Whether enough of the question stands there beside the answer, whose own words count for nothing."""
-    wording, rare = task.content - answer, task.rare - answer
-    if not rare:
-        return bool(wording) and wording <= content
-    return min(_share(wording, content), _share(rare, content)) >= BESIDE_ANSWER
+def _reveals(answer: str, keys: Sequence[Key]) -> bool:
+    """Whether general advice is very unlikely to hold these words by chance."""
+    digits = ("".join(_DIGIT.findall(number)).strip("0") for _, numbers in keys for number in numbers)
+    names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
+    content = [key for key in keys if key[0] not in _LITTLE_WORDS]
+    return (
+        len(content) >= REVEALING_WORDS
+        or names >= REVEALING_NAMES
+        or any(len(significant) >= REVEALING_DIGITS for significant in digits)
+    )
 
 
 def _share(wanted: frozenset[Key], there: frozenset[Key]) -> float:
     return len(wanted & there) / len(wanted) if wanted else 0.0
-
-
-def _holds(keys: Sequence[Key], answer: Sequence[Key]) -> bool:
-    """Whether the answer's words stand in the text in a row."""
-    starts = (place for place, key in enumerate(keys) if key == answer[0])
-    return any(tuple(keys[start : start + len(answer)]) == tuple(answer) for start in starts)
-
-
-def _tells(answer: str, keys: Sequence[Key]) -> bool:
-    """Whether general advice would hold these words only by a strange chance."""
-    digits = (len(_significant(one)) for _, numbers in keys for one in numbers)
-    names = sum(1 for word in answer.split() if word[:1].isupper() and len(word) > 1)
-    said = [key for key in keys if key[0] not in _LITTLE_WORDS]
-    return len(said) >= TELLING_WORDS or names >= TELLING_NAMES or any(one >= TELLING_DIGITS for one in digits)
-
-
-def _significant(number: str) -> str:
-    """The digits of a number without zeros at either end."""
-    return "".join(_DIGIT.findall(number)).strip("0")
 
 
 def _content(keys: Iterable[Key]) -> frozenset[Key]:
@@ -280,6 +269,6 @@ def _content(keys: Iterable[Key]) -> frozenset[Key]:
 
 
 def _keys(text: str) -> tuple[Key, ...]:
-    """The words of a text, "Curie's" as "Curie"; one with a number by that and its letters, however it is written."""
-    said = words(_POSSESSIVE.sub("", text))
-    return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in said)
+    """The words of a text, "Curie's" as "Curie"; one with a number by its value and its letters, in any notation."""
+    found = words(_POSSESSIVE.sub("", text))
+    return tuple((_DIGIT.sub("", word) if numbers else word, numbers) for word, numbers in found)
