@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from midstream.core.errors import RecipeError, StorageError, UsageError
-from midstream.tools.local_search import Document, build_index, open_index
-from midstream.tools.web.chunks import passages
+from midstream.tools.local_search import Document, build_index, open_index, passages
 
 _BAD_SHOWN = 5  # a file that is wrong throughout needs no list of all its lines
 _OVERLAP = 6  # passages share a sixth of their size with the one before

@@ -1,4 +1,7 @@
-"""Search in your own documents: a SQLite full-text index (FTS5) ranked by BM25, on disk or in memory."""
+"""Search in your own documents: a SQLite full-text index (FTS5) ranked by BM25, on disk or in memory.
+
+Also the best passages of one long text (`passages`, `best_spans`), for web pages and for building an index.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,12 +23,14 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ToolResult
 
-TERM = re.compile(r"[^\W_]+")  # runs of letters and digits, as FTS5's unicode61 tokenizer cuts text
-MAX_TERMS = 64  # of a query: a longer one is cut
+MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
 QUERY = "SELECT title, text FROM documents WHERE documents MATCH ? ORDER BY bm25(documents), rowid LIMIT ?"
 TITLED = "SELECT title, text FROM documents WHERE documents MATCH ? AND title = ? COLLATE NOCASE ORDER BY rowid LIMIT 1"
+PASSAGES_SCHEMA = "CREATE VIRTUAL TABLE passages USING fts5(text, tokenize = 'porter unicode61')"
+PASSAGES_QUERY = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid"
 Row = tuple[str, str]  # title and text
+Span = tuple[int, int]  # of characters: start, end
 
 
 class Document(Frozen):
@@ -39,9 +44,9 @@ class Document(Frozen):
 class Config(Frozen):
     """Settings of local search.
 
-    `index` is a file that `midstream index build` wrote. `match` says whether a document must hold every word of the
-    query or any of them. `max_characters` bounds each document's text in the result. `coverage` is the share of the
-    offline world's facts that are indexed where there is no `index`: below 1 a worse tool, for studies.
+    `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
+    any of them. `max_characters` bounds each document's text in the result. `coverage` is the share of the offline
+    world's facts that are indexed if there is no `index`: below 1 a worse tool, for studies.
     """
 
     index: Path | None = None
@@ -52,20 +57,28 @@ class Config(Frozen):
 
 
 def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document]) -> sqlite3.Connection:
-    """Index `documents` in their order and give the open connection, which the caller closes.
+    """Index `documents` in their order and return the open connection, which the caller closes.
 
-    A file appears under its name only once it is complete and on the disk, and replaces one that was there. `documents`
-    are read one by one: any number of them takes no more memory than a few.
+    A file appears under its name, or replaces an older one, only when it is complete and synced to disk. `documents`
+    are read one by one, so memory does not grow with their number.
 
     Raises:
-        sqlite3.Error: the index could not be written; `OSError`: nor put in its place.
+        sqlite3.Error: the index could not be written.
+        OSError: the finished file could not be synced or renamed.
     """
+
+    def fill(connection: sqlite3.Connection) -> None:
+        with connection:
+            connection.execute(SCHEMA)
+            rows = ((document.title, document.text, document.id) for document in documents)
+            connection.executemany("INSERT INTO documents (title, text, id) VALUES (?, ?, ?)", rows)
+
     if isinstance(path, Path):
-        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")  # so that two builds do not meet
+        partial = path.with_name(f"{path.name}.{token_hex(4)}.partial")  # a name for each build: two may run at once
         try:
             with closing(sqlite3.connect(partial)) as connection:
-                connection.execute("PRAGMA journal_mode = OFF")  # what fails is thrown away whole
-                _fill(connection, documents)
+                connection.execute("PRAGMA journal_mode = OFF")  # a failed build is discarded as a whole
+                fill(connection)
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
             partial.replace(path)
@@ -73,26 +86,27 @@ def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document])
             partial.unlink(missing_ok=True)
         return open_index(path)
     connection = sqlite3.connect(path, check_same_thread=False)
-    _fill(connection, documents)
+    fill(connection)
     return connection
 
 
 def match_expression(query: str, match: Literal["all", "any"]) -> str:
-    """The FTS5 expression for untrusted text: its words, each quoted, none an operator; "" if it has no words."""
-    words = TERM.findall(unicodedata.normalize("NFC", query))
+    """The FTS5 expression for untrusted text: its words, each quoted, so none is an operator; "" without words."""
+    # Runs of letters and digits, as FTS5's unicode61 tokenizer splits text.
+    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", query))
     terms = list(dict.fromkeys(word.lower() for word in words))[:MAX_TERMS]
     return (" AND " if match == "all" else " OR ").join(f'"{term}"' for term in terms)
 
 
 class LocalSearch:
-    """Finds documents by their words; documents that rank alike come in the order in which they were indexed.
+    """Finds documents by their words; documents of equal rank keep the order in which they were indexed.
 
-    In memory, where documents are thousands, a query takes a fraction of a millisecond and runs in the event loop
-    itself; in a file it may take tens of milliseconds (docs/benchmarks.md) and runs in a thread, one query after the
-    other. Words are compared without case and accents; there is no stemming and no notion of meaning.
+    With thousands of documents in memory a query takes a fraction of a millisecond and runs in the event loop; in a
+    file it may take tens of milliseconds (docs/benchmarks.md) and runs in a thread, one query after another. Words are
+    compared without case and accents; there is no stemming and no semantic similarity.
 
     Raises:
-        RecipeError: `config.index` is missing, not given, or no index.
+        RecipeError: `config.index` is missing, not given, or not an index.
     """
 
     name = "local_search"
@@ -131,7 +145,10 @@ class LocalSearch:
         rows = await self.find(query, self._config.top_k)
         if not rows:
             return ToolResult(text=f"no document matches {_cut(query, 200)!r}", ok=False)
-        found = [self._show(title, text) for title, text in rows]
+        found = []
+        for title, text in rows:
+            text = _cut(text, self._config.max_characters)
+            found.append(f"{title}: {text}" if title else text)
         if self._config.top_k == 1:
             return ToolResult(text=found[0])
         return ToolResult(text="\n".join(f"{place}. {' '.join(text.split())}" for place, text in enumerate(found, 1)))
@@ -142,7 +159,7 @@ class LocalSearch:
         return await self._rows(QUERY, (expression, limit)) if expression else []
 
     async def titled(self, title: str) -> list[Row]:
-        """Title and text of the first document of that title, whatever its case; [] if there is none."""
+        """Title and text of the first document of that title, whatever its case; [] if there is not one."""
         expression = match_expression(title, "all")
         return await self._rows(TITLED, (f"title : ({expression})", title)) if expression else []
 
@@ -157,16 +174,13 @@ class LocalSearch:
         except sqlite3.Error as error:
             raise ToolServerError(
                 f"the search index {self._config.index or ':memory:'} could not be read: {error}",
+                code="storage",
                 cause="the file was damaged or replaced while it was open, or the tool was closed",
                 fix="build it again: midstream index build DOCUMENTS.jsonl",
             ) from error
 
-    def _show(self, title: str, text: str) -> str:
-        text = _cut(text, self._config.max_characters)
-        return f"{title}: {text}" if title else text
-
     async def close(self) -> None:
-        """Close the index; a query that is under way ends without a result."""
+        """Close the index; a query in progress ends without a result."""
         if self._thread:
             self._connection.interrupt()
             self._thread.shutdown(cancel_futures=True)
@@ -174,38 +188,85 @@ class LocalSearch:
         self._connection.close()
 
 
-def _fill(connection: sqlite3.Connection, documents: Iterable[Document]) -> None:
-    with connection:
-        connection.execute(SCHEMA)
-        rows = ((document.title, document.text, document.id) for document in documents)
-        connection.executemany("INSERT INTO documents (title, text, id) VALUES (?, ?, ?)", rows)
-
-
 def open_index(path: Path | None) -> sqlite3.Connection:
     """Open an index for reading; one that cannot be searched is refused now, not in the middle of a run.
 
     Raises:
-        RecipeError: there is none at `path`.
+        RecipeError: there is no index at `path`.
     """
     fix = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
     if path is None or not path.is_file():
-        raise RecipeError(f"no search index at {path}", cause="it was not built, or lies elsewhere", fix=fix)
+        raise RecipeError(f"no search index at {path}", code="file-not-found", fix=fix)
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
     except sqlite3.Error as error:
         raise RecipeError(
             f"{path} cannot be opened: {error}",
-            cause="you may not read it, or its path is too long",
+            code="file-unreadable",
             fix=f"ls -l {path}",
         ) from error
     try:
         connection.execute(QUERY, ('"probe"', 1)).fetchall()
     except sqlite3.Error as error:
         connection.close()
-        raise RecipeError(
-            f"{path} is not a search index: {error}", cause="the file is damaged or something else", fix=fix
-        ) from error
+        raise RecipeError(f"{path} is not a search index: {error}", code="file-invalid", fix=fix) from error
     return connection
+
+
+# --- passages of one text ---------------------------------------------------------------------------------------------
+
+
+def passages(text: str, size: int, overlap: int) -> Iterator[Span]:
+    """Spans of at most `size` characters that together cover `text`, each repeating about `overlap` of the last one.
+
+    A passage ends after a line, a sentence or a word if its second half has such an end. `overlap` must be below half
+    of `size`.
+    """
+    start = 0
+    while start + size < len(text):
+        end = start + size
+        for mark in ("\n", ". ", " "):  # best first
+            found = text.rfind(mark, start + size // 2, start + size)
+            if found >= 0:
+                end = found + len(mark)
+                break
+        yield start, end
+        space = text.find(" ", end - overlap, end)
+        start = space + 1 if space >= 0 else end - overlap
+    yield start, len(text)
+
+
+def best_spans(text: str, spans: list[Span], query: str, limit: int) -> list[Span]:
+    """The spans that match `query` best, by BM25 with English stems, in the text's order; adjacent ones are joined.
+
+    A text of at most `limit` characters is returned whole; without a match, the first spans. The spans have at most
+    `limit` characters, except that there is always at least one.
+    """
+    if len(text) <= limit:
+        return [(0, len(text))]
+
+    # Chinese, Japanese and Korean are written without spaces: each character is indexed as a word.
+    def spaced(words: str) -> str:
+        return re.sub(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])", r" \1 ", words)
+
+    ranked: Iterable[int] = ()
+    if expression := match_expression(spaced(query), "any"):
+        with closing(sqlite3.connect(":memory:")) as index:
+            index.execute(PASSAGES_SCHEMA)
+            index.executemany("INSERT INTO passages VALUES (?)", ((spaced(text[start:end]),) for start, end in spans))
+            ranked = [rowid - 1 for (rowid,) in index.execute(PASSAGES_QUERY, (expression,))]
+    chosen: list[Span] = []
+    for number in ranked or range(len(spans)):
+        joined: list[Span] = []
+        for start, end in sorted([*chosen, spans[number]]):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((start, end))
+        if chosen and sum(end - start for start, end in joined) > limit:
+            break
+        chosen = joined
+    return chosen
 
 
 def _cut(text: str, limit: int) -> str:

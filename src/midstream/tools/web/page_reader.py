@@ -23,7 +23,7 @@ from threading import Timer
 from typing import IO, Any
 
 from midstream.core.errors import ToolServerError
-from midstream.tools.web.chunks import best_spans, passages
+from midstream.tools.local_search import best_spans, passages
 from midstream.tools.web.page import NoPage, Page, characters, without_controls
 
 _PROCESSES = 2

@@ -1,11 +1,13 @@
+"""Passages of a long text, and the best ones for a query."""
+
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.web.chunks import best_spans, passages
+from midstream.tools.local_search import best_spans, passages
 
-PARAGRAPHS = [f"Paragraph {number} tells of harbours, herons and hay." for number in range(100)]
+PARAGRAPHS = [f"Paragraph {number} describes harbors, herons and hay." for number in range(100)]
 PARAGRAPHS[40] = "The lighthouse of Amberbank is 105 metres high."
 PARAGRAPHS[80] = "Lighthouses are white."
 TEXT = "\n".join(PARAGRAPHS)
@@ -43,8 +45,8 @@ def test_more_passages_come_in_the_texts_order():
     assert ["105" in both[0], "white" in both[1]] == [True, True]  # and "lighthouse" finds "lighthouses"
 
 
-def test_neighbours_are_joined():
-    [whole] = found("harbours herons hay", 10**6)
+def test_adjacent_are_joined():
+    [whole] = found("harbors herons hay", 10**6)
     assert whole == TEXT
 
 
