@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 import torch
+from midstream.training.tiny import make_model, make_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
@@ -37,7 +38,6 @@ from midstream.core.trajectory import Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.training.settings import TinyConfig
-from midstream.training.tiny import make_model, make_tokenizer
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
 from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words

@@ -6,7 +6,7 @@ methods is one, no base class and no registration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -304,6 +304,42 @@ class TaskSource(Protocol):
         ...
 
 
+@runtime_checkable
+class World(TaskSource, Protocol):
+    """A task source that brings what a model without any knowledge needs to learn in it: an offline world.
+
+    `teacher` is the `type` of the module whose transcripts a warm start imitates where the recipe names no other.
+    """
+
+    teacher: str
+
+    def documents(self) -> Iterable[tuple[str, str]]:
+        """(id, text) of everything that a search tool without an index finds, in a fixed order."""
+        ...
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Lessons for the prompts of a `share` of warm-start transcripts, by task id; the teacher follows them."""
+        ...
+
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Before any work: refuse validation tasks that `check_warm_start` could not use, with `RecipeError`."""
+        ...
+
+    async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
+        """Check a warm-started model before reinforcement; returns a line for the log.
+
+        Args:
+            environment: a `rollout.Environment` around the model.
+            tasks: the validation tasks.
+            least: what the check must come out at, in [0, 1] (`warm_start.min_copy_rate`).
+            seed: seed of the rollouts.
+
+        Raises:
+            TrainingError: the model learned too little to go on.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One training sequence: a prompt and what follows: one sampled completion, or several with others' text between.
@@ -351,8 +387,8 @@ class LossStats:
 class Learner(Protocol):
     """Updates weights. Gradients of successive `forward_backward` calls add up until `optimizer_step`."""
 
-    def redraw(self, seed: int) -> None:
-        """Before a step: draw afresh whatever part of the weights is random (nothing, for most models)."""
+    def before_step(self, seed: int) -> None:
+        """Called before a step's rollouts: a model that changes its weights between steps does so now."""
         ...
 
     def forward_backward(self, rows: Sequence[Row], loss: Any) -> LossStats:

@@ -16,7 +16,7 @@ from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.lessons import Lessons
 from midstream.core.parts import table_of, weight_of
-from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool
+from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool, World
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
@@ -49,10 +49,9 @@ from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tasks.finite import Finite
 from midstream.tasks.tau.tasks import TauBench
 from midstream.tools import local_search, recording
-from midstream.training.settings import LocalModelConfig, TinyConfig
-from midstream.worlds.gazetteer import compact, scripted
-from midstream.worlds.gazetteer import tasks as gazetteer
-from midstream.worlds.gazetteer.lessons import lesson_words
+from midstream.training.settings import LocalModelConfig
+from midstream.worlds.gazetteer import tiny_model
+from midstream.worlds.gazetteer.tasks import Gazetteer
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
@@ -114,9 +113,9 @@ class Build:
         return self._sources[key]
 
     @property
-    def world(self) -> gazetteer.Gazetteer:
-        """The source, where it must be the offline world."""
-        if not isinstance(self.source, gazetteer.Gazetteer):
+    def world(self) -> World:
+        """The source, where it must be an offline world."""
+        if not isinstance(self.source, World):
             raise no_world(self.recipe)
         return self.source
 
@@ -279,6 +278,8 @@ class Build:
         `temperature`, may be replaced.
         """
         trained, tables = self.recipe.trained, self.recipe.modules
+        # Whoever plans in the recipe's place (a teacher, before a run begins) is none of the run's rollouts.
+        counted = self.budget is not None and planner is None
         if isinstance(planner, dict):
             tables, planner = {**tables, trained: planner}, None
         if planner is not None:
@@ -291,8 +292,6 @@ class Build:
         if temperature is not None and planner is None:
             modules[trained] = self._module(trained, _with_temperature(trained, tables[trained], temperature))
         agent = self._agent(modules, chosen.max_turns if chosen else None)
-        # Whoever plans in the recipe's place (a teacher, before a run begins) is none of the run's rollouts.
-        counted = self.budget is not None and modules[trained] is not planner
         source = self.source if chosen is None else self._set_source(chosen)
         return rollout.Environment(
             agent=BudgetedAgent(agent, self.budget) if self.budget is not None and counted else agent,
@@ -355,30 +354,23 @@ class Build:
         """A function in place of a model, made from the recipe's tasks."""
         return simulated.SimulatedEngine(PLAYED[self.recipe.tasks["type"]][config.plays](self, config), config, name)
 
-    def tiny(self, config: TinyConfig) -> tuple[Any, Any]:
+    def tiny(self, config: tiny_model.Config) -> tuple[Any, Any]:
         """(model, tokenizer) of a from-scratch planner for the offline world; its seed is the warm start's."""
         require_training_extra()
         import torch
 
         torch.set_num_threads(self.recipe.learner.threads)  # initial weights, too, depend on it in their last bits
-        from midstream.training import tiny
-
-        names = self.world.names()
-        words = {
-            *gazetteer.question_words(),
-            *compact.WORDS,
-            *scripted.action_words(),
-            *(tool.name for tool in self.tools),
-        }
-        bare: list[str] = []
-        if self.recipe.warm_start is not None and self.recipe.warm_start.lessons > 0:
-            words |= lesson_words()
-            bare = ["-"]
-        if isinstance(agent := self.recipe.agent, InterleavedConfig):
-            words |= scripted.stream_words()
-            bare = scripted.stream_marks(load_template(agent.template), [tool.name for tool in self.tools])
-        tokenizer = tiny.make_tokenizer(words, names, bare)
-        return tiny.make_model(config, tokenizer, len(names), self.warm_seed), tokenizer
+        warm, agent, world = self.recipe.warm_start, self.recipe.agent, self.source
+        if not isinstance(world, Gazetteer):
+            raise no_world(self.recipe)
+        return tiny_model.make_planner(
+            config,
+            world,
+            [tool.name for tool in self.tools],
+            template=load_template(agent.template) if isinstance(agent, InterleavedConfig) else None,
+            lessons=warm is not None and warm.lessons > 0,
+            seed=self.warm_seed,
+        )
 
     def pretrained(self, config: LocalModelConfig, name: str) -> tuple[Any, Any]:
         """(model, tokenizer) of a Hugging Face causal language model; the trained one keeps its adapter apart."""
@@ -390,9 +382,15 @@ class Build:
             training.weights or self.recipe.modules[self.recipe.trained].get("engine")
         )
         trainable = trained and self.recipe.learner.lora is not None
-        return load_model(config.model, config.dtype, config.device, adapter=config.adapter, trainable=trainable)
+        model, tokenizer = load_model(
+            config.model, config.dtype, config.device, adapter=config.adapter, trainable=trainable
+        )
+        tiny_model.attach_redraw(model)  # of a planner that a run of the offline world saved
+        return model, tokenizer
 
-    def local_engine(self, name: str, model: Any, tokenizer: Any, config: TinyConfig | LocalModelConfig) -> Engine:
+    def local_engine(
+        self, name: str, model: Any, tokenizer: Any, config: tiny_model.Config | LocalModelConfig
+    ) -> Engine:
         """The in-process engine over a model."""
         from midstream.engines.local.engine import TransformersLocal
 

@@ -65,6 +65,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
         _check_training(recipe, resolved)
     if recipe.practice:
         _check_practice(recipe, recipe.practice, resolved)
+    _fill_teacher(recipe, resolved)
     _check_imitated(recipe)
     _check_simulated(recipe)
     _check_world(recipe)
@@ -113,6 +114,22 @@ def _fill_reward(recipe: Recipe, table: Table, where: str) -> Table:
             inner = _fill_reward(recipe, table_of(part), f"{where}.parts.{name}")
             filled["parts"][name] = {"weight": weight_of(part), **inner}
     return filled
+
+
+def teacher_table(recipe: Recipe) -> Table | None:
+    """The table of the module that is imitated where the recipe names no other; None if the tasks bring no teacher."""
+    teacher = getattr(resolve(TASKS, recipe.tasks, "tasks")[1], "teacher", None)
+    if teacher is None:
+        return None
+    return {**(recipe.warm_start.policy if recipe.warm_start else {}), "type": teacher}
+
+
+def _fill_teacher(recipe: Recipe, resolved: Table) -> None:
+    """The teacher's settings with their defaults, in the place where the recipe has them."""
+    table = teacher_table(recipe)
+    if recipe.warm_start and recipe.warm_start.file is None and table is not None:
+        _, config = resolve(ROOMS[recipe.trained], table, "warm_start.policy")
+        resolved["warm_start"]["policy"] = config.model_dump(mode="json", exclude_none=True)
 
 
 def _fill_set(recipe: Recipe, chosen: SetConfig, where: str) -> Table:

@@ -21,7 +21,8 @@ from midstream.recipe.registry import TASKS, draw, resolve, task_source
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
 from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
-from midstream.training.settings import COPY_SAMPLES, TrainingConfig
+from midstream.training.settings import TrainingConfig
+from midstream.worlds.gazetteer.warm_start import COPY_SAMPLES
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again where a reply cannot be used
 _OFTEN = {  # the policy's last reply calls no tool

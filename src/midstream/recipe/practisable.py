@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import combinations
 
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.practice.ledger import Cache, Ledger
@@ -16,8 +15,9 @@ from midstream.practice.reflector import ROLES, Reflector
 from midstream.practice.session import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
+from midstream.recipe.check import teacher_table
 from midstream.recipe.library import read
-from midstream.recipe.trainable import place_names, scripted_planner
+from midstream.recipe.trainable import check_warm_start
 from midstream.runs import RunDirectory
 from midstream.training.settings import WarmStartConfig
 
@@ -132,18 +132,23 @@ def _cache(build: Build, config: PracticeConfig, agent: str) -> Cache | None:
 
 def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
     """What makes the planner's weights those that a training run of this recipe would begin with, once a run."""
-    names = place_names(build)
+    check_warm_start(build)
 
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
-        from midstream.training.supervised import copy_rate, require_copy_rate, warm_start
+        from midstream.training.supervised import warm_start
 
         if run.checkpoints.load_latest(build.learner.load, report=report) is None:
-            seed = derive_seed("warm start", build.warm_seed)
-            teacher = build.environment(planner=scripted_planner(build.recipe))
-            await warm_start(build.learner, teacher, build.source, build.student(), config, seed, report)
-            tasks = build.set_tasks(build.recipe.evaluation.validation)
-            if config.file is None:
-                require_copy_rate(await copy_rate(build.environment(), tasks, set(names), seed), config)
+            await warm_start(
+                config,
+                learner=build.learner,
+                student=build.student(),
+                source=build.source,
+                make_environment=build.environment,
+                teacher=teacher_table(build.recipe),
+                validation=build.set_tasks(build.recipe.evaluation.validation),
+                seed=build.warm_seed,
+                report=report,
+            )
             run.checkpoints.save(0, build.learner.save)
         await build.publish(0)
 

@@ -40,11 +40,11 @@ from midstream.tasks.tau import tasks as tau_bench
 from midstream.tools import base_generator, function, local_search, python
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.web import web_page, web_search, wikipedia
-from midstream.training.settings import LocalModelConfig, TinyConfig
+from midstream.training.settings import LocalModelConfig
 from midstream.worlds import game24
 from midstream.worlds.desks import models as desk_models
 from midstream.worlds.desks import world as desks
-from midstream.worlds.gazetteer import compact, programs, scripted
+from midstream.worlds.gazetteer import compact, programs, scripted, tiny_model
 from midstream.worlds.gazetteer import reflector as gazetteer_reflector
 from midstream.worlds.gazetteer import tasks as gazetteer
 from midstream.worlds.workshop import models as workshop_models
@@ -150,7 +150,9 @@ TOOLS = {
     ),
 }
 ENGINES = {
-    "tiny": Component(TinyConfig, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)),
+    "tiny": Component(
+        tiny_model.Config, lambda build, config, name: build.local_engine(name, *build.tiny(config), config)
+    ),
     "transformers_local": Component(
         LocalModelConfig, lambda build, config, name: build.local_engine(name, *build.pretrained(config, name), config)
     ),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Engine
 from midstream.recipe.build import Build
+from midstream.recipe.check import teacher_table
 from midstream.recipe.registry import ROOMS, resolve
 from midstream.recipe.schema import Recipe
-from midstream.worlds.gazetteer import scripted
 
 if TYPE_CHECKING:
     from midstream.training.session import Parts
@@ -34,32 +34,24 @@ def parts_of(build: Build) -> Parts:
             fix="add one, or use `midstream eval`",
         )
     _check_trainable(recipe, build.planner_engine())
-    names = place_names(build)
+    check_warm_start(build)
     _draw_all(build)
     learner = build.learner
     return Parts(
         seed=recipe.seed,
         source=build.source,
         families=build.source.families,
-        place_names=names,
         set_tasks=build.set_tasks,
         student=build.student(),
         learner=learner,
         make_environment=build.environment,
-        clumsy_planner=scripted_planner(recipe),
         role=recipe.trained,
-        teacher=recipe.training.supervised.planner,
+        teacher=teacher_table(recipe),
         publish=build.publish,
         warm_start=recipe.warm_start,
         training=recipe.training,
         evaluation=recipe.evaluation,
     )
-
-
-def scripted_planner(recipe: Recipe) -> Any:
-    """The program whose transcripts warm-start a small planner or policy."""
-    config = recipe.warm_start.policy if recipe.warm_start else scripted.ScriptedConfig()
-    return ROOMS[recipe.trained]["clumsy"].make(config)
 
 
 def _draw_all(build: Build) -> None:
@@ -82,20 +74,11 @@ def _draw_all(build: Build) -> None:
         build.set_tasks(chosen)
 
 
-def place_names(build: Build) -> frozenset[str]:
-    """The places that validation questions name, which a warm planner must be able to copy."""
-    warm, validation = build.recipe.warm_start, build.recipe.evaluation.validation
-    if warm is None or warm.file is not None:
-        return frozenset()
-    found = set(build.world.names())
-    found &= {word for task in build.set_tasks(validation) for word in task.question.split()}
-    if not found and warm.min_copy_rate:
-        raise RecipeError(
-            f"no question of evaluation.validation ({validation.name}) names a place of the offline world",
-            cause="they are of another source, or of families that ask about none; the copy gate asks them",
-            fix="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
-        )
-    return frozenset(found)
+def check_warm_start(build: Build) -> None:
+    """Refuse, before any work, a warm start that could not be checked afterwards."""
+    warm = build.recipe.warm_start
+    if warm is not None and warm.file is None:
+        build.world.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
 
 
 def _check_trainable(recipe: Recipe, engine: Engine) -> None:

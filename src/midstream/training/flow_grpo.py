@@ -54,7 +54,7 @@ class FlowGRPO:
     async def step(self, step: int) -> StepOutcome:
         """Sample, score, learn. `step` counts from 1; everything random in it derives from (seed, step)."""
         started, cpu = time.perf_counter(), time.process_time()
-        self.learner.redraw(derive_seed(self.seed, "redraw", step))
+        self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
         groups = await self._rollout(step)
         rolled_out = time.perf_counter()

@@ -30,7 +30,6 @@ from midstream.training.losses import PolicyLoss
 from midstream.training.passes import Plan, recomputing
 from midstream.training.plan import padded_chunks, plan_of
 from midstream.training.settings import LearnerConfig, LoraConfig
-from midstream.training.tiny import redraw, redrawn_ranges, share_gradient
 
 
 class LocalLearner:
@@ -51,7 +50,6 @@ class LocalLearner:
         self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)
         if config.recompute_activations:
             _recompute_activations(self.model)
-        share_gradient(self.model)
         self.attention = choose(self.model, config.attention)
         self.cost = Cost.of(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -62,11 +60,14 @@ class LocalLearner:
         """Why prefixes that rows share are computed for each of them; "" where they are not, or so asked for."""
         return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
 
-    def redraw(self, seed: int) -> None:
-        """Draw the random parts of a small planner's names afresh, alike in policy and reference."""
+    def before_step(self, seed: int) -> None:
+        """Call `before_step(seed)` of the policy and the reference, where the model has such a method.
+
+        With it a model may change its weights between steps, alike in both.
+        """
         for model in (self.model, self.reference):
-            if model is not None:
-                redraw(model, seed)
+            if hasattr(model, "before_step"):
+                model.before_step(seed)  # type: ignore[operator, union-attr]
 
     def forward_backward(self, rows: Sequence[Row], loss: PolicyLoss) -> LossStats:
         """Add the gradient of the weighted loss over `rows`; how they are packed does not change it."""
@@ -278,10 +279,11 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
     from peft import LoraConfig as PeftConfig  # imported where used: it takes a second
     from peft import PeftModel, get_peft_model
 
-    if redrawn_ranges(model):
+    if hasattr(model, "before_step"):
         raise UnsupportedError(
-            "a small planner (engine type tiny) cannot be trained with LoRA",
-            cause="the trained part of its names lies in the embeddings, which adapters leave alone",
+            "a model that changes its weights between steps (engine type tiny) cannot be trained with LoRA",
+            code="lora-unsupported",
+            cause="it is trained in its embeddings, too, which adapters leave alone",
             fix="remove [learner.lora]",
         )
     if isinstance(model, PeftModel):  # trained further

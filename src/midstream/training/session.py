@@ -14,7 +14,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from midstream import evaluation
 from midstream.core.errors import CheckpointError
@@ -24,46 +24,32 @@ from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
-from midstream.rollout import Environment
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
-from midstream.training.supervised import SupervisedTraining, copy_rate, require_copy_rate, warm_start
+from midstream.training.supervised import MakeEnvironment, SupervisedTraining, warm_start
 
 WARM, TRAINED = "warm start", "trained"
-
-
-class MakeEnvironment(Protocol):
-    """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
-
-    def __call__(
-        self, *, planner: Any = None, temperature: float | None = None, chosen: evaluation.SetConfig | None = None
-    ) -> Environment:
-        """None leaves the recipe's own; `chosen` is the set that is evaluated."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What recipe/build.py wires for a run.
 
-    `place_names` are those that validation questions name, for the copy gate; `student` is the in-process engine whose
-    weights are trained and `role` the module that asks it, `teacher` the table of the module that supervised learning
-    imitates, None for the clumsy one.
+    `student` is the in-process engine whose weights are trained and `role` the module that asks it. `teacher` is the
+    table of the module that is imitated where the settings name no other, None where the tasks bring none.
     """
 
     seed: int
     source: TaskSource
     families: Sequence[str]
-    place_names: frozenset[str]
     set_tasks: Callable[[evaluation.SetConfig], list[Task]]
     student: TransformersLocal
     learner: LocalLearner
     make_environment: MakeEnvironment
-    clumsy_planner: Any
     teacher: dict[str, Any] | None
     publish: Callable[[int], Awaitable[None]]
     warm_start: WarmStartConfig | None
@@ -116,7 +102,7 @@ class Session:
             return SupervisedTraining(
                 config=parts.training,
                 learner=parts.learner,
-                environment=parts.make_environment(planner=parts.teacher or parts.clumsy_planner),
+                environment=parts.make_environment(planner=parts.training.supervised.planner or parts.teacher),
                 source=parts.source,
                 student=parts.student,
                 seed=parts.seed,
@@ -151,18 +137,18 @@ class Session:
 
     async def _warm_start(self) -> None:
         parts, config = self.parts, self.parts.warm_start
-        if config is None:
-            return
-        seed = derive_seed("warm start", parts.seed if config.seed is None else config.seed)
-        clumsy = parts.make_environment(planner=parts.clumsy_planner)
-        await warm_start(parts.learner, clumsy, parts.source, parts.student, config, seed, self._phase)
-        if config.file is not None:
-            return  # whatever it teaches, it is not the clumsy policy's language of names
-        chosen = parts.evaluation.validation
-        tasks = parts.set_tasks(chosen)
-        rate = await copy_rate(self.environment, tasks, set(parts.place_names), seed)
-        self._phase(f"copy rate of validation names {rate:.2f}")
-        require_copy_rate(rate, config)
+        if config is not None:
+            await warm_start(
+                config,
+                learner=parts.learner,
+                student=parts.student,
+                source=parts.source,
+                make_environment=parts.make_environment,
+                teacher=parts.teacher,
+                validation=parts.set_tasks(parts.evaluation.validation),
+                seed=parts.seed if config.seed is None else config.seed,
+                report=self._phase,
+            )
 
     def _record(self, outcome: StepOutcome) -> None:
         metrics = self._with_warning(outcome)

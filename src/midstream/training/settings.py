@@ -11,28 +11,9 @@ from pydantic import Field, JsonValue, model_validator
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
 from midstream.training.variants import with_defaults
-from midstream.worlds.gazetteer.scripted import ScriptedConfig
 
-COPY_SAMPLES = 4  # rollouts a question of the copy gate, for a rate that is steady to a few points
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class TinyConfig(Frozen):
-    """Sizes of a from-scratch decoder (engine type "tiny"); the default has about half a million parameters."""
-
-    hidden_size: int = Field(default=128, multiple_of=8, gt=0)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1)
-    max_positions: int = Field(default=256, ge=64)
-    embedding_std: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    max_batch: int = Field(default=256, ge=1)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> TinyConfig:
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
-        return self
 
 
 class LocalModelConfig(Frozen):
@@ -96,18 +77,18 @@ class SupervisedConfig(Frozen):
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning on the scripted policy's transcripts, and the gate before reinforcement.
+    """Supervised learning before reinforcement, on transcripts of the world's teacher (`core.protocols.World`).
 
-    `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `min_copy_rate` is
-    the share of first look-ups by the warm planner that must name a place of the validation question asked. `lessons`
-    is the share of transcripts with lessons in their prompts, which the policy heeds: so a planner learns to heed them.
-    `file`, a JSONL of transcripts (`transcripts.py`), takes the scripted policy's place; all its lines are learnt from,
-    their prompts are not (`prompt_weight` is then 0 unless it is set), and the gate is left out.
+    `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `policy` has the
+    settings of the teacher. `min_copy_rate` is what the world's check of the model must come out at. `lessons` is the
+    share of transcripts with lessons in their prompts, which the teacher follows: so a planner learns to follow them.
+    `file`, a JSONL of transcripts (`transcripts.py`), takes the teacher's place; all its lines are learned from, their
+    prompts are not (`prompt_weight` is then 0 unless it is set), and the world checks nothing.
     """
 
     file: Path | None = None
     seed: int | None = None
-    policy: ScriptedConfig = ScriptedConfig()
+    policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
 
@@ -121,7 +102,7 @@ class WarmStartConfig(SupervisedConfig):
 class ImitationConfig(SupervisedConfig):
     """Supervised learning in place of reinforcement: `training.steps` x `training.minibatches` updates.
 
-    `planner` is a table like `agent.planner`: whose transcripts they are. None takes the warm start's scripted policy;
+    `planner` is a table like `agent.planner`: whose transcripts they are. None takes the warm start's teacher;
     a stronger planner makes it distillation.
     """
 

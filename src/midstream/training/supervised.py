@@ -6,22 +6,23 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from typing import Any, Protocol
 
 from midstream.agents.interleaved import Interleaved
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming
-from midstream.core.protocols import Request, Row, TaskSource
+from midstream.core.protocols import Request, Row, TaskSource, World
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.engines.local.engine import TransformersLocal
+from midstream.evaluation import SetConfig
 from midstream.rollout import Environment, rollout
 from midstream.training.learner import LocalLearner
 from midstream.training.outcome import StepOutcome
-from midstream.training.settings import COPY_SAMPLES, SupervisedConfig, TrainingConfig, WarmStartConfig
+from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
-from midstream.worlds.gazetteer.lessons import draw_lessons
 
 _COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts
@@ -85,6 +86,7 @@ async def collect(
     """
     agent = environment.agent
     template = agent.template if isinstance(agent, Interleaved) else None
+    known = lessons > 0 and isinstance(source, World)
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, at_once(config)):
@@ -95,7 +97,7 @@ async def collect(
             environment,
             tasks,
             seed=derive_seed(seed, "transcripts", start),
-            lessons=draw_lessons([task.id for task in tasks], lessons, seed) if lessons else None,
+            lessons=source.lessons([task.id for task in tasks], lessons, seed) if known else None,
         )
         for group in groups:
             trajectory = group.trajectories[0]
@@ -150,30 +152,49 @@ def learning_rate(config: SupervisedConfig, step: int) -> float:
     return config.learning_rate * rise * max(config.final_share, 1 - (step - 1) / max(1, config.steps))
 
 
+class MakeEnvironment(Protocol):
+    """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
+
+    def __call__(
+        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
+    ) -> Environment:
+        """None leaves the recipe's own; `planner` is a table like `agent.planner`, `chosen` an evaluation set."""
+        ...
+
+
 async def warm_start(
-    learner: LocalLearner,
-    environment: Environment,
-    source: TaskSource,
-    student: TransformersLocal,
     config: WarmStartConfig,
+    *,
+    learner: LocalLearner,
+    student: TransformersLocal,
+    source: TaskSource,
+    make_environment: MakeEnvironment,
+    teacher: dict[str, Any] | None,
+    validation: Sequence[Task],
     seed: int,
     report: Callable[[str], None],
 ) -> None:
-    """Learn from the file's transcripts, or from the environment's policy.
+    """Learn from the file's transcripts, or from the teacher's; then the policy is the reference policy.
 
-    A scripted one teaches the action language and copying; the plan itself is left to reinforcement.
+    A world's teacher shows the action language and copying; the plan itself is left to reinforcement. The world then
+    checks the model on the `validation` tasks, which may raise `TrainingError`.
     """
+    seed = derive_seed("warm start", seed)
     if config.file is not None:
         rows = rows_of_file(config.file, student)
     else:
-        rows = await collect(environment, source, student, config, seed, report, config.lessons)
+        rows = await collect(
+            make_environment(planner=teacher), source, student, config, seed, report, lessons=config.lessons
+        )
     transcripts = Transcripts(rows, config.batch_size, derive_seed(seed, "batches"))
     for step in range(1, config.steps + 1):
-        learner.redraw(derive_seed(seed, "warm start", step))
+        learner.before_step(derive_seed(seed, "warm start", step))
         loss = learner.supervised_step(transcripts.batch(step - 1), learning_rate(config, step), config.prompt_weight)
         if step % 10 == 0:
             report(f"warm start {step}/{config.steps}, loss {loss:.2f}")
     learner.rebase()
+    if config.file is None and isinstance(source, World):
+        report(await source.check_warm_start(make_environment(), validation, config.min_copy_rate, seed))
 
 
 class SupervisedTraining:
@@ -205,7 +226,7 @@ class SupervisedTraining:
         transcripts = await self._collected()
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
-            self.learner.redraw(derive_seed(self.seed, "redraw", update))
+            self.learner.before_step(derive_seed(self.seed, "redraw", update))
             losses.append(self.learner.supervised_step(transcripts.batch(update), self.config.supervised.learning_rate))
         metrics = StepMetrics(
             step=step,
@@ -231,28 +252,3 @@ class SupervisedTraining:
             rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
             self._transcripts = Transcripts(rows, config.batch_size, seed)
         return self._transcripts
-
-
-async def copy_rate(environment: Environment, tasks: Sequence[Task], names: set[str], seed: int) -> float:
-    """Of the first actions that look something up, the share that names a place of the question asked."""
-    asked = [task for task in tasks if names & set(task.question.split())]
-    groups = await rollout(environment, asked, group_size=COPY_SAMPLES, seed=seed)
-    actions = [
-        (group.task, turn.action)
-        for group in groups
-        for trajectory in group.trajectories
-        for turn in trajectory.turns[:1]
-        if turn.action and turn.action.tool == "local_search"
-    ]
-    copied = sum(bool(names & set(task.question.split()) & set(action.context.split())) for task, action in actions)
-    return copied / max(1, len(actions))
-
-
-def require_copy_rate(rate: float, config: WarmStartConfig) -> None:
-    """The gate before reinforcement: a planner that cannot copy an unseen name cannot be rewarded for looking it up."""
-    if rate < config.min_copy_rate:
-        raise TrainingError(
-            f"the warm planner copies unseen names at a rate of {rate:.2f}, below {config.min_copy_rate}",
-            cause="the warm start was too short or its learning rate too low",
-            fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
-        )

@@ -25,6 +25,7 @@ from transformers import (
 from midstream.core.errors import RecipeError
 
 _ADAPTER_CONFIG = "adapter_config.json"
+_GENERIC_TOKENIZER = PreTrainedTokenizerFast.__name__  # "TokenizersBackend" since transformers 5
 
 
 def load_model(
@@ -47,9 +48,7 @@ def load_model(
     try:
         pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=_dtype(dtype), output_loading_info=True)
         model, loaded = pair
-        # A small planner is a Qwen2 with a tokenizer of its own; AutoTokenizer would give it Qwen's pieces.
-        kind = PreTrainedTokenizerFast if hasattr(model.config, "midstream_redrawn") else AutoTokenizer
-        tokenizer = kind.from_pretrained(name)
+        tokenizer = _tokenizer_class(name).from_pretrained(name)
     except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
@@ -65,6 +64,18 @@ def load_model(
     if adapter is not None:
         model = _with_adapter(model, name, adapter, trainable)
     return model.to(device), tokenizer
+
+
+def _tokenizer_class(name: str) -> Any:
+    """The generic class for a directory whose tokenizer was saved under it.
+
+    AutoTokenizer goes by the model's type: a Qwen2 with another tokenizer would get Qwen's pieces.
+    """
+    try:
+        saved = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return AutoTokenizer  # of the hub, or it raises the error that names what is wrong
+    return PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
 
 
 def _dtype(name: str) -> torch.dtype:

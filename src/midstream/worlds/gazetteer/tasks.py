@@ -23,12 +23,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
+from midstream.core.lessons import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.rollout import Environment
+from midstream.worlds.gazetteer import warm_start
+from midstream.worlds.gazetteer.lessons import draw_lessons
 
 FIRST = """Amber Ash Birch Black Blue Bright Cedar Clay Cold Copper Coral Crown Dark Deep Dry Dusk East Elder Ember
 Fair Far Fern Frost Gold Granite Gray Green High Hollow Iron Ivory Jade Kings Lone Long Lower Maple Marble Mist Moon
@@ -77,6 +81,8 @@ OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 class Config(Frozen):
     """Settings of the gazetteer; every country makes nine facts."""
 
+    teacher: ClassVar[str] = "clumsy"  # the type of the planner or policy that a warm start imitates
+
     difficulty: Literal["easy", "standard"] = "standard"
     families: tuple[str, ...] = ()
     countries: int = 300
@@ -84,7 +90,9 @@ class Config(Frozen):
 
 
 class Gazetteer:
-    """Facts, documents and questions. Immutable after construction; a `core.protocols.TaskSource`."""
+    """Facts, documents and questions. Immutable after construction; a `core.protocols.World`."""
+
+    teacher = Config.teacher
 
     def __init__(self, config: Config) -> None:
         self.families = _known(config.families or DIFFICULTIES[config.difficulty])
@@ -112,6 +120,20 @@ class Gazetteer:
         """Names of all places, or those of one split."""
         indices = self._indices(split) if split else range(len(self.countries))
         return [name for names in (self.countries, self.capitals, self.rivers) for i in indices for name in (names[i],)]
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Lessons for the prompts of `share` of some tasks (`gazetteer.lessons`)."""
+        return draw_lessons(task_ids, share, seed)
+
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Refuse validation tasks without a place's name, which the copy gate needs."""
+        warm_start.require_names(tasks, set(self.names()), least)
+
+    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
+        """Require that the warm planner copies names which it was never trained on (`gazetteer.warm_start`)."""
+        rate = await warm_start.copy_rate(environment, tasks, set(self.names()), seed)
+        warm_start.require_copy_rate(rate, least)
+        return f"copy rate of validation names {rate:.2f}"
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
         """`count` tasks, families drawn in proportion to `weights` (uniformly without)."""

@@ -3,31 +3,82 @@
 Copying a name that was never trained on is what a small model finds hard. Three things make it carry over:
 
 - all place names share one trained vector; the rest of a name's vector is random, the same for no two names, and is
-  drawn afresh before every warm-start batch and every training step (numbers likewise). A name of the test split is
+  drawn again before every warm-start batch and every training step (numbers likewise). A name of the test split is
   therefore, to the model, one more random draw around a vector it knows well: it is never itself trained on;
 - input and output embeddings are tied, and every attention output starts as the transpose of its value projection, so
   that attending to a token raises that token's logit from the first step;
-- a number up to 199 is one token; a larger one is spelt in digits. A mark of a stream (<think>) is one token.
+- a number up to 199 is one token; a larger one is spelled in digits. A mark of a stream (<think>) is one token.
 
 The ranges of redrawn token ids travel in the model's configuration (`midstream_redrawn`), so that a saved planner is
-an ordinary Hugging Face directory.
+an ordinary Hugging Face directory. `attach_redraw` gives a model that has them the hooks that a learner calls: this is
+the only module of the worlds that imports torch, and only inside its functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from pydantic import Field, model_validator
 
-from midstream.training.settings import TinyConfig
+from midstream.core.data import Frozen
+from midstream.core.stream_template import Template
+from midstream.worlds.gazetteer import compact, scripted
+from midstream.worlds.gazetteer.lessons import lesson_words
+from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
-PIECES = Regex(r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]")
+PIECES = r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]"
 LARGEST_NUMBER = 199
+
+
+class Config(Frozen):
+    """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters."""
+
+    hidden_size: int = Field(default=128, multiple_of=8, gt=0)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    max_positions: int = Field(default=256, ge=64)
+    embedding_std: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    max_batch: int = Field(default=256, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Config:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
+        return self
+
+
+def make_planner(
+    config: Config, world: Gazetteer, tools: Sequence[str], *, template: Template | None, lessons: bool, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """An untrained model and a tokenizer with every word of a world and of the agent that acts in it.
+
+    Args:
+        config: the model's sizes.
+        world: where names and questions come from.
+        tools: names of the agent's tools.
+        template: how an interleaved policy writes; None for a planner that is asked in every turn.
+        lessons: whether prompts may hold the world's lessons.
+        seed: seed of the weights.
+    """
+    words = {*question_words(), *compact.WORDS, *scripted.action_words(), *tools}
+    bare: list[str] = []
+    if lessons:
+        words |= lesson_words()
+        bare = ["-"]
+    if template is not None:
+        words |= scripted.stream_words()
+        bare = scripted.stream_marks(template, tools)
+    names = world.names()
+    tokenizer = make_tokenizer(words, names, bare)
+    return make_model(config, tokenizer, len(names), seed), tokenizer
 
 
 def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -35,21 +86,27 @@ def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[st
 
     Token order: specials, bare pieces, words, the numbers " 0" to " 199", names; the last two are what is redrawn.
     """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     pieces = ["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10)), *bare]
     spaced = [" " + word for word in sorted(set(words))]
     numbers = [f" {i}" for i in range(LARGEST_NUMBER + 1)]
     vocabulary = [PAD, EOS, UNKNOWN, *pieces, *spaced, *numbers, *(" " + name for name in sorted(names))]
     ids = {piece: i for i, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(PIECES, "removed", invert=True)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), "removed", invert=True)  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
     )
 
 
-def make_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
+def make_model(config: Config, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
     """An untrained decoder whose last `names` tokens are names and the 200 before them numbers."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(seed)
     size = len(tokenizer)
     model = Qwen2ForCausalLM(
@@ -78,6 +135,7 @@ def make_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast, names: in
         for start, stop in model.config.midstream_redrawn:
             model.model.embed_tokens.weight[start:stop] = torch.randn(config.hidden_size) * config.embedding_std
     redraw(model, seed)
+    attach_redraw(model)
     return model.eval()
 
 
@@ -87,7 +145,9 @@ def redrawn_ranges(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def redraw(model: PreTrainedModel, seed: int) -> None:
-    """Draw the random parts of names and numbers afresh; their shared part stays."""
+    """Draw the random parts of names and numbers again; their shared part stays."""
+    import torch
+
     weight: Any = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(seed)
     std = model.config.get_text_config().initializer_range
@@ -97,17 +157,22 @@ def redraw(model: PreTrainedModel, seed: int) -> None:
             weight[start:stop] = weight[start:stop].mean(0) + noise - noise.mean(0)
 
 
-def share_gradient(model: PreTrainedModel) -> None:
-    """Give every token of a redrawn range the range's summed gradient: only the shared part is trained."""
+def attach_redraw(model: PreTrainedModel) -> None:
+    """Redraw a model before every training step, and train only what the tokens of a redrawn range share.
+
+    A learner calls `model.before_step(seed)`; a hook on the embedding's gradient gives every token of a range the
+    range's summed gradient. A model without redrawn ranges is left alone.
+    """
     ranges = redrawn_ranges(model)
     if not ranges:
         return
 
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
+    def share(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.clone()
         for start, stop in ranges:
             gradient[start:stop] = gradient[start:stop].sum(0)
         return gradient
 
     weight: Any = model.get_input_embeddings().weight
-    weight.register_hook(hook)
+    weight.register_hook(share)
+    model.before_step = MethodType(redraw, model)  # type: ignore[assignment]  # bound, so a deep copy redraws itself
