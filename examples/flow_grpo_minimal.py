@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 import torch
-from midstream.training.tiny import make_model, make_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
@@ -37,11 +36,12 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
-from midstream.training.settings import TinyConfig
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
 from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words
 from midstream.worlds.gazetteer.tasks import Config, Gazetteer, question_words
+from midstream.worlds.gazetteer.tiny_model import Config as TinyConfig
+from midstream.worlds.gazetteer.tiny_model import make_model, make_tokenizer
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3

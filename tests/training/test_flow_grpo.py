@@ -153,7 +153,7 @@ def test_uniform_rewards_teach_nothing(make):
     assert outcome.metrics.groups_uniform == outcome.metrics.groups == 4
     assert outcome.metrics.rows > 0
     assert outcome.metrics.grad_norm == pytest.approx(0.0, abs=1e-6)
-    parts.learner.redraw(0)
+    parts.learner.before_step(0)
     moved = max(
         (now - before).abs().max().item() for now, before in zip(parts.learner.parameters[1:], weights[1:], strict=True)
     )
@@ -555,7 +555,7 @@ def supervised(make_build, *overrides):
     return SupervisedTraining(
         config=parts.training,
         learner=parts.learner,
-        environment=parts.make_environment(planner=parts.clumsy_planner),
+        environment=parts.make_environment(planner=parts.teacher),
         source=parts.source,
         student=parts.student,
         seed=parts.seed,

@@ -16,15 +16,14 @@ from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
-from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Score, Trajectory, Turn
+from midstream.core.trajectory import Call, Score
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.trainable import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
-from midstream.training.supervised import Transcripts, collect, copy_rate, learning_rate, require_copy_rate, warm_start
+from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.worlds.gazetteer.scripted import ScriptedPlanner
 from support.interleaved import Shout
 from support.served_model import save_model
@@ -102,18 +101,29 @@ def test_the_learning_rate_rises_and_falls():
 def warm(build, **changes):
     """Warm-start the build's planner; returns the phases that were reported."""
     parts = parts_of(build)
-    config = parts.warm_start.model_copy(update=changes)
     phases = []
-
-    async def play():
-        clumsy = parts.make_environment(planner=parts.clumsy_planner)
-        try:
-            await warm_start(parts.learner, clumsy, parts.source, parts.student, config, 1, phases.append)
-        finally:
-            await clumsy.close()
-
-    asyncio.run(play())
+    warm_up(parts, parts.warm_start.model_copy(update=changes), phases.append, source=parts.source)
     return phases
+
+
+def warm_up(parts, config, report, source):
+    async def work():
+        try:
+            await warm_start(
+                config,
+                learner=parts.learner,
+                student=parts.student,
+                source=source,
+                make_environment=parts.make_environment,
+                teacher=parts.teacher,
+                validation=parts.source.fixed("validation", seed=7, per_family=1),
+                seed=1,
+                report=report,
+            )
+        finally:
+            await parts.make_environment().close()
+
+    asyncio.run(work())
 
 
 def test_the_warm_start_lowers_the_loss_and_becomes_the_reference(make_build):
@@ -141,11 +151,11 @@ def collected(make_build, *, overrides=(), lessons=0.0, **changes):
     config = SupervisedConfig(transcripts=40, **changes)
 
     async def play():
-        clumsy = parts.make_environment(planner=parts.clumsy_planner)
+        teacher = parts.make_environment(planner=parts.teacher)
         try:
-            return await collect(clumsy, parts.source, parts.student, config, 1, lambda text: None, lessons)
+            return await collect(teacher, parts.source, parts.student, config, 1, lambda text: None, lessons)
         finally:
-            await clumsy.close()
+            await teacher.close()
 
     return asyncio.run(play()), parts.tokenizer
 
@@ -219,24 +229,15 @@ def test_a_stream_is_one_row_whose_tool_output_is_not_learnt(make_build):
         assert parts.tokenizer.decode(one.prompt_ids).startswith("Question ")
 
 
-class NeverAsked:
-    """An agent that nobody may run."""
-
-    name = "never asked"
-
-    async def run(self, task, tools, engines, **rest):
-        raise AssertionError("the file is there to be learnt from")
-
-
-def test_a_file_takes_the_clumsy_policys_place(make_build, tmp_path):
+def test_a_file_takes_the_place_of_the_teacher(make_build, tmp_path):
     parts = parts_of(make_build())
     path = tmp_path / "transcripts.jsonl"
     line = {"prompt": "Question 1 plus 1 ?", "stream": [{"text": " goal find height", "sampled": True}]}
     path.write_text(json.dumps(line), encoding="utf-8")
-    environment = Environment(agent=NeverAsked(), tools=[], engines={}, reward=NoReward())
     config = WarmStartConfig(file=path, steps=30, batch_size=1, learning_rate=1e-2)
     phases = []
-    asyncio.run(warm_start(parts.learner, environment, parts.source, parts.student, config, 1, phases.append))
+    # Neither the tasks nor the teacher are asked for anything.
+    warm_up(parts, config, phases.append, source=None)
     losses = [float(text.rsplit(" ", 1)[1]) for text in phases if "loss" in text]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -246,44 +247,6 @@ def test_prompts_of_a_file_are_not_learnt_unless_that_is_asked():
     assert WarmStartConfig(file="t.jsonl").prompt_weight == 0
     assert WarmStartConfig(file="t.jsonl", prompt_weight=0.2).prompt_weight == 0.2
     assert WarmStartConfig().prompt_weight == 0.1
-
-
-# -- the gate ----------------------------------------------------------------------------------------------------------
-
-
-class Planned:
-    """An agent whose only turn looks something up: what, is said by the question."""
-
-    name = "planned"
-
-    def __init__(self, actions):
-        self.actions = actions
-
-    async def run(self, task, tools, engines, *, seed, **rest):
-        tool, context = self.actions[task.question]
-        action = Action(sub_goal="find", tool=tool, context=context)
-        return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
-
-
-def test_the_copy_rate_counts_first_look_ups_that_name_a_place_of_the_question():
-    actions = {
-        "How high is Amberbank ?": ("local_search", "Amberbank height"),
-        "How large is Amberbank ?": ("local_search", "Oakfell area"),
-        "How long is Amberbank ?": ("local_search", "length"),
-        "What is Amberbank plus 1 ?": ("python", "1 + 1"),
-        "What is 1 plus 1 ?": ("local_search", "Amberbank height"),
-    }
-    tasks = [Task(id=f"t{i}", question=question, answer="1") for i, question in enumerate(actions)]
-    environment = Environment(agent=Planned(actions), tools=[], engines={}, reward=NoReward())
-    rate = asyncio.run(copy_rate(environment, tasks, {"Amberbank", "Oakfell"}, 1))
-    assert rate == pytest.approx(1 / 3)
-
-
-def test_the_gate_refuses_a_planner_that_does_not_copy():
-    config = WarmStartConfig(min_copy_rate=0.7)
-    require_copy_rate(0.7, config)
-    with pytest.raises(TrainingError, match=r"rate of 0\.69[\s\S]*below 0\.7[\s\S]*cause[\s\S]*warm_start\.steps"):
-        require_copy_rate(0.69, config)
 
 
 # -- a chat model as the student ---------------------------------------------------------------------------------------
@@ -296,7 +259,7 @@ def test_transcripts_of_a_chat_model_are_encoded_as_the_student_would_be_asked(t
     overrides = [f"engines.policy.model={model}", "tasks.families=['arith']", "training.algorithm=supervised", teacher]
     with Build(load_recipe("flow-grpo-lora", overrides)) as build:
         parts = parts_of(build)
-        environment = parts.make_environment(planner=parts.teacher)
+        environment = parts.make_environment(planner=parts.training.supervised.planner)
         config = SupervisedConfig(transcripts=3)
 
         async def play():

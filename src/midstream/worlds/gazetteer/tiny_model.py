@@ -78,7 +78,9 @@ def make_planner(
         bare = scripted.stream_marks(template, tools)
     names = world.names()
     tokenizer = make_tokenizer(words, names, bare)
-    return make_model(config, tokenizer, len(names), seed), tokenizer
+    model = make_model(config, tokenizer, len(names), seed)
+    attach_redraw(model)
+    return model, tokenizer
 
 
 def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -135,7 +137,6 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerFast, names: int, s
         for start, stop in model.config.midstream_redrawn:
             model.model.embed_tokens.weight[start:stop] = torch.randn(config.hidden_size) * config.embedding_std
     redraw(model, seed)
-    attach_redraw(model)
     return model.eval()
 
 
