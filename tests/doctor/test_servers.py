@@ -67,7 +67,7 @@ def serving(server: Server) -> Iterator[Server]:
             if answer[0] == 302:
                 self.send_header("Location", "http://127.0.0.1:1/")
             self.end_headers()
-            with suppress(ConnectionError):  # whoever asked has read enough
+            with suppress(ConnectionError):  # the client has read enough
                 self.wfile.write(answer[1])
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -189,7 +189,7 @@ def test_no_part_of_a_key_is_ever_shown(
     assert KEY[-4:] not in everything
 
 
-def test_several_engines_are_told_apart() -> None:
+def test_several_engines_are_named_apart() -> None:
     with serving(Server(lambda: listing("m"))) as server:
         found = asyncio.run(check_server("judge", Config(model="m", base_url=server.base_url), several=True))
     assert [check.what for check in found] == ["key of judge", "server of judge", "model of judge"]

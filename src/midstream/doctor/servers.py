@@ -1,4 +1,4 @@
-"""The servers of a recipe's models, and the keys that they and the tools want.
+"""Checks of the servers of a recipe's models, and of the keys that they and the tools need.
 
 A key is read here only to see whether it is there. Neither it nor a part of it goes into a check's words.
 """
@@ -11,71 +11,99 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 
-from midstream.core.errors import DeadlineError, EngineError, UsageError
-from midstream.core.protocols import Request
+from midstream.agents.formats import schema_error
+from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
+from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.reply import redacted
+from midstream.engines.openai.settings import Config
 from midstream.recipe.schema import Table
-from midstream.report.doctor import Check, Status
+from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe, Status
 from midstream.report.numbers import cut
 
 LIST_LIMIT_S = 5.0
 REQUEST_LIMIT_S = 20.0  # a small machine may first load the model
+PROBE_LIMIT_S = 600.0
 LONGEST_LIST = 8 << 20  # bytes
 SEARCH_KEY = "SERPER_API_KEY"
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
+PROBE_SCHEMA: Mapping[str, Any] = {
+    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"], "additionalProperties": False,
+}  # fmt: skip
+
+
+def _key_of(config: Config) -> str:
+    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
 
 
 async def check_server(name: str, config: Config, *, several: bool = False) -> list[Check]:
-    """MS501 its key, MS502 whether it answers, MS503 whether it has the model."""
+    """MS501: its key; MS502: whether it answers; MS503: whether it has the model."""
     of = f" of {name}" if several else ""
-    key = _key(config, f"key{of}")
-    if key.status == "failed":
-        words = "its key is missing"
-        return [key, _server(of, "not checked", words), _model(of, "not checked", words)]
-    names = await _listed(config)
-    if names is None:
-        return [key, *await _ask(name, config, of)]
-    server = _server(of, "ok", f"{config.base_url} answers")
-    if config.model in names or f"{config.model}:latest" in names:  # Ollama adds what a name leaves out
-        return [key, server, _model(of, "ok", f"{config.model} is served")]
-    words = f"{config.model} is not listed there; it has {_some(names)}"
-    name = next((one for one in names if len(one) <= LONGEST_NAME), "NAME")
-    other = f"midstream doctor --model {shlex.quote(name)} --base-url {config.base_url}"
-    fix = f"ollama pull {config.model}" if config.provider == "ollama" else other
-    return [key, server, _model(of, "warning", words, fix)]
-
-
-def _key(config: Config, what: str) -> Check:
-    """The variable that the setting names: there, or not."""
-    variable, fix = config.api_key_env, ""
+    key_check = partial(Check, code="MS501", what=f"key{of}")
+    server_check = partial(Check, code="MS502", what=f"server{of}")
+    model_check = partial(Check, code="MS503", what=f"model{of}")
+    variable, value = config.api_key_env, _key_of(config)
     status: Status = "ok"
-    key = os.environ.get(variable, "").strip() if variable else ""
-    hosted = urlsplit(PROVIDERS[config.provider].base_url).hostname
     if not variable:
         words = f"none is sent to provider {config.provider}"
-    elif key and key.isascii() and key.isprintable():
+    elif value and value.isascii() and value.isprintable():
         words = f"{variable} is set"
-    elif key:
+    elif value:
         status, words = "failed", f"{variable} holds a line break or a letter that no key has"
-    elif urlsplit(config.base_url).hostname == hosted:
+    elif urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname:
         status, words = "failed", f"{variable} is not set"
     else:
         words = f"{variable} is not set, so none is sent"
     if status == "failed":
-        fix = f"export {variable}=<your key>"
-    return Check(code="MS501", what=what, status=status, words=words, fix=fix)
+        skipped = {"status": "not checked", "words": "its key is missing"}
+        key = key_check(status=status, words=words, fix=f"export {variable}=<your key>")
+        return [key, server_check(**skipped), model_check(**skipped)]
+    key = key_check(status=status, words=words)
+
+    names = await _listed_models(config)
+    if names is not None:
+        server = server_check(status="ok", words=f"{config.base_url} answers")
+        if config.model in names or f"{config.model}:latest" in names:  # Ollama adds the tag that a name leaves out
+            return [key, server, model_check(status="ok", words=f"{config.model} is served")]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        listed = ", ".join(cut(served, LONGEST_NAME) for served in names[:SHOWN])
+        other = next((served for served in names if len(served) <= LONGEST_NAME), "NAME")
+        fix = f"midstream doctor --model {shlex.quote(other)} --base-url {config.base_url}"
+        if config.provider == "ollama":
+            fix = f"ollama pull {config.model}"
+        words = f"{config.model} is not listed there; it has {listed}{more}"
+        return [key, server, model_check(status="warning", words=words, fix=fix)]
+
+    # No list: send one request through the engine itself, whose errors name the fix.
+    engine = OpenAICompatibleEngine(config.model_copy(update={"max_attempts": 1, "token_ids": False}), name)
+    request = Request(
+        role="probe",
+        messages=(Message(role="user", content="Say hello."),),
+        sampling=Sampling(max_tokens=16),
+        deadline_s=time.monotonic() + REQUEST_LIMIT_S,
+    )
+    try:
+        await engine.sample(request)
+    except (EngineError, DeadlineError, UsageError) as failure:
+        server = server_check(status="failed", words=failure.what, fix=failure.fix)
+        return [key, server, model_check(status="not checked", words="its server failed")]
+    finally:
+        await engine.close()
+    server = server_check(status="ok", words=f"{config.base_url} answers")
+    return [key, server, model_check(status="ok", words=f"{config.model} answered; no list of models is given")]
 
 
-async def _listed(config: Config) -> list[str] | None:
-    """The names that GET /models gives; None where it gives none, whatever the reason: a request then finds it out."""
-    key = os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
+async def _listed_models(config: Config) -> list[str] | None:
+    """The names that GET /models gives; None where it gives none for any reason, which a request then shows."""
+    key = _key_of(config)
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     body = bytearray()
     try:
@@ -89,64 +117,69 @@ async def _listed(config: Config) -> list[str] | None:
                 if len(body) > LONGEST_LIST:
                     return None
         found = json.loads(body)["data"] if answer.status_code == 200 else ()
-        names = [redacted(one["id"], key) for one in found if isinstance(one["id"], str)]
+        names = [redacted(entry["id"], key) for entry in found if isinstance(entry["id"], str)]
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError, KeyError, TypeError):
         return None
     return names or None
 
 
-async def _ask(name: str, config: Config, of: str) -> list[Check]:
-    """The engine's own request, once: its errors say what to do."""
-    engine = OpenAICompatibleEngine(config.model_copy(update={"max_attempts": 1, "token_ids": False}), name)
-    request = Request(
-        role="probe",
-        messages=(Message(role="user", content="Say hello."),),
-        sampling=Sampling(max_tokens=16),
-        deadline_s=time.monotonic() + REQUEST_LIMIT_S,
-    )
-    try:
-        await engine.sample(request)
-    except (EngineError, DeadlineError, UsageError) as failure:
-        return [_server(of, "failed", failure.what, failure.fix), _model(of, "not checked", "its server failed")]
-    finally:
-        await engine.close()
-    return [
-        _server(of, "ok", f"{config.base_url} answers"),
-        _model(of, "ok", f"{config.model} answered; no list of models is given"),
-    ]
-
-
-def _server(of: str, status: Status, words: str, fix: str = "") -> Check:
-    return Check(code="MS502", what=f"server{of}", status=status, words=words, fix=fix)
-
-
-def _model(of: str, status: Status, words: str, fix: str = "") -> Check:
-    return Check(code="MS503", what=f"model{of}", status=status, words=words, fix=fix)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(cut(name, LONGEST_NAME) for name in names[:SHOWN])}{more}"
-
-
 def no_server() -> list[Check]:
     """MS501 to MS503 where no model is named."""
-    words = "no model is named"
+    whats = {"MS501": "key", "MS502": "server", "MS503": "model"}
     return [
-        Check(code="MS501", what="key", status="not checked", words=words),
-        _server("", "not checked", words),
-        _model("", "not checked", words),
+        Check(code=code, what=what, status="not checked", words="no model is named") for code, what in whats.items()
     ]
 
 
 def check_search(tools: Mapping[str, Table]) -> Check:
     """MS601: the key of a paid web search, which only a recipe that names its provider needs."""
     serper = [table for table in tools.values() if table.get("provider") == "serper"]
-    asking = [name for table in serper if (name := table.get("api_key_env", SEARCH_KEY))]  # "" sends none
-    variable = asking[0] if asking else SEARCH_KEY
+    keyed = [name for table in serper if (name := table.get("api_key_env", SEARCH_KEY))]  # "" sends none
+    variable = keyed[0] if keyed else SEARCH_KEY
+    check = partial(Check, code="MS601", what="search key")
     if os.environ.get(variable, "").strip():
-        return Check(code="MS601", what="search key", status="ok", words=f"{variable} is set")
+        return check(status="ok", words=f"{variable} is set")
     words = f"{variable} is not set"
-    if asking:
-        return Check(code="MS601", what="search key", status="failed", words=words, fix=f"export {variable}=<your key>")
-    return Check(code="MS601", what="search key", status="ok", words=f"{words}; only Serper needs it")
+    if keyed:
+        return check(status="failed", words=words, fix=f"export {variable}=<your key>")
+    return check(status="ok", words=f"{words}; only Serper needs it")
+
+
+async def probe_engine(engine: Engine) -> list[Probe]:
+    """Does it give token ids and log-probabilities? Does it enforce a JSON schema?"""
+    if not isinstance(engine, OpenAICompatibleEngine):
+        said = "sampled in this process" if engine.token_exact else "not recorded"
+        return [Probe(engine=engine.name, what=TOKEN_IDS, works=engine.token_exact, words=said)]
+    exact = OpenAICompatibleEngine(engine.config.model_copy(update={"token_ids": True}), engine.name)
+    try:
+        return [await _probe(exact, TOKEN_IDS, None), await _probe(engine, JSON_SCHEMA, PROBE_SCHEMA)]
+    finally:
+        await exact.close()
+
+
+async def _probe(engine: Engine, what: str, schema: Mapping[str, Any] | None) -> Probe:
+    """Ask for one plain word: under a schema, only a server that enforces it can answer in JSON."""
+    request = Request(
+        role="probe",
+        messages=(Message(role="user", content="Reply with the single word hello, in plain text, without JSON."),),
+        sampling=Sampling(temperature=1.0, max_tokens=512),
+        json_schema=schema,
+        deadline_s=time.monotonic() + PROBE_LIMIT_S,
+    )
+    probe = partial(Probe, engine=engine.name, what=what)
+    try:
+        call = await engine.sample(request)
+    except UnsupportedError as failure:
+        return probe(works=False, words=failure.what)
+    except (EngineError, DeadlineError) as failure:
+        # Refused at once is a no; repeated failures and a time-out leave the question open.
+        spent = isinstance(failure, DeadlineError) or any(call.failures for call in failure.calls)
+        return probe(works=None if spent else False, words=failure.what)
+    if schema is None:
+        return probe(works=True, words=f"{len(call.completion_ids)} for a short reply")
+    try:
+        value = json.loads(call.completion)
+    except ValueError:
+        value = None
+    enforced = isinstance(value, dict) and schema_error(value, schema) is None
+    return probe(works=enforced, words=f"replied {call.completion}")

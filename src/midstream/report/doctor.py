@@ -20,7 +20,7 @@ from midstream.report.numbers import counted, cut, listed, number, visible
 
 Status = Literal["ok", "warning", "failed", "not checked"]
 DEMO = ("MS201", "MS301")  # what the offline demo cannot do without
-_KINDS = {"MS41": "attacks", "MS50": "server"}
+_SERVER = ("MS501", "MS502", "MS503")
 _STATUS_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
 
@@ -65,24 +65,15 @@ def _whole(line: str, style: str = "") -> Text:
 
 
 def _folded(checks: Sequence[Check]) -> Iterator[Check]:
-    """Attacks that were all held back, or checks that were not made for one reason, as one line."""
-    for (kind, status, reason), group in groupby(checks, _kin):
+    """The checks, those of a server that were not made for the same reason as one line."""
+    for skipped, group in groupby(
+        checks, lambda check: check.words if check.status == "not checked" and check.code in _SERVER else None
+    ):
         [first, *more] = group
-        if not more or not kind:
+        if skipped is None or not more:
             yield from (first, *more)
-        elif status == "ok":
-            words = f"{len(more) + 1} held back: {', '.join(one.what for one in (first, *more))}"
-            yield first.model_copy(update={"what": kind, "words": words})
         else:
-            yield first.model_copy(update={"what": kind, "words": reason})
-
-
-def _kin(check: Check) -> tuple[str, Status, str]:
-    """What checks that may stand on one line have in common; those without a kind never do."""
-    kind = _KINDS.get(check.code[:4], "")
-    if check.status == "not checked":
-        return kind, check.status, check.words
-    return (kind if check.status == "ok" and kind == _KINDS["MS41"] else ""), check.status, ""
+            yield first.model_copy(update={"what": "server"})
 
 
 def _conclusion(checks: Sequence[Check]) -> Iterator[str]:

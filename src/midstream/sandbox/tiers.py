@@ -25,7 +25,8 @@ HIDDEN: dict[Tier, str] = {
 }
 PROBE = """
 import os, socket, threading
-for attempt in ({hidden}, socket.socket, lambda: os.fork() or os._exit(0), lambda: os.kill(os.getppid(), 0)):
+write, fork, kill = lambda: open(os.__file__, "ab"), lambda: os.fork() or os._exit(0), lambda: os.kill(os.getppid(), 0)
+for attempt in ({hidden}, write, socket.socket, fork, kill):
     try:
         attempt()
     except OSError:

@@ -1,7 +1,8 @@
-"""Where runs go, on real directories, and the limit of open files, really lowered."""
+"""Checks of the machine: real directories, a limit of open files that is really lowered, this machine's sandbox."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from midstream.doctor.system import FILES_BESIDE, FILES_EACH, check_open_files, check_runs
+from midstream.core.errors import UnsupportedError
+from midstream.doctor.checks import (
+    FILES_PER_TRAJECTORY,
+    OTHER_FILES,
+    check_open_files,
+    check_runs,
+    check_sandbox,
+)
+from midstream.report.doctor import Check
+from midstream.sandbox import tiers
+from midstream.sandbox.settings import Config
+from support import sandboxes
 
 
 def test_a_place_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
@@ -69,8 +81,54 @@ def soft_limit() -> Iterator[int]:
 
 
 def test_too_few_open_files_are_a_warning(soft_limit: int) -> None:
-    few = (soft_limit - FILES_BESIDE) // FILES_EACH
+    few = (soft_limit - OTHER_FILES) // FILES_PER_TRAJECTORY
     assert check_open_files(few).status == "ok"
     check = check_open_files(few + 1)
     assert (check.status, check.fix) == ("warning", "ulimit -n 4096")
     assert check.words.startswith(f"200 allowed; {few + 1} trajectories")
+
+
+# --- the sandbox ------------------------------------------------------------------------------------------------------
+
+
+def sandbox(config: Config, *, wanted: bool = False) -> Check:
+    [check] = asyncio.run(check_sandbox(config, wanted=wanted))
+    assert check.code == "MS401"
+    return check
+
+
+def test_the_tier_is_named_with_its_mechanisms() -> None:
+    sandboxes.sandbox("standard")
+    check = sandbox(Config(tier="standard"))
+    assert (check.status, check.words.split(":")[0]) == ("ok", "standard")
+    assert "seccomp" in check.words
+
+
+@pytest.mark.parametrize("config", [Config(tier="arithmetic"), Config(tier="unsafe")])
+def test_a_tier_that_holds_no_code_back_is_a_warning(config: Config) -> None:
+    assert sandbox(config).status == "warning"
+
+
+def test_a_machine_without_a_sandbox_fails_only_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(config: Config) -> tiers.Sandbox:
+        raise UnsupportedError("no sandbox works", cause="the kernel is old", fix="boot a newer one")
+
+    monkeypatch.setattr(tiers, "choose", none)
+    for wanted, status in ((False, "warning"), (True, "failed")):
+        check = sandbox(Config(), wanted=wanted)
+        assert (check.status, check.fix) == (status, "boot a newer one")
+        assert "no sandbox works" in check.words
+        assert "the kernel is old" in check.words
+
+
+def test_where_strong_does_not_work_its_fix_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandboxes.sandbox("standard")
+    tiers.attempt.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    try:
+        check = sandbox(Config())
+    finally:
+        tiers.attempt.cache_clear()
+    assert check.status == "warning"
+    assert check.words.startswith("standard: ")
+    assert "bubblewrap" in check.fix

@@ -19,8 +19,8 @@ from midstream.core.memory import MemoryRecord
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call
 from midstream.doctor import checks
-from midstream.doctor.cases import Cases, _equal, _holds, _plain, load_cases, memory_of
-from midstream.doctor.doctor import examine
+from midstream.doctor.cases import Cases, equal, holds, load_cases, memory_of, plain
+from midstream.doctor.roles import examine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.report.doctor import Check
@@ -184,7 +184,7 @@ def test_valid_arguments_may_be_wrong(capsys: pytest.CaptureFixture[str]) -> Non
     assert right(found["roles"][1]) == {"valid": "5/5", "arguments right": "1/5"}
 
 
-def test_an_invalid_command_is_mended_by_the_correction(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_is_fixed_by_the_correction(capsys: pytest.CaptureFixture[str]) -> None:
     def reply(body: Body) -> str:
         first = len(body["messages"]) == 2
         return "no JSON" if role_of(prompt_of(body)) == "executor" and first else perfect(body)
@@ -210,7 +210,7 @@ def test_structured_output_is_recommended_where_the_server_enforces_it(capsys: p
         assert code == 1
         assert advised == ["agent.executor.structured_output=true", "agent.verifier.structured_output=true"]
         code, found = examined(server, capsys, *(part for one in advised for part in ("--set", one)))
-    assert code == 0, "the advice mends it"
+    assert code == 0, "the advice fixes it"
     assert {role["standing"] for role in found["roles"]} == {"good"}
 
 
@@ -220,7 +220,7 @@ def refuse(field: str) -> Callable[[Body], str | Body]:
     return lambda body: error if field in body else perfect(body)
 
 
-def test_what_the_server_cannot_do_is_told_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_server_cannot_do_is_reported_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     with LLMServer(refuse("return_token_ids")) as server:
         code, found = examined(server, capsys)
     assert code == 0, "an agent can run without token ids"
@@ -269,7 +269,7 @@ def test_a_prompt_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[s
     assert any("serve a longer context" in line for line in found["advice"])
 
 
-def test_a_probe_that_meets_a_broken_server_tells_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_that_meets_a_broken_server_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     error = {"error": {"message": "overloaded", "code": 503}}
     with LLMServer(lambda body: error if PROBED in prompt_of(body) else perfect(body)) as server:
         code, found = examined(server, capsys)
@@ -333,7 +333,7 @@ def test_a_recipe_without_models_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 class Lockstep:
-    """A scripted in-process engine that refuses whoever has not joined."""
+    """A scripted in-process engine that refuses a request of a run that has not joined."""
 
     name, token_exact = "local", True
 
@@ -453,7 +453,7 @@ def test_there_are_five_cases_a_role_with_names_of_their_own() -> None:
         names = [case.name for case in getattr(CASES, role)]
         assert len(names) == len(set(names)) == 5
     assert Counter(case.tool for case in CASES.policy) == {"python": 3, "search": 3}
-    assert all(_holds(case.result, case.holds) for case in CASES.policy), "the tool's result has the answer"
+    assert all(holds(case.result, case.holds) for case in CASES.policy), "the tool's result has the answer"
     assert Counter(case.memory_sufficient for case in CASES.verifier) == {True: 2, False: 3}
 
 
@@ -462,7 +462,7 @@ def test_cases_can_be_solved_with_what_they_show() -> None:
     tools = {tool.name: tool for tool in CASES.tools}
     for case in CASES.planner:
         shown = case.question + "".join(record.model_dump_json() for record in memory_of(case.memory).records)
-        assert _holds(shown, case.needs), case.name
+        assert holds(shown, case.needs), case.name
         assert set(case.tools) <= set(tools)
     for case in CASES.executor:
         parameters = tools[case.action.tool].parameters
@@ -497,26 +497,26 @@ def test_a_misspelt_key_in_the_cases_is_refused() -> None:
     ],
 )
 def test_words_are_found_whole(text: str, words: tuple[str, ...], held: bool) -> None:
-    assert _holds(text, words) is held
+    assert holds(text, words) is held
 
 
 @pytest.mark.parametrize(
-    ("said", "accepted", "equal"),
+    ("said", "accepted", "same"),
     [
         (250.0, 250, True), ("250", 250, False), ([12.5, 19.95], [12.5, 19.95], True), ([12.5], [12.5, 19.95], False),
         (" nok", "NOK", True), (None, "NOK", False), ("https://a.example/x/", "https://a.example/x", False),
     ],
 )  # fmt: skip
-def test_arguments_are_compared_by_value(said: Any, accepted: Any, equal: bool) -> None:
-    assert _equal(said, accepted) is equal
+def test_arguments_are_compared_by_value(said: Any, accepted: Any, same: bool) -> None:
+    assert equal(said, accepted) is same
 
 
 @given(st.integers(0, 10**9))
 def test_a_thousands_comma_does_not_count(number: int) -> None:
-    assert _plain(f" {number:,}. ") == _plain(str(number)) == str(number)
+    assert plain(f" {number:,}. ") == plain(str(number)) == str(number)
 
 
 @given(st.text(), st.lists(st.text()))
 def test_any_text_and_words_can_be_compared(text: str, words: list[str]) -> None:
-    assert _holds(text, words) in (True, False)
-    assert isinstance(_plain(text), str)
+    assert holds(text, words) in (True, False)
+    assert isinstance(plain(text), str)

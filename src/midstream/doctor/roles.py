@@ -1,0 +1,210 @@
+"""Whether a model can play an agent's roles.
+
+Each role's real module, with the recipe's prompt and settings, is asked the fixed cases of `cases.toml`; each server is
+probed twice. What the model gets wrong is the result; a server that fails is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from midstream.agents.interleaved import Config as StreamConfig
+from midstream.agents.interleaved import Interleaved
+from midstream.core.data import Frozen
+from midstream.core.errors import PromptTooLongError, RecipeError
+from midstream.core.protocols import Engine, LockstepEngine, ModuleContext
+from midstream.core.seeds import derive_seed
+from midstream.core.stream import load_template
+from midstream.doctor.cases import Cases, load_cases
+from midstream.doctor.servers import probe_engine
+from midstream.recipe.build import Build
+from midstream.recipe.registry import ROOMS, resolve
+from midstream.recipe.schema import InterleavedConfig
+from midstream.report.doctor import CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
+from midstream.rollout import together
+
+_CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
+_CASE_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Role:
+    """A role that is examined: its module (of a policy the agent that runs it) and its engine."""
+
+    name: str
+    module: Any
+    config: Frozen
+    engine: Engine
+
+
+async def examine(build: Build, report: Callable[[int, int], None] = lambda done, cases: None) -> Diagnosis:
+    """Ask every role its cases, and probe every server.
+
+    Args:
+        build: of the recipe whose roles are examined.
+        report: called after each case with the number of finished cases and of all cases.
+
+    Raises:
+        InfrastructureError: a request failed for good, for a reason other than the model's abilities.
+        RecipeError: the recipe has no role that asks a model.
+    """
+    check_any_role(build)
+    cases = load_cases()
+    roles: list[_Role] = []
+    for name, table in build.recipe.modules.items():
+        if _reason_to_skip(build, name):
+            continue
+        component, config = resolve(ROOMS[name], table, f"agent.{name}")
+        module: Any = component.make(config)
+        agent = build.recipe.agent
+        if isinstance(agent, InterleavedConfig):
+            # The recipe's agent gets the tools of the cases, which its template calls by their own names.
+            settings = StreamConfig(max_turns=agent.max_turns, max_tokens=agent.max_tokens)
+            module = Interleaved(policy=module, template=load_template(agent.template), config=settings)
+        roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
+    engines = {role.engine.name: role.engine for role in roles}
+    semaphore = asyncio.Semaphore(_CONCURRENCY)
+    jobs = [(role, case) for role in roles for case in _cases(build, cases, role.name)]
+    finished = 0
+
+    async def run_case(order: int, role: _Role, case: Any) -> CaseResult:
+        nonlocal finished
+        async with semaphore:
+            result = await _ask(role, case, cases, build.recipe.seed, order)
+        finished += 1
+        report(finished, len(jobs))
+        return result
+
+    try:
+        results = await together([run_case(order, *job) for order, job in enumerate(jobs)])
+        probes = [probe for engine in engines.values() for probe in await probe_engine(engine)]
+    finally:
+        for engine in engines.values():
+            await engine.close()
+    found = {skipped.role: skipped for skipped in unreached(build, reached=True)}
+    for role in roles:
+        answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
+        found[role.name] = _role_result(role, answered)
+    everyone = [found[name] for name in build.recipe.modules]
+    return Diagnosis(
+        recipe=build.recipe.name,
+        roles=tuple(everyone),
+        probes=tuple(probes),
+        advice=advice_on(everyone, probes),
+        works=all(role.standing != "cannot" for role in everyone),
+    )
+
+
+def unreached(build: Build, *, reached: bool = False) -> tuple[RoleResult, ...]:
+    """The roles that are not examined, with the reason; without `reached` no server answers, so these are all roles."""
+    skipped: list[RoleResult] = []
+    for name in build.recipe.modules:
+        reason = _reason_to_skip(build, name) or ("" if reached else "its server or key failed, see above")
+        if reason:
+            skipped.append(RoleResult(role=name, standing="not examined", skipped=reason))
+    return tuple(skipped)
+
+
+def check_any_role(build: Build) -> None:
+    """Raise `RecipeError` if the recipe has no role to examine."""
+    reasons = {name: _reason_to_skip(build, name) for name in build.recipe.modules}
+    if all(reasons.values()):
+        raise RecipeError(
+            f"recipe {build.recipe.name!r} has no role to examine",
+            code="no-role-to-examine",
+            cause="; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
+            fix="midstream doctor --model NAME --base-url URL",
+        )
+
+
+def _reason_to_skip(build: Build, name: str) -> str:
+    """Why a role is not examined, "" if it is."""
+    table = build.recipe.modules[name]
+    if table["type"] not in ("prompted", "model"):
+        return f"its type is {table['type']!r}"
+    if not _cases(build, load_cases(), name):
+        return "its template calls a tool that no case is about"
+    config = resolve(ROOMS[name], table, f"agent.{name}")[1]
+    return "it writes programs, and the cases are about arguments" if getattr(config, "mode", "") == "code" else ""
+
+
+def _cases(build: Build, cases: Cases, name: str) -> Sequence[Any]:
+    """A role's cases; of a policy those of the tool that its template knows, or all where it knows any tool."""
+    found = getattr(cases, name)
+    agent = build.recipe.agent
+    tool = load_template(agent.template).tool if isinstance(agent, InterleavedConfig) else ""
+    return [case for case in found if case.tool == tool] if tool else found
+
+
+@dataclass
+class _Stopwatch:
+    """Takes the time of every engine call, as the `emit` of a `ModuleContext`."""
+
+    last_s: float = field(default_factory=time.monotonic)
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, kind: str, value: Any) -> None:
+        if kind == "call":
+            now_s = time.monotonic()
+            self.seconds.append(now_s - self.last_s)
+            self.last_s = now_s
+
+
+async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> CaseResult:
+    stopwatch = _Stopwatch()
+    context = ModuleContext(
+        engine=role.engine,
+        seed=derive_seed(seed, "doctor", role.name, case.name),
+        order=order,
+        deadline_s=time.monotonic() + _CASE_LIMIT_S,
+        emit=stopwatch,
+    )
+    barrier = role.engine if isinstance(role.engine, LockstepEngine) else None
+    if barrier:
+        barrier.join(order)
+    too_long = ""
+    try:
+        (checks, said, wanted), calls = await case.ask(role.module, cases, context)
+    except PromptTooLongError as failure:  # the model's context is too small for the role: that is a finding
+        too_long, calls = failure.what, failure.calls
+        checks, said, wanted = {"prompt fits": False}, failure.what, "a reply"
+    finally:
+        if barrier:
+            barrier.leave(order)
+    return CaseResult(
+        case=case.name,
+        checks=checks,
+        said=said,
+        wanted=wanted,
+        seconds=tuple(stopwatch.seconds),
+        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
+        completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        retries=sum(len(call.failures) for call in calls),
+        repaired=sum(call.repaired for call in calls),
+        cut_off=sum(call.finish_reason == "length" for call in calls),
+        too_long=too_long,
+    )
+
+
+def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
+    seconds = [duration_s for case in cases for duration_s in case.seconds]
+    costs = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")
+    sums: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in costs}
+    rates = rates_of(cases)
+    return RoleResult(
+        role=role.name,
+        standing=standing_of(rates),
+        model=getattr(getattr(role.engine, "config", None), "model", role.engine.name),
+        engine=role.engine.name,
+        structured_output=getattr(role.config, "structured_output", None),
+        rates=rates,
+        asks=len(seconds),
+        median_s=statistics.median(seconds) if seconds else None,
+        cases=tuple(cases),
+        **sums,
+    )
