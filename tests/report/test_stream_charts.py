@@ -38,7 +38,7 @@ def test_curves_end_with_their_last_value():
     for title in ("Reasoning a call 41.5", "Calls a run 2", "Correct calls 75.0%", "Calls to the answer 1.75"):
         assert title in html, title
     assert "Runs that answer 75.0%" in html
-    assert "tokens beside the call" in html
+    assert "tokens around the call" in html
 
 
 def test_what_was_never_measured_has_no_curve_through_zero():

@@ -52,6 +52,16 @@ def change(before: float | None, after: float | None) -> str:
     return f"{round((after - before) * 100, 1) + 0.0:+.1f}"
 
 
+def gain(difference: float) -> str:
+    """A difference of shares in percentage points, signed: "+12.5"."""
+    return change(0.0, difference)
+
+
+def gains(interval: tuple[float, float]) -> str:
+    """An interval of a difference of shares, in percentage points: "-1.9 to +8.1"."""
+    return f"{gain(interval[0])} to {gain(interval[1])}"
+
+
 def number(value: float | None) -> str:
     """A plain number with three significant digits, thousands separated; "-" where there is none."""
     if value is None or not math.isfinite(value):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from midstream.core.errors import StorageError
+from midstream.core.stream import Template as StreamTemplate
+from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
 from midstream.report.charts import Series, line_chart
-from midstream.report.numbers import Point, buckets, number, percent, visible
+from midstream.report.numbers import Point, buckets, counted, number, percent, visible
 
 Card = tuple[str, str, str]  # name, value as HTML, a note or ""
 Part = tuple[str, str, Sequence[str]]  # key, heading, pieces of HTML
@@ -19,16 +22,59 @@ Part = tuple[str, str, Sequence[str]]  # key, heading, pieces of HTML
 LINE_POINTS = 400
 
 
-def page(title: str, summary: str, cards: Sequence[Card], parts: Sequence[Part]) -> str:
-    """A whole page as HTML text; a part without any piece is left out."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageData:
+    """What every page shows.
+
+    `run_info` is shown as it comes (versions, seed, commit ...). `samples` are (label, trajectory) pairs: runs of one
+    task stand side by side; `template` tells the parts of an interleaved policy's streams apart. `limits` is what the
+    page does not show, in words; `next_steps` are command lines.
+    """
+
+    title: str
+    recipe_toml: str
+    run_info: Mapping[str, object]
+    samples: Sequence[tuple[str, Trajectory]]
+    template: StreamTemplate | None = None
+    limits: str
+    next_steps: Sequence[str]
+
+
+def page(data: PageData, summary: str, cards: Sequence[Card], parts: Sequence[Part]) -> str:
+    """A whole page as HTML text: its own parts, then how it was run, limits, next steps; empty parts are left out."""
+    facts = "".join(f"<dt>{text(str(key))}</dt><dd>{text(str(value))}</dd>" for key, value in data.run_info.items())
+    how = [
+        f'<dl class="facts">{facts}</dl>' if facts else "",
+        f"<details><summary>The recipe, as resolved</summary><pre>{text(data.recipe_toml)}</pre></details>"
+        if data.recipe_toml
+        else "",
+    ]
+    parts = [
+        *parts,
+        ("how", "How it was run", how),
+        ("limits", "Limits", [f'<p class="limits">{text(data.limits)}</p>' if data.limits.strip() else ""]),
+        ("next", "What to try next", [f"<pre>{text(chr(10).join(data.next_steps))}</pre>" if data.next_steps else ""]),
+    ]
+    shown = [(key, heading, pieces) for key, heading, pieces in parts if any(pieces)]
+    sections = [
+        f'<section aria-labelledby="{key}">\n<h2 id="{key}">{text(heading)}</h2>\n'
+        + "\n".join(filter(None, pieces))
+        + "\n</section>"
+        for key, heading, pieces in shown
+    ]
+    tiles = [
+        f"<div><dt>{text(name)}</dt><dd>{value}</dd>"
+        + (f'<dd class="note">{text(note)}</dd>' if note else "")
+        + "</div>"
+        for name, value, note in cards
+    ]
     template = Template(files("midstream.report").joinpath("page.html").read_text(encoding="utf-8"))
-    shown = [part for part in parts if any(part[2])]
     return template.substitute(
-        title=text(title),
+        title=text(data.title),
         summary=text(summary),
-        tiles=_tiles(cards),
+        tiles=f'<dl class="tiles">{"".join(tiles)}</dl>' if tiles else "",
         nav=" ".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in shown),
-        sections="\n".join(section(key, heading, *body) for key, heading, body in shown),
+        sections="\n".join(sections),
         version=text(__version__),
     )
 
@@ -45,41 +91,14 @@ def save_page(path: Path, html: str) -> None:
     except OSError as error:
         raise StorageError(
             f"the report could not be written to {path}: {error}",
-            cause="the directory is read-only, or the disk is full",
+            code="not-writable",
             fix="free space or name another path, then write the report again",
         ) from error
 
 
-def _tiles(cards: Sequence[Card]) -> str:
-    cells = [
-        f"<div><dt>{text(name)}</dt><dd>{value}</dd>"
-        + (f'<dd class="note">{text(note)}</dd>' if note else "")
-        + "</div>"
-        for name, value, note in cards
-    ]
-    return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
-
-
 def arrow(before: str, after: str) -> str:
-    """A card's value before and after; the first alone where there is no second ("-")."""
+    """A card's value before and after; the first alone if there is no second ("-")."""
     return text(before) if after == "-" else f"<small>{text(before)} →</small> {text(after)}"
-
-
-def how(run_info: Mapping[str, object], recipe_toml: str) -> list[str]:
-    """How it was run: facts, and the recipe."""
-    facts = "".join(f"<dt>{text(str(key))}</dt><dd>{text(str(value))}</dd>" for key, value in run_info.items())
-    recipe = f"<details><summary>The recipe, as resolved</summary><pre>{text(recipe_toml)}</pre></details>"
-    return [f'<dl class="facts">{facts}</dl>' if facts else "", recipe if recipe_toml else ""]
-
-
-def limits(said: str) -> str:
-    """What the page does not show, as a paragraph."""
-    return f'<p class="limits">{text(said)}</p>' if said.strip() else ""
-
-
-def next_steps(commands: Sequence[str]) -> str:
-    """Command lines."""
-    return f"<pre>{text(chr(10).join(commands))}</pre>" if commands else ""
 
 
 def text(value: str) -> str:
@@ -87,10 +106,14 @@ def text(value: str) -> str:
     return escape(visible(value), quote=True)
 
 
-def section(key: str, title: str, *parts: str) -> str:
-    """A section with its heading; empty parts are dropped."""
-    body = "\n".join(part for part in parts if part)
-    return f'<section aria-labelledby="{key}">\n<h2 id="{key}">{text(title)}</h2>\n{body}\n</section>'
+def folded(cards: Sequence[str], shown: int, noun: str) -> list[str]:
+    """The first `shown` cards, and the others folded."""
+    more = cards[shown:]
+    rest = f"<details><summary>{counted(len(more), noun)}</summary>{''.join(more)}</details>" if more else ""
+    return ["".join(cards[:shown]), rest]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[str]) -> str:
@@ -100,6 +123,15 @@ def table(caption: str, head: Sequence[str], rows: Sequence[str]) -> str:
         f"<caption><span>{text(caption)}</span></caption><thead><tr>{''.join(head)}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def count_table(caption: str, rows: Sequence[tuple[str, int, str]]) -> str:
+    """A table of counts, each with its meaning."""
+    body = [
+        f'<tr><th scope="row">{text(name)}</th>{cell(f"{count:,}")}{cell(note, "wrap soft")}</tr>'
+        for name, count, note in rows
+    ]
+    return table(caption, [*heads("What", "Count"), *heads("Meaning")], body)
 
 
 def heads(*names: str, left: int = 1) -> list[str]:
@@ -114,11 +146,14 @@ def cell(value: str, kind: str = "n") -> str:
     return f'<td class="{kind}">{text(value)}</td>'
 
 
-def shift(signed: str, good: str = "+") -> str:
-    """A signed change as a cell, coloured by whether it goes the good way; the sign says it without colour."""
-    kind = "" if signed in ("-", "+0.0") else " up" if signed.startswith(good) else " down"
+def shift(signed: str) -> str:
+    """A signed change as a cell, coloured by its direction; the sign says it without colour."""
+    kind = "" if signed in ("-", "+0.0") else " up" if signed.startswith("+") else " down"
     shown = signed if signed == "-" else signed.replace("-", "−")
     return f'<td class="n{kind}">{shown}</td>'
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def figure(title: str, note: str, chart: str) -> str:
@@ -132,25 +167,26 @@ def charts(*figures: str, size: str = "") -> str:
     return f'<div class="charts {size}">{"".join(figures)}</div>'
 
 
-def small_line(title: str, note: str, points: Sequence[Point], colour: str, *, as_percent: bool = True) -> str:
+def small_curve(
+    title: str, note: str, points: Sequence[Point], colour: str, *, as_percent: bool = False, unit: str = "step"
+) -> str:
     """One small line chart from zero, its last value in the caption."""
     kept = buckets(points, LINE_POINTS)
     line = Series(name=title, points=tuple(kept), colour=colour)
-    chart = line_chart([line], summary=in_words(title, kept, as_percent), as_percent=as_percent, width=240, height=140)
-    last = last_value(kept, as_percent)
+    words = in_words(title, kept, as_percent=as_percent, unit=unit)
+    chart = line_chart([line], summary=words, as_percent=as_percent, width=240, height=140, x_label=unit)
+    last = last_value(kept, as_percent=as_percent)
     return figure(f"{title} {last}" if last else title, note, chart)
 
 
-def last_value(points: Sequence[Point], as_percent: bool = True) -> str:
+def last_value(points: Sequence[Point], *, as_percent: bool = True) -> str:
     """The last value of a line, written out; "" without any."""
-    if not points:
-        return ""
-    return percent(points[-1][1]) if as_percent else number(points[-1][1])
+    return "" if not points else percent(points[-1][1]) if as_percent else number(points[-1][1])
 
 
-def in_words(name: str, points: Sequence[Point], as_percent: bool = True) -> str:
+def in_words(name: str, points: Sequence[Point], *, as_percent: bool = True, unit: str = "step") -> str:
     """A line in words, for readers who do not see it."""
     if not points:
         return f"{name}: no data"
     first, last = (percent(value) if as_percent else number(value) for value in (points[0][1], points[-1][1]))
-    return f"{name}: {first} at step {points[0][0]:,.0f}, {last} at step {points[-1][0]:,.0f}"
+    return f"{name}: {first} at {unit} {points[0][0]:,.0f}, {last} at {unit} {points[-1][0]:,.0f}"

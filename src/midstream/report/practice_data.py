@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.core.metrics import EvaluationResult, Spent
-from midstream.core.stream import Template
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
 from midstream.practice.commit import UpdateRecord, left_out
@@ -16,7 +15,8 @@ from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig
-from midstream.report.numbers import change, dollars, number
+from midstream.report.numbers import dollars, gain, gains, number
+from midstream.report.page import PageData
 
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
@@ -24,20 +24,16 @@ Costs = Mapping[tuple[str, str], Spent]  # (phase, role) -> what it used; the ro
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PracticeData:
+class PracticeData(PageData):
     """Everything that is shown of a practice run; every list may be empty.
 
-    `run` is its directory as commands name it, `status` how it stands, `updates_planned` how many updates it makes at
-    most. `compared` holds the paired comparison of the test sets without and with lessons, `notes` say why one is
-    missing. `spent` is all that was used, `costs` its parts where they were kept. `samples` are (label, trajectory)
-    pairs of one task; `template` tells the parts of an interleaved policy's streams apart.
+    `run` is its directory as commands name it, `status` its state, `updates_planned` how many updates it makes at
+    most. `compared` holds the paired comparison of the test sets without and with lessons, `notes` explain why one is
+    missing. `spent` is all that was used, `costs` its parts where they were kept.
     """
 
-    title: str
     run: str
     status: str
-    recipe_toml: str
-    run_info: Mapping[str, object]
     updates_planned: int
     gated: bool
     budget: BudgetConfig
@@ -49,10 +45,6 @@ class PracticeData:
     spent: Spent
     costs: Costs
     sources: Sources
-    samples: Sequence[tuple[str, Trajectory]]
-    template: Template | None = None
-    limits: str
-    next_steps: Sequence[str]
 
     @property
     def library(self) -> Library:
@@ -154,8 +146,7 @@ def reason(one: ChangeRecord, tests: Sequence[Test]) -> str:
 
 def points(effect: Effect) -> str:
     """An effect in percentage points with its 95 % interval: "+3.1 (-1.9 to +8.1)"."""
-    low, high = effect.interval
-    return f"{change(0.0, effect.mean)} ({change(0.0, low)} to {change(0.0, high)})"
+    return f"{gain(effect.mean)} ({gains(effect.interval)})"
 
 
 def total_fates(updates: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -221,8 +212,7 @@ def verdict(one: Paired) -> str:
     named = f"{one.set_name}, {one.sampling}"
     if one.verdict == "the same":
         return f"{named}: with and without lessons every turn of every task is the same"
-    low, high = (change(0.0, end) for end in one.interval)
-    between = f"{change(0.0, one.difference)} points, 95% interval {low} to {high}"
+    between = f"{gain(one.difference)} points, 95% interval {gains(one.interval)}"
     if one.verdict == "no evidence of a difference":
         return f"{named}: no evidence that the lessons changed anything ({between})"
     return f"{named}: with lessons the agent is {one.verdict} ({between})"

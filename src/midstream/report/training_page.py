@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
-from midstream.core.stream import Template
-from midstream.core.trajectory import Trajectory
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
 from midstream.report.evaluation_tables import (
     Comparison,
@@ -35,48 +34,42 @@ from midstream.report.numbers import (
 from midstream.report.page import (
     LINE_POINTS,
     Card,
+    PageData,
     Part,
     arrow,
     cell,
     charts,
+    count_table,
     figure,
     heads,
-    how,
     in_words,
     last_value,
-    limits,
-    next_steps,
     page,
     save_page,
     shift,
-    small_line,
+    small_curve,
     table,
     text,
 )
 from midstream.report.tables import total_left_out
 from midstream.report.turns import sample_runs
 
+_AREA_POINTS = 60
+_MOST_BANDS = 7
+_COLOURS = 8
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportData:
-    """Everything a report shows; every list may be empty.
+class ReportData(PageData):
+    """Everything the report of a training run shows; every list may be empty.
 
     `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
-    one are listed as other policies. `samples` are (label, trajectory) pairs: runs of one task stand side by side.
-    `template` tells the parts of an interleaved policy's streams apart. `run_info` is shown as it comes (versions,
-    seed, commit ...); `next_steps` are command lines.
+    one are listed as other policies.
     """
 
-    title: str
-    recipe_toml: str
-    run_info: Mapping[str, object]
     metrics: list[StepMetrics]
     timings: list[StepTiming]
     evaluations: list[EvaluationResult]
-    samples: list[tuple[str, Trajectory]]
-    template: Template | None = None
-    limits: str
-    next_steps: list[str]
 
 
 def write_report(path: Path, data: ReportData) -> None:
@@ -86,36 +79,37 @@ def write_report(path: Path, data: ReportData) -> None:
 
 def render_report(data: ReportData) -> str:
     """The report as HTML text."""
+    metrics, evaluations = data.metrics, data.evaluations
+    curves = [progress_curves(metrics, evaluations), family_curves(evaluations), part_charts(metrics)]
+    warnings = [f"<p>Warning: {text(warning)}</p>" for step in metrics for warning in step.warnings]
     parts: list[Part] = [
-        ("results", "Results", results(data.evaluations)),
-        ("curves", "Training curves", _curves(data)),
-        ("tools", "Use of tools", [tool_charts(data.metrics), stream_charts(data.metrics)]),
-        ("update", "The policy update", _update(data)),
-        ("counts", "What was counted and left out", [counts(data.metrics, data.evaluations)]),
+        ("results", "Results", results_of(evaluations)),
+        ("curves", "Training curves", curves),
+        ("tools", "Use of tools", [tool_charts(metrics), stream_charts(metrics)]),
+        ("update", "The policy update", [update_charts(metrics, data.timings), "".join(warnings)]),
+        ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
         ("runs", "Runs, turn by turn", [sample_runs(data.samples, data.template)]),
-        ("how", "How it was run", how(data.run_info, data.recipe_toml)),
-        ("limits", "Limits", [limits(data.limits)]),
-        ("next", "What to try next", [next_steps(data.next_steps)]),
     ]
-    return page(data.title, summary(data), _cards(data), parts)
+    return page(data, summary(data), cards(data), parts)
 
 
 def summary(data: ReportData) -> str:
     """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
     steps = len(data.metrics)
-    found = comparisons(data.evaluations)
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
-    if not found:
-        sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
+    found = comparisons(data.evaluations)
+    if found:
+        sentences += success_in_words(found[0])
     else:
-        sentences += _success_sentences(found[0])
+        sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
     lost, total = (sum(getattr(m, key) for m in data.metrics) for key in ("trajectories_error", "trajectories"))
     if lost:
         sentences.append(f"{lost:,} of {total:,} training runs were lost to infrastructure errors and left out.")
     return " ".join(sentences)
 
 
-def _success_sentences(comparison: Comparison) -> list[str]:
+def success_in_words(comparison: Comparison) -> list[str]:
+    """Success before and after training, greedy if that was evaluated, then the sampled tool errors and turns."""
     greedy = any(map(is_greedy, comparison.before))
     before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
     how = "taking its most likely choices" if greedy else f"sampling at {before[0].sampling}"
@@ -125,17 +119,16 @@ def _success_sentences(comparison: Comparison) -> list[str]:
         return [f"Before training the agent solves {percent(first)} of {tasks}, {how}; it was not evaluated since."]
     points = change(first, last)
     moved = "up from" if points.startswith("+") and points != "+0.0" else "down from" if points[0] == "-" else "as"
-    said = [f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}."]
-    (errors_before, turns_before), (errors_after, turns_after) = _tools(comparison.before), _tools(comparison.after)
-    said.append(
+    (errors_before, turns_before), (errors_after, turns_after) = _habits(comparison.before), _habits(comparison.after)
+    return [
+        f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}.",
         f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it "
-        f"takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
-    )
-    return said
+        f"takes {turns_after:.2f} turns a task (before: {turns_before:.2f}).",
+    ]
 
 
-def _tools(side: Sequence[EvaluationResult]) -> tuple[float, float]:
-    """(tool error rate, turns a task) of the sampled results, where the policy shows its habits, or of the greedy."""
+def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
+    """(tool error rate, turns a task) of the sampled results, which show the policy's habits, or of the greedy."""
     results = pick(side, greedy=False) or side
     return (
         mean([result.tool_use.error_rate for result in results]) or 0.0,
@@ -143,62 +136,59 @@ def _tools(side: Sequence[EvaluationResult]) -> tuple[float, float]:
     )
 
 
-def _cards(data: ReportData) -> list[Card]:
-    cards: list[Card] = []
-    found = comparisons(data.evaluations)
-    for greedy in (True, False):
-        before, after = (pick(side, greedy=greedy) for side in (found[0].before, found[0].after)) if found else ([], [])
-        if before:
-            name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
-            cards.append(
-                (name, arrow(percent(success(before)), percent(success(after))), f"{before[0].tasks:,} held-out tasks")
-            )
-    if found and found[0].after:
-        sides = [_tools(side) for side in (found[0].before, found[0].after)]
-        cards.append(("Tool errors", arrow(percent(sides[0][0]), percent(sides[1][0])), "share of turns, sampled"))
-        cards.append(("Turns a task", arrow(f"{sides[0][1]:.2f}", f"{sides[1][1]:.2f}"), ""))
+def cards(data: ReportData) -> list[Card]:
+    """The numbers at the top of the page: success, tool errors and turns before and after, training time."""
+    found: list[Card] = []
+    for comparison in comparisons(data.evaluations)[:1]:
+        for greedy in (True, False):
+            before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
+            if before:
+                name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
+                value = arrow(percent(success(before)), percent(success(after)))
+                found.append((name, value, f"{before[0].tasks:,} held-out tasks"))
+        if comparison.after:
+            first, last = _habits(comparison.before), _habits(comparison.after)
+            found.append(("Tool errors", arrow(percent(first[0]), percent(last[0])), "share of turns, sampled"))
+            found.append(("Turns a task", arrow(f"{first[1]:.2f}", f"{last[1]:.2f}"), ""))
     if data.timings:
         wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
-        cards.append(
-            ("Training time", text(duration(wall)), f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock")
-        )
-    return cards
+        note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"
+        found.append(("Training time", text(duration(wall)), note))
+    return found
 
 
-def _update(data: ReportData) -> list[str]:
-    return [update_charts(data.metrics, data.timings), warned(data.metrics)]
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _curves(data: ReportData) -> list[str]:
-    return [
-        progress_curves(data.metrics, data.evaluations),
-        family_curves(data.evaluations),
-        part_charts(data.metrics),
-    ]
-
-
-_AREA_POINTS = 60
-_MOST_BANDS = 7
-
-
-def results(evaluations: Sequence[EvaluationResult]) -> list[str]:
+def results_of(evaluations: Sequence[EvaluationResult]) -> list[str]:
     """One before-after table a set, then the other policies that were evaluated, then every evaluation."""
-    parts = [_comparison(comparison) for comparison in comparisons(evaluations)]
-    outside = others(evaluations)
-    if outside:
-        parts.append(_evaluations("Other policies and evaluations outside the run's steps", outside))
+    parts = [before_and_after(comparison) for comparison in comparisons(evaluations)]
+    if outside := others(evaluations):
+        parts.append(_numbers("Other policies and evaluations outside the run's steps", outside))
     return [*parts, all_evaluations(evaluations)]
 
 
 def all_evaluations(evaluations: Sequence[EvaluationResult]) -> str:
-    """Every evaluation as numbers, folded; a sentence where there is none."""
+    """Every evaluation as numbers, folded; a sentence if there is none."""
     if not evaluations:
         return '<p class="empty">Nothing was evaluated on held-out tasks.</p>'
-    everything = _evaluations("Every evaluation, in the order they were made", evaluations)
+    everything = _numbers("Every evaluation, in the order they were made", evaluations)
     return f"<details><summary>All {len(evaluations)} evaluations as numbers</summary>{everything}</details>"
 
 
-def _comparison(comparison: Comparison) -> str:
+def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
+    head = heads("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns", left=3)
+    rows = []
+    for result in evaluations:
+        names = f'<th scope="row">{text(result.policy)}</th>{cell(where(result), "")}{cell(result.sampling, "")}'
+        numbers = ["-" if result.step is None else f"{result.step:,}", percent(result.success), f"{result.tasks:,}"]
+        numbers += [f"{result.errors:,}", percent(result.tool_use.error_rate), f"{result.turns_mean:.2f}"]
+        rows.append(f"<tr>{names}{''.join(map(cell, numbers))}</tr>")
+    return table(caption, head, rows)
+
+
+def before_and_after(comparison: Comparison) -> str:
+    """Success by family and in all on one set, before and after, with how sure that is and what is missing."""
     both = [*comparison.before, *comparison.after]
     sides = [
         (greedy, pick(comparison.before, greedy=greedy), pick(comparison.after, greedy=greedy))
@@ -207,68 +197,41 @@ def _comparison(comparison: Comparison) -> str:
     sides = [side for side in sides if side[1]]
     head = heads("Family")
     for greedy, _, _ in sides:
-        kind = "Greedy" if greedy else "Sampled"
-        head += [*heads(f"{kind}: before", "after", "points", left=0), "<td></td>"]
+        head += [*heads(f"{'Greedy' if greedy else 'Sampled'}: before", "after", "points", left=0), "<td></td>"]
     head += heads("Tasks", left=0)
-    rows = [_comparison_row(name, both, sides) for name in families(both)] + [_comparison_row(None, both, sides)]
+    rows = []
+    for family in (*families(both), None):  # None: all tasks
+        tasks = [result.tasks for result in both]
+        if family is not None:
+            tasks = [result.by_family[family].tasks for result in both if family in result.by_family]
+        cells = [f'<th scope="row">{text("All tasks" if family is None else family)}</th>']
+        for greedy, before, after in sides:
+            first, last = success(before, family), success(after, family)
+            words = f"{'greedy' if greedy else 'sampled'}: {percent(first)} before, {percent(last)} after"
+            bar = change_bar(first, last, summary=words)
+            cells += [cell(percent(first)), cell(percent(last)), shift(change(first, last)), f"<td>{bar}</td>"]
+        cells.append(cell(f"{max(tasks, default=0):,}"))
+        rows.append(f"<tr{' class=total' if family is None else ''}>{''.join(cells)}</tr>")
     names = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
     caption = f"Success on {where(comparison)}: {names}. Hollow dot before, filled dot after."
-    return table(caption, head, rows) + _interval_note(sides) + _error_note(both)
-
-
-def _comparison_row(
-    family: str | None,
-    both: Sequence[EvaluationResult],
-    sides: Sequence[tuple[bool, list[EvaluationResult], list[EvaluationResult]]],
-) -> str:
-    tasks = [
-        result.tasks if family is None else result.by_family[family].tasks
-        for result in both
-        if family is None or family in result.by_family
-    ]
-    cells = [f'<th scope="row">{text("All tasks" if family is None else family)}</th>']
-    for greedy, before, after in sides:
-        first, last = success(before, family), success(after, family)
-        words = f"{'greedy' if greedy else 'sampled'}: {percent(first)} before, {percent(last)} after"
-        bar = change_bar(first, last, summary=words)
-        cells += [cell(percent(first)), cell(percent(last)), shift(change(first, last)), f"<td>{bar}</td>"]
-    cells.append(cell(f"{max(tasks, default=0):,}"))
-    return f"<tr{' class=total' if family is None else ''}>{''.join(cells)}</tr>"
-
-
-def _interval_note(sides: Sequence[tuple[bool, list[EvaluationResult], list[EvaluationResult]]]) -> str:
-    intervals = [one.interval for _, *pair in sides for side in pair for one in side if one.interval]
-    width = max(((high - low) / 2 for low, high in intervals), default=None)
-    if width is None:
-        return ""
-    return (
-        f'<p class="soft">With this many tasks each mean is known to about ±{width * 100:.1f} points (95%). '
-        "That covers the choice of tasks, not how another training seed would turn out.</p>"
-    )
-
-
-def _error_note(results: Sequence[EvaluationResult]) -> str:
-    lost = [result for result in results if result.errors]
-    if not lost:
-        return ""
-    parts = [
+    parts = [table(caption, head, rows)]
+    if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
+        parts.append(
+            f'<p class="soft">With this many tasks each mean is known to about ±{max(widths) * 100:.1f} points (95%). '
+            "That covers the choice of tasks, not how another training seed would turn out.</p>"
+        )
+    lost = [
         f"{result.policy}, {result.sampling}: {result.errors:,} of {result.tasks:,} "
         f"({percent(result.success_without_errors)} without them)"
-        for result in lost
+        for result in both
+        if result.errors
     ]
-    return f'<p class="down">Tasks without a result, counted as wrong. {text("; ".join(parts))}</p>'
+    if lost:
+        parts.append(f'<p class="down">Tasks without a result, counted as wrong. {text("; ".join(lost))}</p>')
+    return "".join(parts)
 
 
-def _evaluations(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
-    head = heads("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns", left=3)
-    rows = []
-    for result in evaluations:
-        cells = [f'<th scope="row">{text(result.policy)}</th>']
-        cells += [cell(where(result), ""), cell(result.sampling, "")]
-        numbers = ["-" if result.step is None else f"{result.step:,}", percent(result.success), f"{result.tasks:,}"]
-        numbers += [f"{result.errors:,}", percent(result.tool_use.error_rate), f"{result.turns_mean:.2f}"]
-        rows.append(f"<tr>{''.join(cells)}{''.join(map(cell, numbers))}</tr>")
-    return table(caption, head, rows)
+# --- curves -----------------------------------------------------------------------------------------------------------
 
 
 def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
@@ -277,38 +240,38 @@ def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evalua
     raw = buckets([(step.step, step.reward_mean) for step in counted], LINE_POINTS)
     window = max(1, len(raw) // 20)
     smooth = running_mean(raw, window)
-    lines = [Series(name="reward", points=tuple(raw), colour="c1", thin=True)] if window > 1 else []
-    lines.append(Series(name="reward", points=tuple(smooth), colour="c1", label=last_value(smooth)))
+    note = "mean of the sampled runs"
+    lines = [Series(name="reward", points=tuple(smooth), colour="c1", label=last_value(smooth))]
+    if window > 1:
+        lines.insert(0, Series(name="reward", points=tuple(raw), colour="c1", thin=True))
+        note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
     reward = line_chart(lines, summary=in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
-    note = (
-        f"bold: mean of {round(window * len(counted) / len(raw))} steps" if window > 1 else "mean of the sampled runs"
-    )
-    held_out = _held_out_lines(evaluations)
+    held_out = held_out_lines(evaluations)
     words = "; ".join(in_words(line.name, line.points) for line in held_out)
-    success_chart = line_chart(held_out, summary=words, y_range=(0.0, 1.0))
     return charts(
         figure("Training reward", note, reward),
-        figure("Held-out success", "tasks kept out of training", success_chart),
+        figure(
+            "Held-out success", "tasks kept out of training", line_chart(held_out, summary=words, y_range=(0.0, 1.0))
+        ),
     )
 
 
-def _held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
+def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
-    found = [(greedy, one) for greedy in (True, False) for one in curves(evaluations, greedy=greedy).values()]
-    points = [_by_step(results) for _, results in found]
-    least = min(3, max((len(line) for line in points), default=0))
-    several = (
-        len({results[0].set_name for (_, results), line in zip(found, points, strict=True) if len(line) >= least}) > 1
-    )
+    found = [
+        ("greedy" if greedy else "sampled", results[0].set_name, _by_step(results))
+        for greedy in (True, False)
+        for results in curves(evaluations, greedy=greedy).values()
+    ]
+    least = min(3, max((len(points) for _, _, points in found), default=0))
+    found = [line for line in found if len(line[2]) >= least]
+    several = len({set_name for _, set_name, _ in found}) > 1
     lines = []
-    for (greedy, results), line in zip(found, points, strict=True):
-        if len(line) < least:
-            continue
-        kind = "greedy" if greedy else "sampled"
-        name = f"{cut(results[0].set_name, 14)} {kind}" if several else kind
-        colour = f"c{len(lines) % 8 + 1}"
-        shown = f"{name} {percent(line[-1][1])}"
-        lines.append(Series(name=name, points=tuple(line), colour=colour, label=shown, marks=True))
+    for place, (kind, set_name, points) in enumerate(found):
+        name = f"{cut(set_name, 14)} {kind}" if several else kind
+        shown = f"{name} {percent(points[-1][1])}"
+        colour = f"c{place % _COLOURS + 1}"
+        lines.append(Series(name=name, points=tuple(points), colour=colour, label=shown, marks=True))
     return lines
 
 
@@ -341,140 +304,106 @@ def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
 def tool_charts(metrics: Sequence[StepMetrics]) -> str:
     """Tool shares stacked over steps, tool error rate and turns a run, all from the training runs."""
     used = [step for step in metrics if step.tool_use.turns > 0]
-    bands = _share_bands(used)
-    words = "Share of turns at the last step: " + ", ".join(f"{band.label}" for band in bands)
+    weights: Counter[str] = Counter()
+    for step in used:
+        weights.update(step.tool_use.share)
+    malformed = weights.pop("malformed", None) is not None
+    ranked = sorted(weights, key=lambda name: -weights[name])
+    groups = [({name}, name, f"c{place}") for place, name in enumerate(ranked[:_MOST_BANDS], 1)]
+    if rest := set(ranked[_MOST_BANDS:]):
+        groups.append((rest, "other tools", "c8"))
+    if malformed:
+        groups.append(({"malformed"}, "malformed", "bad"))
+    bands = []
+    for members, name, colour in groups:
+        shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
+        points = tuple(buckets(shares, _AREA_POINTS))
+        bands.append(Series(name=name, points=points, colour=colour, label=f"{name} {points[-1][1]:.0%}"))
+    words = "Share of turns at the last step: " + ", ".join(band.label for band in bands)
     errors = [(step.step, step.tool_use.error_rate) for step in used]
     turns = [(step.step, step.turns_mean) for step in used]
     return charts(
         figure("Tools chosen", "share of turns in training runs", area_chart(bands, summary=words)),
         charts(
-            small_line("Tool errors", "malformed, invalid or failed, share of turns", errors, "bad"),
-            small_line("Turns a run", "mean of finished runs", turns, "c3", as_percent=False),
+            small_curve("Tool errors", "malformed, invalid or failed, share of turns", errors, "bad", as_percent=True),
+            small_curve("Turns a run", "mean of finished runs", turns, "c3"),
             size="small",
         ),
     )
 
 
-def _share_bands(metrics: Sequence[StepMetrics]) -> list[Series]:
-    names = dict.fromkeys(name for step in metrics for name in step.tool_use.share if name != "malformed")
-    weight = {name: sum(step.tool_use.share.get(name, 0.0) for step in metrics) for name in names}
-    ranked = sorted(names, key=lambda name: -weight[name])
-    kept, rest = ranked[:_MOST_BANDS], set(ranked[_MOST_BANDS:])
-    groups = [({name}, name, f"c{index + 1}") for index, name in enumerate(kept)]
-    groups += [(rest, "other tools", "c8")] if rest else []
-    groups += (
-        [({"malformed"}, "malformed", "bad")] if any("malformed" in step.tool_use.share for step in metrics) else []
-    )
-    bands = []
-    for members, name, colour in groups:
-        shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in metrics]
-        points = tuple(buckets(shares, _AREA_POINTS))
-        bands.append(Series(name=name, points=points, colour=colour, label=f"{name} {points[-1][1]:.0%}"))
-    return bands
-
-
 def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming]) -> str:
     """KL, clip fraction, gradient norm, shared tokens and seconds a step, small."""
+    gap, shared = "learner and sampler apart, nats per token", "how much the rows of an update share"
+    sharing = [(m.step, m.sharing) for m in metrics if m.sharing is not None]
+    clipped = [(m.step, m.clip_fraction) for m in metrics]
     return charts(
-        small_line("KL to the reference", "k3, per token", [(m.step, m.kl) for m in metrics], "c4", as_percent=False),
-        small_line(
-            "Sampler gap",
-            "learner and sampler apart, nats per token",
-            [(m.step, m.logprob_gap) for m in metrics],
-            "c1",
-            as_percent=False,
-        ),
-        small_line("Clipped tokens", "share of tokens", [(m.step, m.clip_fraction) for m in metrics], "c2"),
-        small_line(
-            "Gradient norm", "before clipping", [(m.step, m.grad_norm) for m in metrics], "c5", as_percent=False
-        ),
-        small_line(
-            "Tokens for each unique one",
-            "how much the rows of an update share",
-            [(m.step, m.sharing) for m in metrics if m.sharing is not None],
-            "c3",
-            as_percent=False,
-        ),
-        small_line("Seconds a step", "wall clock", [(t.step, t.duration_s) for t in timings], "c8", as_percent=False),
+        small_curve("KL to the reference", "k3, per token", [(m.step, m.kl) for m in metrics], "c4"),
+        small_curve("Sampler gap", gap, [(m.step, m.logprob_gap) for m in metrics], "c1"),
+        small_curve("Clipped tokens", "share of tokens", clipped, "c2", as_percent=True),
+        small_curve("Gradient norm", "before clipping", [(m.step, m.grad_norm) for m in metrics], "c5"),
+        small_curve("Tokens for each unique one", shared, sharing, "c3"),
+        small_curve("Seconds a step", "wall clock", [(t.step, t.duration_s) for t in timings], "c8"),
         size="small",
     )
 
 
-def warned(metrics: Sequence[StepMetrics]) -> str:
-    """What the run warned of, a paragraph each."""
-    return "".join(f"<p>Warning: {text(words)}</p>" for step in metrics for words in step.warnings)
-
-
-def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
-    """What went into training and what did not, each with what became of it."""
-    total = {
-        name: sum(getattr(step, name) for step in metrics)
-        for name in (
-            *("trajectories", "trajectories_error", "trajectories_retried", "request_failures", "replies_repaired"),
-            *("groups", "groups_uniform", "groups_broken", "rows"),
-        )
-    }
-    rows = [
-        ("Training trajectories", total["trajectories"], "runs of the agent on training tasks"),
-        (
-            "Trajectories lost to errors",
-            total["trajectories_error"],
-            "an endpoint, tool or sandbox failed; never a reward of 0",
-        ),
-        ("Trajectories run again", total["trajectories_retried"], "broke down at least once before they ended"),
-        ("Request failures", total["request_failures"], "attempts of single requests, tried again"),
-        ("Replies repaired", total["replies_repaired"], "no JSON until they were mended"),
-        ("Groups", total["groups"], "all runs of one task at one step"),
-        ("Groups, uniform", total["groups_uniform"], "equal rewards: no advantage, the KL term stays"),
-        ("Groups, broken", total["groups_broken"], "fewer than two finished runs: left out"),
-        ("Training rows", total["rows"], "what the policy sampled, as it was trained on"),
-    ]
-    rows += [("Samples left out", count, reason) for reason, count in total_left_out(metrics).items()]
-    in_evaluations = "in all evaluations"
-    rows += [
-        ("Evaluation tasks without a result", sum(one.errors for one in evaluations), "counted as wrong"),
-        ("Evaluation request failures", sum(one.request_failures for one in evaluations), in_evaluations),
-        ("Evaluation replies repaired", sum(one.replies_repaired for one in evaluations), in_evaluations),
-    ]
-    body = [
-        f'<tr><th scope="row">{text(name)}</th>{cell(f"{count:,}")}{cell(note, "wrap soft")}</tr>'
-        for name, count, note in rows
-    ]
-    return table("Sums over all steps.", [*heads("What", "Count"), *heads("Meaning")], body)
-
-
-_COLOURS = 8
-
-
 def stream_charts(metrics: Sequence[StepMetrics]) -> str:
-    """Reasoning for each call, calls and how many of them were right, calls on the way to an answer; "" without any."""
+    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); "" without any such policy.
+
+    Reasoning for each call, calls and how many of them were right, calls on the way to an answer.
+    """
     measured = [(step.step, step.streams) for step in metrics if step.streams]
     if not measured:
         return ""
     unit = measured[-1][1].unit
-    reasoning = [(step, one.reasoning_per_call) for step, one in measured if one.reasoning_per_call is not None]
-    steps = [(step, one.steps_to_answer) for step, one in measured if one.steps_to_answer is not None]
-    rates = [(step, one.correct_rate) for step, one in measured if one.correct_rate is not None]
+    calls = [(step, streams.calls_mean) for step, streams in measured]
+    reasoning = [(step, s.reasoning_per_call) for step, s in measured if s.reasoning_per_call is not None]
+    steps = [(step, streams.steps_to_answer) for step, streams in measured if streams.steps_to_answer is not None]
+    rates = [(step, streams.correct_rate) for step, streams in measured if streams.correct_rate is not None]
+    answered = [(step, streams.answered / max(1, streams.trajectories)) for step, streams in measured]
     return "<h3>Calls of the policy</h3>" + charts(
-        small_line("Reasoning a call", f"{unit} beside the call", reasoning, "c1", as_percent=False),
-        small_line("Calls a run", "of any kind", [(s, one.calls_mean) for s, one in measured], "c2", as_percent=False),
-        small_line("Correct calls", "share with a result", rates, "c3"),
-        small_line("Calls to the answer", "of runs that answer", steps, "c4", as_percent=False),
-        small_line(
-            "Runs that answer", "share", [(s, one.answered / max(1, one.trajectories)) for s, one in measured], "c5"
-        ),
+        small_curve("Reasoning a call", f"{unit} around the call", reasoning, "c1"),
+        small_curve("Calls a run", "of any kind", calls, "c2"),
+        small_curve("Correct calls", "share with a result", rates, "c3", as_percent=True),
+        small_curve("Calls to the answer", "of runs that answer", steps, "c4"),
+        small_curve("Runs that answer", "share", answered, "c5", as_percent=True),
         size="small",
     )
 
 
 def part_charts(metrics: Sequence[StepMetrics]) -> str:
-    """The mean of each part of the reward by step, in the reward's own units; "" where it is of one piece."""
+    """The mean of each part of the reward by step, in the reward's own units; "" if the reward has one part."""
     names = dict.fromkeys(name for step in metrics for name in step.reward_parts)
     if len(names) < 2:
         return ""
     figures = []
     for place, name in enumerate(names):
         points = [(step.step, step.reward_parts.get(name, 0.0)) for step in metrics if step.reward_parts]
-        shown = name.replace("_", " ")
-        figures.append(small_line(shown, "mean of the runs", points, f"c{place % _COLOURS + 1}", as_percent=False))
+        figures.append(small_curve(name.replace("_", " "), "mean of the runs", points, f"c{place % _COLOURS + 1}"))
     return "<h3>Parts of the reward</h3>" + charts(*figures, size="small")
+
+
+def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
+    """What went into training and what did not, each with its meaning."""
+
+    def total(name: str, of: Sequence[StepMetrics] | Sequence[EvaluationResult] = metrics) -> int:
+        return sum(getattr(record, name) for record in of)
+
+    lost = "an endpoint, tool or sandbox failed; never a reward of 0"
+    rows = [
+        ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
+        ("Trajectories lost to errors", total("trajectories_error"), lost),
+        ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
+        ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
+        ("Replies repaired", total("replies_repaired"), "no JSON until they were repaired"),
+        ("Groups", total("groups"), "all runs of one task at one step"),
+        ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
+        ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
+        ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
+        *(("Samples left out", count, reason) for reason, count in total_left_out(metrics).items()),
+        ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
+        ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
+        ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
+    ]
+    return count_table("Sums over all steps.", rows)
