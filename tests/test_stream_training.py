@@ -18,7 +18,7 @@ LORA = "learner.lora={rank=4,alpha=8}"
 RECIPE = """
 name = "desks"
 seed = 1
-tasks = { type = "desks", families = ["base"], difficulty = "easy" }
+tasks = { type = "desks", families = ["base"], difficulty = "standard" }
 reward = { type = "function_calling" }
 tools = {}
 

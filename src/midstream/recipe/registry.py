@@ -42,8 +42,8 @@ from midstream.tools.mcp import tools as mcp
 from midstream.tools.web import web_page, web_search, wikipedia
 from midstream.training.settings import LocalModelConfig
 from midstream.worlds import game24
-from midstream.worlds.desks import models as desk_models
-from midstream.worlds.desks import world as desks
+from midstream.worlds.desks import agent as desk_agent
+from midstream.worlds.desks import tasks as desks
 from midstream.worlds.gazetteer import compact, programs, scripted, tiny_model
 from midstream.worlds.gazetteer import reflector as gazetteer_reflector
 from midstream.worlds.gazetteer import tasks as gazetteer
@@ -169,7 +169,7 @@ PLAYED: dict[str, dict[str, Callable[[Any, simulated.Config], simulated.Reply]]]
         "reflector": lambda build, config: workshop_models.reflector_reply(build.source),
     },
     "desks": {
-        "agent": lambda build, config: desk_models.agent_reply(load_template(build.recipe.agent.template), config.skill)
+        "agent": lambda build, config: desk_agent.agent_reply(load_template(build.recipe.agent.template), config.skill)
     },
 }
 IN_PROCESS = ("tiny", "transformers_local")

@@ -1,1 +1,1 @@
-"""Made-up offices with state, and dialogues with a user who wants things done there."""
+"""Simulated desks with state, and dialogues with a user who wants things done there."""

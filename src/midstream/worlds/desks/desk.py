@@ -14,9 +14,9 @@
             self.bright = to
             return {"bright": to}
 
-Fields are the public state, JSON all of it, so a state can be kept, compared and loaded. A function's JSON schema comes
-from its type hints and the words beside it. What it refuses is a result too, {"error": ...}, and changes nothing. All
-is deterministic: the same calls from the same state give the same results and the same state.
+Fields are the public state, all of it JSON, so that a state can be stored, compared and loaded. A function's JSON
+schema is made from its type hints and the descriptions in its decorator. A refusal is a result too, {"error": ...}, and
+changes nothing. Desks are deterministic: the same calls from the same state give the same results and the same state.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ Result = dict[str, Any]  # JSON
 State = dict[str, JsonValue]
 F = TypeVar("F", bound=Callable[..., Result])
 
-LARGEST = 10**12  # of a call's numbers: what has thousands of digits cannot be written down
-_WORDS = "desk_words"  # where a method keeps what `function` says of it
+LARGEST = 10**12  # of a call's numbers: a number of thousands of digits cannot be written down
+_DESCRIPTIONS = "desk_words"  # attribute in which `function` stores its parameters' descriptions
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What agents are told of a desk's function: `parameters` is the JSON schema of its arguments."""
+    """A desk's function as agents see it: `parameters` is the JSON schema of its arguments."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def complete(self, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-        """The arguments with the defaults of those left out, 5.0 as 5: equal calls are then equal."""
-        there = {name: one["default"] for name, one in self.parameters["properties"].items() if "default" in one}
-        return {name: whole(value) for name, value in {**there, **arguments}.items()}
+        """Add the defaults of missing arguments and write 5.0 as 5, so that equivalent calls are equal."""
+        properties = self.parameters["properties"]
+        defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+        return {name: whole(value) for name, value in {**defaults, **arguments}.items()}
 
 
 def function(**parameters: str) -> Callable[[F], F]:
-    """Make a method one of its desk's functions. Its docstring is for agents; `parameters` says what each is."""
+    """Make a method a function of its desk, described by its docstring and by a text for each parameter."""
 
     def mark(method: F) -> F:
-        setattr(method, _WORDS, parameters)
+        setattr(method, _DESCRIPTIONS, parameters)
         return method
 
     return mark
@@ -70,30 +71,49 @@ def refused(reason: str) -> Result:
 
 
 class Desk:
-    """The base of all desks, which are dataclasses with JSON in their fields."""
+    """Base of all desks, which are dataclasses with JSON in their fields."""
 
     @classmethod
     def stocked(cls, draws: Random) -> Self:
-        """A desk at the beginning of a task."""
+        """Make a desk as it is at the beginning of a task."""
         raise NotImplementedError
 
     @classmethod
     def load(cls, state: Mapping[str, JsonValue]) -> Self:
-        """A desk in that state, which it shares with no other."""
+        """Make a desk from a copy of that state."""
         return cls(**copy.deepcopy(dict(state)))
 
     @classmethod
+    @cache
     def functions(cls) -> Mapping[str, Function]:
-        """Its functions by their names, in the order in which they are written down."""
-        return _functions(cls)
+        """Its functions by name, in the order of their definition."""
+        found: dict[str, Function] = {}
+        for name, method in vars(cls).items():
+            if not hasattr(method, _DESCRIPTIONS):
+                continue
+            descriptions, hints = getattr(method, _DESCRIPTIONS), get_type_hints(method)
+            taken = list(inspect.signature(method).parameters.values())[1:]  # without self
+            properties: dict[str, Any] = {}
+            for parameter in taken:
+                schema = TypeAdapter(hints[parameter.name]).json_schema()
+                default = {} if parameter.default is parameter.empty else {"default": parameter.default}
+                properties[parameter.name] = {**schema, "description": descriptions[parameter.name], **default}
+            parameters = {
+                "type": "object",
+                "properties": properties,
+                "required": [parameter.name for parameter in taken if parameter.default is parameter.empty],
+                "additionalProperties": False,
+            }
+            found[name] = Function(name=name, description=inspect.cleandoc(method.__doc__ or ""), parameters=parameters)
+        return found
 
     def state(self) -> State:
-        """Its public state: the fields themselves, to be looked at alone."""
+        """Its public state: the fields themselves, which the caller must not change."""
         fields: Any = self  # every desk is a dataclass
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(fields)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(fields)}
 
     def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
-        """The result of one of its functions, with arguments that satisfy its schema; 5.0 is taken as 5."""
+        """Call one of its functions with arguments that satisfy its schema; 5.0 is taken as 5."""
         given = {key: whole(value) for key, value in arguments.items()}
         if any(isinstance(value, int | float) and abs(value) > LARGEST for value in given.values()):
             return refused(f"no desk counts beyond {LARGEST}")
@@ -103,31 +123,7 @@ class Desk:
 def whole(value: JsonValue) -> JsonValue:
     """The same JSON with 3.0 as 3."""
     if isinstance(value, dict):
-        return {key: whole(one) for key, one in value.items()}
+        return {key: whole(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [whole(one) for one in value]
+        return [whole(inner) for inner in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-@cache
-def _functions(desk: type[Desk]) -> Mapping[str, Function]:
-    methods = {name: method for name, method in vars(desk).items() if hasattr(method, _WORDS)}
-    return {name: _function(name, method) for name, method in methods.items()}
-
-
-def _function(name: str, method: Callable[..., Result]) -> Function:
-    words = getattr(method, _WORDS)
-    hints = get_type_hints(method)
-    taken = list(inspect.signature(method).parameters.values())[1:]  # without self
-    properties: dict[str, Any] = {}
-    for one in taken:
-        schema = TypeAdapter(hints[one.name]).json_schema()
-        default = {} if one.default is one.empty else {"default": one.default}
-        properties[one.name] = {**schema, "description": words[one.name], **default}
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": [one.name for one in taken if one.default is one.empty],
-        "additionalProperties": False,
-    }
-    return Function(name=name, description=inspect.cleandoc(method.__doc__ or ""), parameters=parameters)

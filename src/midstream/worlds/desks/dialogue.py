@@ -1,32 +1,156 @@
-"""The desks as tools, and their user, for an agent (`core.dialogue.Dialogue`)."""
+"""One rollout at the desks: its plan, its state, the comparison of both after each user turn, and its user.
+
+After every user turn three things are compared with a replay of the plan's calls on separate desks:
+
+    state     every public field of every desk equals the replay's
+    results   every result of the turn's planned calls was seen in this turn or an earlier one
+    calls     the planned calls, name and arguments, as a multiset
+
+The rollout is a success if state and results are right after every turn; `calls` is for rewards alone: there may be
+several ways to the same state.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from pydantic import JsonValue
 
+from midstream.core.data import Frozen
 from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
-from midstream.worlds.desks.desk import Function
-from midstream.worlds.desks.names import CURES, DAYS, FAULTS, PEOPLE, TOWNS
-from midstream.worlds.desks.session import Plan, Session
+from midstream.worlds.desks.desk import Desk, Function, Result, State, whole
+from midstream.worlds.desks.files import DEEDS, Files
+from midstream.worlds.desks.vehicle import TOWNS, Vehicle
 
+DESKS: dict[str, type[Desk]] = {"vehicle": Vehicle, "files": Files}
 RULES = (
     "You serve a user at desks with functions. Do what is asked, no more and no less. Where a value or a function is "
     "missing, change nothing and say what you lack."
 )
-_RESULT_TOKENS = 2000  # of a result alone; the longest of any desk has a quarter of them
-_NOISE = "noise"  # the key of what has nothing to do with a result
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_RESULT_TOKENS = 2000  # of a result without noise; the longest of any desk has a quarter of them
+
+
+class PlannedCall(Frozen):
+    """A call of the plan."""
+
+    name: str
+    arguments: dict[str, JsonValue] = {}
+
+
+class PlannedTurn(Frozen):
+    """The user's text, the calls that do what it asks, and the functions that are not offered yet."""
+
+    user: str
+    calls: tuple[PlannedCall, ...] = ()
+    withheld: tuple[str, ...] = ()
+
+
+class Plan(Frozen):
+    """A task: the desks in their first state, and its user turns.
+
+    Every result comes with about `long` characters of irrelevant text.
+    """
+
+    desks: dict[str, dict[str, Any]]
+    turns: tuple[PlannedTurn, ...]
+    long: int = 0
+
+
+class Room:
+    """Desks in use; no two rooms share state."""
+
+    def __init__(self, states: Mapping[str, State]) -> None:
+        self.desks = {name: DESKS[name].load(state) for name, state in states.items()}
+        self.functions = {name: function for desk in self.desks.values() for name, function in desk.functions().items()}
+
+    def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
+        """Call a function with arguments that satisfy its schema."""
+        [desk] = [desk for desk in self.desks.values() if name in desk.functions()]
+        return desk.call(name, arguments)
+
+    def state(self) -> State:
+        """Every public field, by "desk.field"."""
+        return {f"{name}.{key}": value for name, desk in self.desks.items() for key, value in desk.state().items()}
+
+
+class Session:
+    """A rollout's room, and the room in which the plan is replayed, turn by turn."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.room, self._replay = Room(plan.desks), Room(plan.desks)
+        self.results: set[str] = set()
+        self._calls: Counter[str] = Counter()
+        self._turns: list[dict[str, JsonValue]] = []
+
+    @property
+    def turn(self) -> PlannedTurn | None:
+        """The current user turn, None after the last."""
+        return self.plan.turns[len(self._turns)] if len(self._turns) < len(self.plan.turns) else None
+
+    def offered(self, turn: PlannedTurn) -> list[Function]:
+        """The functions that the agent has in that turn."""
+        return [function for name, function in self.room.functions.items() if name not in turn.withheld]
+
+    def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
+        """Call a function in the rollout's room."""
+        result = self.room.call(name, arguments)
+        self._calls[self._key(name, arguments)] += 1
+        self.results.add(_text(result))
+        return result
+
+    def end_turn(self) -> None:
+        """End the agent's work on the current user turn: compare it with the plan."""
+        turn = self.turn
+        assert turn is not None, "the dialogue is over"
+        results = {_text(self._replay.call(call.name, call.arguments)) for call in turn.calls}
+        planned = Counter(self._key(call.name, call.arguments) for call in turn.calls)
+        state, wanted = self.room.state(), self._replay.state()
+        self._turns.append(
+            {
+                "state": [sum(state[name] == value for name, value in wanted.items()), len(wanted)],
+                "calls": [(planned & self._calls).total(), planned.total()],
+                "results": [len(results & self.results), len(results)],
+            }
+        )
+        self._calls.clear()
+
+    def outcome(self) -> dict[str, JsonValue]:
+        """Compare all turns; in a turn that did not end, nothing is right."""
+        left = self.plan.turns[len(self._turns) :]
+        fields = len(self._replay.state())
+        missed: list[Any] = [
+            {"state": [0, fields], "calls": [0, len(turn.calls)], "results": [0, len(turn.calls)]} for turn in left
+        ]
+        turns: list[Any] = [*self._turns, *missed]
+        right = all(turn[what][0] == turn[what][1] for turn in turns for what in ("state", "results"))
+        return {"success": right and not left, "turns": turns}
+
+    def _key(self, name: str, arguments: Mapping[str, JsonValue]) -> str:
+        return _text({"name": name, "arguments": self.room.functions[name].complete(arguments)})
+
+
+def replayed(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, JsonValue]:
+    """The outcome of these calls, turn by turn."""
+    session = Session(plan)
+    for turn in calls:
+        for call in turn:
+            session.call(call.name, call.arguments)
+        session.end_turn()
+    return session.outcome()
 
 
 class DeskDialogue:
-    """The user of one plan, who says one thing after the other, and the desks of this rollout alone."""
+    """The user of one plan and the desks of one rollout; a `core.dialogue.Dialogue`."""
 
     system = RULES
 
@@ -35,62 +159,52 @@ class DeskDialogue:
         self._made = 0
 
     async def begin(self) -> UserTurn:
-        """What the user wants first."""
-        return self._said()
+        """Return what the user wants first."""
+        turn = self._session.turn
+        assert turn is not None, "a plan has a turn"
+        tools = [
+            StateFunction(
+                name=function.name,
+                description=function.description,
+                parameters=function.parameters,
+                act=self._call,
+                output_tokens=_RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN,
+            )
+            for function in self._session.offered(turn)
+        ]
+        return UserTurn(text=turn.user, tools=tools)
 
     async def reply(self, text: str) -> UserTurn:
-        """What the user wants next, whatever the reply says: only what was done is compared."""
+        """Return what the user wants next, whatever the reply is: only the calls are compared."""
         self._session.end_turn()
-        return self._said() if self._session.turn else OVER
+        return await self.begin() if self._session.turn else OVER
 
     def outcome(self) -> dict[str, JsonValue]:
-        """How each turn compares with the plan."""
+        """Compare each turn with the plan."""
         return self._session.outcome()
 
     async def close(self) -> None:
-        """Nothing to release."""
-
-    def _said(self) -> UserTurn:
-        turn = self._session.turn
-        assert turn is not None, "a plan has a turn"
-        return UserTurn(text=turn.user, tools=[self._tool(one) for one in self._session.offered(turn)])
-
-    def _tool(self, function: Function) -> StateFunction:
-        return StateFunction(
-            name=function.name,
-            description=function.description,
-            parameters=function.parameters,
-            act=self._call,
-            output_tokens=_RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN,
-        )
+        """Do nothing: there is nothing to release."""
 
     def _call(self, invocation: Invocation) -> ToolResult:
-        """The function's result as JSON; what it refuses is no result (`ok=False`)."""
+        """Return the function's result as JSON; a refusal is no result (`ok=False`)."""
         result = self._session.call(invocation.name, invocation.arguments)
         self._made += 1
-        more = {_NOISE: noise(self._long, invocation.name, self._made)} if self._long else {}
+        more = {"noise": noise(self._long, invocation.name, self._made)} if self._long else {}
         return ToolResult(text=json.dumps({**result, **more}), ok="error" not in result)
 
 
 def noise(characters: int, *of: int | str) -> list[JsonValue]:
-    """About so many characters of made-up entries, the same ones for the same call."""
+    """About that many characters of made-up entries, the same for the same call."""
     draws = Random(derive_seed("desk noise", *of))
     lines: list[JsonValue] = []
     while characters > 0:
-        line = (
-            f"{draws.choice(DAYS)}, {draws.choice(TOWNS)}: {draws.choice(FAULTS)} {draws.choice(CURES)} by "
-            f"{draws.choice(PEOPLE)}, number {draws.randint(100, 9999)}"
-        )
+        line = f"{draws.choice(DAYS)}, {draws.choice(TOWNS)}: {draws.choice(DEEDS)}, number {draws.randint(100, 9999)}"
         lines.append(line)
         characters -= len(line)
     return lines
 
 
-def calls_text(plan: Plan) -> str:
-    """The plan's calls for people, one user turn a line."""
-    lines = [", ".join(f"{one.name}({_arguments(one.arguments)})" for one in turn.calls) for turn in plan.turns]
-    return "\n".join(line or "(asks)" for line in lines)
-
-
-def _arguments(arguments: Mapping[str, JsonValue]) -> str:
-    return ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
+def _text(value: JsonValue) -> str:
+    """The same text for the same JSON."""
+    return json.dumps(whole(value), sort_keys=True)

@@ -7,7 +7,14 @@ from random import Random
 
 from midstream.worlds.desks.desk import Desk, Result, function, refused
 from midstream.worlds.desks.goals import Goal, Step, Values
-from midstream.worlds.desks.names import DEEDS, FILES, FOLDERS, THINGS
+
+FOLDERS = ("archive", "drafts", "garden", "letters", "music", "plans", "recipes", "travels")
+FILES = tuple(
+    """apples boat chairs dates errands fences guests hats ideas jars keys lamps maps nuts oars paints
+    quilts roofs seeds tools""".split()
+)
+THINGS = ("blue paint", "new rope", "old wood", "ripe pears", "round stones", "soft wool", "thin wire", "warm bread")
+DEEDS = ("ask the neighbor", "call the mill", "order more", "start early", "take the cart", "wait for rain")
 
 
 @dataclass
@@ -118,7 +125,7 @@ def _file(desk: Files, draws: Random) -> Values | None:
 
 
 def _new(desk: Files, draws: Random) -> Values | None:
-    left = [one for one in FILES if all(one not in files for files in desk.folders.values())]
+    left = [name for name in FILES if all(name not in files for files in desk.folders.values())]
     return {"file": draws.choice(left), "text": draws.choice(DEEDS)} if left else None
 
 
@@ -132,17 +139,17 @@ def _copy(desk: Files, draws: Random) -> Values | None:
     return {**found, "copy": new["file"]} if found and new else None
 
 
-def _other(desk: Files, draws: Random) -> Values | None:
-    return {"folder": draws.choice([one for one in sorted(desk.folders) if one != desk.current])}
+def _other(desk: Files, draws: Random) -> Values:
+    return {"folder": draws.choice([folder for folder in sorted(desk.folders) if folder != desk.current])}
 
 
 def _move(desk: Files, draws: Random) -> Values | None:
     found, other = _file(desk, draws), _other(desk, draws)
-    return {**found, **other} if found and other and found["file"] not in desk.folders[str(other["folder"])] else None
+    return {**found, **other} if found and found["file"] not in desk.folders[str(other["folder"])] else None
 
 
 def _unmade(desk: Files, draws: Random) -> Values | None:
-    left = [one for one in FOLDERS if one not in desk.folders]
+    left = [folder for folder in FOLDERS if folder not in desk.folders]
     return {"folder": draws.choice(left)} if left else None
 
 
@@ -198,10 +205,10 @@ GOALS = (
         hold="delete_file",
     ),
     Goal(
-        texts=("Open the folder '{folder}'.", "Let us go on in the folder '{folder}'."),
+        texts=("Open the folder '{folder}'.", "Let us continue in the folder '{folder}'."),
         steps=(Step("open_folder", {"folder": "{folder}"}),),
         draw=_other,
-        vague=(("Let us go on in another folder.", "I mean the folder called '{folder}'."),),
+        vague=(("Let us continue in another folder.", "I mean the folder called '{folder}'."),),
         hold="open_folder",
     ),
     Goal(

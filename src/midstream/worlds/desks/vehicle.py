@@ -1,4 +1,4 @@
-"""The vehicle: a car with a tank, doors, a brake, tyres and a way to go."""
+"""The vehicle: a car with a tank, doors, a brake, tires and a way to go."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Literal
 from midstream.core.seeds import derive_seed
 from midstream.worlds.desks.desk import Desk, Result, function, refused
 from midstream.worlds.desks.goals import Goal, Step, Values
-from midstream.worlds.desks.names import TOWNS
 
 TANK_L, L_PER_100_KM = 60, 5
 WHEELS = ("front left", "front right", "rear left", "rear right")
+TOWNS = tuple(
+    """Amberbank Birchfell Cedarquay Dunmarsh Elderford Fernhollow Goldwick Hazelmoor Irongate Jadecove Kingsglade
+    Larchmere Mosswater Northspring Oakridge Pearlbrook Quartzhill Rosedale Saltstrand Thornbury""".split()
+)
 
 
 @dataclass
 class Vehicle(Desk):
-    """A parked car. Its motor starts with locked doors and a set brake alone."""
+    """A parked car. Its motor starts only with locked doors and the brake set."""
 
     fuel_l: float = 20
     locked: bool = False
@@ -26,18 +29,18 @@ class Vehicle(Desk):
     cabin_c: int = 12
     fan: str = "gentle"
     lights: str = "off"
-    tyres_bar: dict[str, float] = field(default_factory=dict)
+    tires_bar: dict[str, float] = field(default_factory=dict)
     destination: str = ""
 
     @classmethod
     def stocked(cls, draws: Random) -> Vehicle:
         """A car that stands with its motor off."""
-        tyres = {wheel: draws.randint(16, 20) / 10 for wheel in WHEELS}
-        return cls(fuel_l=draws.randint(5, 25), cabin_c=draws.randint(8, 14), tyres_bar=tyres)
+        tires = {wheel: draws.randint(16, 20) / 10 for wheel in WHEELS}
+        return cls(fuel_l=draws.randint(5, 25), cabin_c=draws.randint(8, 14), tires_bar=tires)
 
     @function()
     def vehicle_status(self) -> Result:
-        """Tells the fuel in litres, and whether doors are locked, the brake is set and the motor runs."""
+        """Reports the fuel in liters, and whether doors are locked, the brake is set and the motor runs."""
         return {
             "fuel_l": self.fuel_l,
             "locked": self.locked,
@@ -45,12 +48,12 @@ class Vehicle(Desk):
             "motor_on": self.motor_on,
         }
 
-    @function(litres="how many litres")
-    def fill_tank(self, litres: float) -> Result:
-        """Puts fuel into the tank, which holds 60 litres."""
-        if litres <= 0 or self.fuel_l + litres > TANK_L:
-            return refused(f"the tank holds 60 litres and has {self.fuel_l}; {litres} cannot be added")
-        self.fuel_l = round(self.fuel_l + litres, 2)
+    @function(liters="how many liters")
+    def fill_tank(self, liters: float) -> Result:
+        """Puts fuel into the tank, which holds 60 liters."""
+        if liters <= 0 or self.fuel_l + liters > TANK_L:
+            return refused(f"the tank holds 60 liters and has {self.fuel_l}; {liters} cannot be added")
+        self.fuel_l = round(self.fuel_l + liters, 2)
         return {"fuel_l": self.fuel_l}
 
     @function(locked="true locks, false unlocks")
@@ -69,7 +72,7 @@ class Vehicle(Desk):
     def start_motor(self) -> Result:
         """Starts the motor; doors must be locked and the brake set before."""
         if not (self.locked and self.brake_set and self.fuel_l > 0):
-            return refused("the motor starts with locked doors, a set brake and fuel alone")
+            return refused("the motor starts only with locked doors, the brake set and fuel")
         self.motor_on = True
         return {"motor_on": True}
 
@@ -96,25 +99,25 @@ class Vehicle(Desk):
         return {"lights": beam}
 
     @function()
-    def read_tyres(self) -> Result:
-        """Tells the pressure of every tyre in bar."""
-        return {"tyres_bar": dict(self.tyres_bar)}
+    def read_tires(self) -> Result:
+        """Reports the pressure of every tire in bar."""
+        return {"tires_bar": dict(self.tires_bar)}
 
     @function(wheel="which one", bar="pressure to reach, up to 3.5")
-    def pump_tyre(self, wheel: Literal["front left", "front right", "rear left", "rear right"], bar: float) -> Result:
-        """Pumps one tyre up."""
-        if not self.tyres_bar[wheel] < bar <= 3.5:
-            return refused(f"the {wheel} tyre has {self.tyres_bar[wheel]} bar; {bar} cannot be pumped up to")
-        self.tyres_bar[wheel] = bar
+    def pump_tire(self, wheel: Literal["front left", "front right", "rear left", "rear right"], bar: float) -> Result:
+        """Pumps one tire up."""
+        if not self.tires_bar[wheel] < bar <= 3.5:
+            return refused(f"the {wheel} tire has {self.tires_bar[wheel]} bar; {bar} cannot be pumped up to")
+        self.tires_bar[wheel] = bar
         return {"wheel": wheel, "bar": bar}
 
     @function(town="its name")
     def plan_route(self, town: str) -> Result:
-        """Tells how far a town is, in km, and the litres of fuel that the way takes."""
+        """Reports how far a town is, in km, and the liters of fuel that the way takes."""
         if town not in TOWNS:
             return refused(f"no way leads to {town}")
         distance_km = 20 * (1 + derive_seed("desk route", town) % 25)
-        return {"town": town, "distance_km": distance_km, "litres": distance_km * L_PER_100_KM / 100}
+        return {"town": town, "distance_km": distance_km, "liters": distance_km * L_PER_100_KM / 100}
 
     @function(town="its name")
     def set_destination(self, town: str) -> Result:
@@ -126,8 +129,8 @@ class Vehicle(Desk):
 
 
 def _fuel(car: Vehicle, draws: Random) -> Values | None:
-    room = int(TANK_L - car.fuel_l)
-    return {"litres": draws.randint(3, room)} if room >= 3 else None
+    space_l = int(TANK_L - car.fuel_l)
+    return {"liters": draws.randint(3, space_l)} if space_l >= 3 else None
 
 
 def _town(car: Vehicle, draws: Random) -> Values | None:
@@ -135,28 +138,28 @@ def _town(car: Vehicle, draws: Random) -> Values | None:
 
 
 def _way(car: Vehicle, draws: Random) -> Values | None:
-    return _town(car, draws) if car.fuel_l + 25 <= TANK_L else None  # no way takes more than 25 litres
+    return _town(car, draws) if car.fuel_l + 25 <= TANK_L else None  # no way takes more than 25 liters
 
 
-def _tyre(car: Vehicle, draws: Random) -> Values | None:
+def _tire(car: Vehicle, draws: Random) -> Values | None:
     wheel = draws.choice(WHEELS)
     bar = draws.randint(21, 30) / 10
-    return {"wheel": wheel, "bar": bar} if car.tyres_bar[wheel] < bar else None
+    return {"wheel": wheel, "bar": bar} if car.tires_bar[wheel] < bar else None
 
 
 def _cabin(car: Vehicle, draws: Random) -> Values | None:
-    return {"celsius": draws.choice([one for one in range(16, 29) if one != car.cabin_c])}
+    return {"celsius": draws.choice([celsius for celsius in range(16, 29) if celsius != car.cabin_c])}
 
 
 _CABIN = Step("set_cabin", {"celsius": "{celsius}"})
-_PUMP = Step("pump_tyre", {"wheel": "{wheel}", "bar": "{bar}"})
+_PUMP = Step("pump_tire", {"wheel": "{wheel}", "bar": "{bar}"})
 
 GOALS = (
     Goal(
-        texts=("Fill up {litres} litres of fuel.", "Please put {litres} litres into the tank."),
-        steps=(Step("fill_tank", {"litres": "{litres}"}),),
+        texts=("Fill up {liters} liters of fuel.", "Please put {liters} liters into the tank."),
+        steps=(Step("fill_tank", {"liters": "{liters}"}),),
         draw=_fuel,
-        vague=(("The tank needs fuel.", "Put in {litres} litres."),),
+        vague=(("The tank needs fuel.", "Put in {liters} liters."),),
         hold="fill_tank",
     ),
     Goal(
@@ -195,31 +198,31 @@ GOALS = (
     Goal(
         texts=("Switch the lights to the {beam} beam.",),
         steps=(Step("set_lights", {"beam": "{beam}"}),),
-        draw=lambda car, draws: {"beam": draws.choice([one for one in ("low", "high") if one != car.lights])},
+        draw=lambda car, draws: {"beam": draws.choice([beam for beam in ("low", "high") if beam != car.lights])},
         vague=(("I need other lights.", "The {beam} beam, I mean."),),
         hold="set_lights",
     ),
     Goal(
-        texts=("Pump the {wheel} tyre up to {bar} bar.", "The {wheel} tyre should have {bar} bar."),
+        texts=("Pump the {wheel} tire up to {bar} bar.", "The {wheel} tire should have {bar} bar."),
         steps=(_PUMP,),
-        draw=_tyre,
-        vague=(("The {wheel} tyre looks soft, pump it up.", "It should get {bar} bar."),),
-        hold="pump_tyre",
+        draw=_tire,
+        vague=(("The {wheel} tire looks soft, pump it up.", "It should get {bar} bar."),),
+        hold="pump_tire",
     ),
     Goal(
-        texts=("Read me the pressure of all tyres, then bring the {wheel} one to {bar} bar.",),
-        steps=(Step("read_tyres"), _PUMP),
-        draw=_tyre,
-        hold="pump_tyre",
+        texts=("Read me the pressure of all tires, then bring the {wheel} one to {bar} bar.",),
+        steps=(Step("read_tires"), _PUMP),
+        draw=_tire,
+        hold="pump_tire",
     ),
     Goal(
         texts=("Look up how much fuel the way to {town} takes and fill up just that much.",),
-        steps=(Step("plan_route", {"town": "{town}"}), Step("fill_tank", {"litres": "$litres"})),
+        steps=(Step("plan_route", {"town": "{town}"}), Step("fill_tank", {"liters": "$liters"})),
         draw=_way,
         hold="fill_tank",
     ),
     Goal(
-        texts=("Tell me how far {town} is and make it the destination.",),
+        texts=("Look up how far {town} is and make it the destination.",),
         steps=(Step("plan_route", {"town": "{town}"}), Step("set_destination", {"town": "{town}"})),
         draw=_town,
         hold="set_destination",

@@ -15,11 +15,20 @@ from hypothesis import strategies as st
 from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.worlds.desks.dialogue import noise
+from midstream.worlds.desks.dialogue import DESKS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replayed
 from midstream.worlds.desks.goals import Wording
-from midstream.worlds.desks.planning import CATEGORIES, DIFFICULTIES, GOALS, LONG, tight, wanted, without_one
-from midstream.worlds.desks.session import DESKS, Plan, PlannedCall, PlannedTurn, Room, Session, replayed
-from midstream.worlds.desks.world import Config, Desks
+from midstream.worlds.desks.tasks import (
+    CATEGORIES,
+    DIFFICULTIES,
+    GOALS,
+    LONG,
+    Config,
+    Desks,
+    tight,
+    wanted,
+    without_one,
+)
+from support.errors import coded
 
 SEEDS = st.integers(0, 10_000)
 LEVELS = st.sampled_from(list(DIFFICULTIES))
@@ -47,9 +56,9 @@ def gold(plan):
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(level=LEVELS, family=FAMILIES, seed=SEEDS)
-def test_the_plan_is_a_success_and_without_any_one_call_it_is_none(level, family, seed):
+def test_the_plan_is_a_success_and_without_any_one_call_it_is_not(level, family, seed):
     plan = plan_of(one_task(level, family, seed))
     outcome = replayed(plan, gold(plan))
     assert outcome["success"] is True
@@ -59,7 +68,7 @@ def test_the_plan_is_a_success_and_without_any_one_call_it_is_none(level, family
     assert [replayed(plan, calls)["success"] for calls in shortened] == [False] * len(shortened)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(level=LEVELS, family=FAMILIES, seed=SEEDS)
 def test_a_plan_has_the_size_and_the_kind_that_were_asked_for(level, family, seed):
     plan, size = plan_of(one_task(level, family, seed)), DIFFICULTIES[level]
@@ -76,7 +85,7 @@ def test_a_plan_has_the_size_and_the_kind_that_were_asked_for(level, family, see
         assert not {call.name for call in turn.calls} & set(turn.withheld)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(level=LEVELS, seed=SEEDS)
 def test_what_the_user_says_can_be_read_back_into_the_calls(level, seed):
     plan = plan_of(one_task(level, "base", seed))
@@ -103,10 +112,10 @@ def test_every_wording_is_found_in_itself_alone(said):
 
 
 def test_a_goal_that_lacks_a_value_is_completed_by_what_follows():
-    wording = Wording("I want shares of {company}, buy some for me.", "Make it {shares} shares.")
-    assert wording.find("Good. I want shares of Blue Kiln, buy some for me.") == [(6, {"company": "Blue Kiln"})]
-    assert wording.complete("Next. Make it 12 shares.") == {"shares": 12}
-    assert wording.complete("Pump the rear left tyre up to 2.4 bar.") is None
+    wording = Wording("I want paint for {room}, buy some for me.", "Make it {cans} cans.")
+    assert wording.find("Good. I want paint for the hall, buy some for me.") == [(6, {"room": "the hall"})]
+    assert wording.complete("Next. Make it 12 cans.") == {"cans": 12}
+    assert wording.complete("Pump the rear left tire up to 2.4 bar.") is None
     assert Wording("Up to {bar} bar.").find("Up to 2.4 bar.") == [(0, {"bar": 2.4})]
 
 
@@ -170,28 +179,30 @@ def test_a_count_is_shared_out_and_other_desks_give_other_tasks():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("chosen", "code", "value"),
     [
-        ({"families": ("base", "hopeless")}, "no family 'hopeless'"),
-        ({"desks": ("kitchen",)}, "no desk 'kitchen'"),
+        ({"families": ("base", "hopeless")}, "unknown-family", "'hopeless'"),
+        ({"desks": ("vehicle", "kitchen")}, "unknown-desk", "'kitchen'"),
+        ({"desks": ("trading",)}, "unknown-desk", "'trading'; it was removed"),
     ],
 )
-def test_names_that_do_not_exist_are_refused(chosen, said):
-    with pytest.raises(RecipeError, match=said):
+def test_names_that_do_not_exist_are_refused(chosen, code, value):
+    with pytest.raises(RecipeError, check=coded(code, value)):
         Desks(Config(**chosen))
 
 
 def test_a_split_that_does_not_exist_and_a_task_of_another_world_are_refused():
-    with pytest.raises(RecipeError, match="split 'dev' does not exist"):
+    with pytest.raises(RecipeError, check=coded("unknown-split", "'dev'")):
         world().sample("dev", 1, 0)
-    with pytest.raises(RecipeError, match="task 't1' holds no plan"):
-        world().open(Task(id="t1", question="How high is Amberbank ?", answer="105"), seed=0)
+    for metadata in ({}, {"desks": {"trading": {}}, "turns": []}):  # a task of another world; one of a removed desk
+        with pytest.raises(RecipeError, check=coded("foreign-task", "'t1'")):
+            world().open(Task(id="t1", question="?", answer="", metadata=metadata), seed=0)
 
 
 def test_more_tasks_than_there_are_are_refused():
     sleepy = Desks(Config(difficulty="easy", desks=("vehicle",), families=("base",)))
     sleepy._task = lambda split, family, draws, task_id: Task(id=task_id, question="again", answer="")
-    with pytest.raises(RecipeError, match="only 1 different 'base' tasks"):
+    with pytest.raises(RecipeError, check=coded("too-few-tasks", "only 1 different 'base' tasks")):
         sleepy.fixed("test", seed=0, per_family=2)
 
 
@@ -277,7 +288,7 @@ async def carry_out(dialogue, calls, order=None):
     return seen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(deadline=None)
 @given(level=LEVELS, family=FAMILIES, seed=SEEDS)
 def test_the_plan_can_be_carried_out_with_the_tools_that_each_turn_offers(level, family, seed):
     task = one_task(level, family, seed)
@@ -332,8 +343,8 @@ def test_eight_rollouts_of_one_task_at_once_get_what_each_would_get_alone():
 
 
 def test_long_results_repeat_and_keep_what_matters_first():
-    assert noise(500, "quote", 1) == noise(500, "quote", 1) != noise(500, "quote", 2)
-    assert 500 <= sum(map(len, noise(500, "quote", 1))) < 600
+    assert noise(500, "read_file", 1) == noise(500, "read_file", 1) != noise(500, "read_file", 2)
+    assert 500 <= sum(map(len, noise(500, "read_file", 1))) < 600
     task = one_task("standard", "long_context", 1)
 
     async def first_result():
@@ -349,20 +360,14 @@ def test_long_results_repeat_and_keep_what_matters_first():
 
 
 def test_what_a_desk_refuses_is_no_result():
-    task = one_task("easy", "base", 3)
+    state = DESKS["files"].stocked(random.Random(0)).state()
+    plan = Plan(desks={"files": state}, turns=(PlannedTurn(user="Look."),)).model_dump(mode="json")
 
     async def refused():
-        dialogue = Desks(Config(desks=("trading",), difficulty="easy")).open(
-            task.model_copy(update={"metadata": trading_plan()}), seed=0
-        )
+        dialogue = world(difficulty="easy").open(Task(id="t1", question="", answer="", metadata=plan), seed=0)
         user = await dialogue.begin()
-        [tool] = [tool for tool in user.tools if tool.name == "quote"]
-        return await tool.call({"symbol": "NONE"})
+        [tool] = [tool for tool in user.tools if tool.name == "delete_file"]
+        return await tool.call({"file": "none"})
 
     result = asyncio.run(refused())
-    assert (result.ok, json.loads(result.text)) == (False, {"error": "no symbol is called NONE"})
-
-
-def trading_plan():
-    desk = DESKS["trading"].stocked(random.Random(0)).state()
-    return Plan(desks={"trading": desk}, turns=(PlannedTurn(user="Look."),)).model_dump(mode="json")
+    assert (result.ok, json.loads(result.text)) == (False, {"error": "there is no file none here"})

@@ -20,10 +20,10 @@ from midstream.recipe.schema import load_recipe
 from midstream.rewards.dialogue import DialogueSuccess
 from midstream.rollout import Config as RolloutConfig
 from midstream.rollout import Environment, rollout
-from midstream.worlds.desks.models import agent_reply
-from midstream.worlds.desks.planning import CATEGORIES
-from midstream.worlds.desks.session import Plan
-from midstream.worlds.desks.world import Config, Desks
+from midstream.worlds.desks.agent import agent_reply
+from midstream.worlds.desks.dialogue import Plan
+from midstream.worlds.desks.tasks import CATEGORIES, Config, Desks
+from support.errors import coded
 
 TEMPLATE = load_template("artist-function-calling")
 
@@ -109,12 +109,12 @@ def test_what_it_says_depends_on_the_chat_and_the_seed_alone():
     reply = agent_reply(TEMPLATE, 0.5)
     chat = [
         Message(role="system", content='{"name": "fill_tank"}'),
-        Message(role="user", content="Fill up 12 litres of fuel."),
+        Message(role="user", content="Fill up 12 liters of fuel."),
     ]
     said = [reply(chat, seed) for seed in range(40)]
     assert said == [agent_reply(TEMPLATE, 0.5)(chat, seed) for seed in range(40)]
     assert len(set(said)) > 3
-    assert '[{"name": "fill_tank", "arguments": {"litres": 12}}]' in " ".join(said)
+    assert '[{"name": "fill_tank", "arguments": {"liters": 12}}]' in " ".join(said)
 
 
 def test_a_function_that_it_was_not_offered_it_asks_for():
@@ -124,9 +124,9 @@ def test_a_function_that_it_was_not_offered_it_asks_for():
 
 
 def test_other_templates_and_empty_chats_are_refused():
-    with pytest.raises(RecipeError, match="cannot write in the template 'search-r1'"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "'search-r1'")):
         agent_reply(load_template("search-r1"), 1.0)
-    with pytest.raises(RecipeError, match="asked about nothing"):
+    with pytest.raises(RecipeError, check=coded("foreign-prompt")):
         agent_reply(TEMPLATE, 1.0)([Message(role="system", content="x")], 0)
 
 
