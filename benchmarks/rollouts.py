@@ -123,7 +123,7 @@ def environment(port: int, concurrency: int) -> Environment:
     agent = AgentFlow(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
-        verifier=prompted.PromptedVerifier(prompted.StructuredConfig()),
+        verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
         generator=prompted.PromptedGenerator(prompted.Config()),
         config=LoopConfig(max_turns=TURNS),
     )

@@ -51,7 +51,7 @@ class Bench:
     build: Build
 
     def __post_init__(self) -> None:
-        self.source, self.learner = self.build.source, self.build.learner
+        self.source, self.learner = self.build.source, self.build.policy.learner
         self.environment = self.build.environment()
 
     async def warm_up(self) -> None:
@@ -59,7 +59,9 @@ class Bench:
         config = self.build.recipe.warm_start
         assert config is not None
         scripted = self.build.environment(planner=ScriptedPlanner(config.policy))
-        await warm_start(self.learner, scripted, self.source, self.build.student(), config, SEED, lambda text: None)
+        await warm_start(
+            self.learner, scripted, self.source, self.build.policy.student(), config, SEED, lambda text: None
+        )
 
     async def success(self, library: Library) -> float:
         """The share of unseen questions, about unseen places, that is answered right with a library in the prompts."""

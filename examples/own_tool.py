@@ -17,7 +17,7 @@ from midstream.agents.prompted import (
     PromptedExecutor,
     PromptedPlanner,
     PromptedVerifier,
-    StructuredConfig,
+    VerifierConfig,
 )
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
@@ -63,7 +63,7 @@ async def main() -> None:
     agent = AgentFlow(
         planner=PromptedPlanner(PlannerConfig()),
         executor=PromptedExecutor(ExecutorConfig()),
-        verifier=PromptedVerifier(StructuredConfig()),
+        verifier=PromptedVerifier(VerifierConfig()),
         generator=VerifiedResultGenerator(),  # a module may be a program: this one answers with the last result
         config=Config(max_turns=3),
     )

@@ -70,7 +70,7 @@ async def main(engine: Engine) -> None:
     agent = AgentFlow(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
-        verifier=prompted.PromptedVerifier(prompted.StructuredConfig()),
+        verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
         generator=prompted.PromptedGenerator(prompted.Config()),
         config=LoopConfig(max_turns=5),
     )

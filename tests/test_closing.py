@@ -11,10 +11,9 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.engines.openai import engine as openai_compatible
+from midstream.engines.openai import settings as openai_settings
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
-from midstream.recipe.registry import ENGINES, Component
 from midstream.recipe.schema import load_recipe
 
 DOORS = """
@@ -68,9 +67,7 @@ def test_an_engine_that_only_a_tool_asks_is_closed_and_nothing_is_closed_twice(d
             doors.closed.append(self)
 
     engine = Engine([])
-    monkeypatch.setitem(
-        ENGINES, "openai_compatible", Component(openai_compatible.Config, lambda build, config, name: engine)
-    )
+    monkeypatch.setattr(openai_settings.Config, "build", lambda config, context: engine)
     overrides = [
         "engines.server={type='openai_compatible',model='m',base_url='http://127.0.0.1:9/v1'}",
         "tools.base_generator={engine='server'}",

@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from midstream import evaluation, rollout
 from midstream.agents import agentflow, interleaved
 from midstream.cli import main as cli
+from midstream.core.component import config_class
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 from midstream.evaluation import study_settings
@@ -217,14 +218,9 @@ TABLES: dict[str, type[Frozen]] = {
     "`practice.gate`": practice_settings.GateConfig,
     "`practice.budget`": practice_settings.BudgetConfig,
 }
-ROOMS = {
-    "tasks": components.TASKS,
-    "engine": components.ENGINES,
-    "tool": components.TOOLS,
-    "reward": components.REWARDS,
-    **components.ROOMS,
+TABLES |= {
+    f"{kind}: `{name}`": config_class(kind, name) for kind, names in components.COMPONENTS.items() for name in names
 }
-TABLES |= {f"{room}: `{name}`": one.config for room, named in ROOMS.items() for name, one in named.items()}
 
 
 def default_cell(info: FieldInfo) -> str:

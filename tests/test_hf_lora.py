@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from midstream.cli.main import main
+from midstream.core.component import register
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.registry import REWARDS
 from midstream.recipe.schema import recipes_directory
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import LearnerConfig, LoraConfig
-from support.served_model import CALCULATES, save_model
+from support.served_model import CalculatesConfig, save_model
 
 STEPS, TEMPERATURE, LORA = 3, 0.8, LoraConfig(rank=4, alpha=8)
 SMALL_LORA = f"learner.lora={{rank={LORA.rank},alpha={LORA.alpha}}}"
@@ -54,9 +54,7 @@ def model_directory(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _calculates():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(REWARDS, "calculates", CALCULATES)
-        yield
+    register("reward", "calculates", CalculatesConfig)
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from midstream.cli.main import main
+from midstream.core.component import register
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.registry import REWARDS
 from midstream.runs import RunDirectory
 from midstream.training.learner import LocalLearner
 from support.llm_server import AgentFlowReplies, LLMServer
-from support.served_model import CALCULATE, CALCULATES, ServedModel, save_model, write_recipe
+from support.served_model import CALCULATE, CalculatesConfig, ServedModel, save_model, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def trained(served, model_directory, tmp_path_factory):
         return inner(self, rows, loss)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(REWARDS, "calculates", CALCULATES)
+        register("reward", "calculates", CalculatesConfig)
         patch.setattr(LocalLearner, "forward_backward", spy)
         recipe = write_recipe(root, served.base_url, model_directory)
         assert main(["train", str(recipe), "--out", str(root / "run"), "--quiet"]) == 0
@@ -196,7 +196,7 @@ def refused(recipe, root, capsys):
 
 @pytest.fixture
 def calculates(monkeypatch):
-    monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
+    register("reward", "calculates", CalculatesConfig)
 
 
 def test_training_without_token_ids_is_refused(tmp_path, served, model_directory, capsys, calculates):

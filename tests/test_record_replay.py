@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.component import registered
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
-from midstream.recipe.registry import TOOLS
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import Config, rollout
 from midstream.runs import RunDirectory
@@ -81,7 +81,7 @@ def test_every_tool_there_is_is_replayed_to_the_byte_with_the_network_off(tmp_pa
         types = {table["type"] for table in Build(load_recipe(str(servers.recipe))).resolved["tools"].values()}
         again = run(servers, record=tmp_path / "kept")
         assert servers.requests() == asked, "a recording is a cache"
-    assert types == set(TOOLS)
+    assert types == set(registered("tool"))
     observed = {one.task_id: [turn.observation for turn in one.turns] for one in recorded}
     assert [one.error for one in recorded] == [None] * len(recorded)
     assert all(len(turns) == 2 for turns in observed.values())

@@ -86,7 +86,7 @@ def environment(engines: Mapping[str, Engine], *, turns: int = 5, sampling: Any 
     agent = AgentFlow(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig(sampling=chosen["planner"])),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig(sampling=chosen["executor"])),
-        verifier=prompted.PromptedVerifier(prompted.StructuredConfig(sampling=chosen["verifier"])),
+        verifier=prompted.PromptedVerifier(prompted.VerifierConfig(sampling=chosen["verifier"])),
         generator=prompted.PromptedGenerator(prompted.Config(sampling=chosen["generator"])),
         config=LoopConfig(max_turns=turns),
     )

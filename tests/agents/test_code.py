@@ -22,7 +22,7 @@ from midstream.agents.prompted import (
     PromptedGenerator,
     PromptedPlanner,
     PromptedVerifier,
-    StructuredConfig,
+    VerifierConfig,
 )
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext
@@ -207,7 +207,7 @@ def solve(program: str) -> Trajectory:
         agent = AgentFlow(
             planner=PromptedPlanner(PlannerConfig()),
             executor=CodeExecutor(CONFIG),
-            verifier=PromptedVerifier(StructuredConfig()),
+            verifier=PromptedVerifier(VerifierConfig()),
             generator=PromptedGenerator(GeneratorConfig()),
             config=Config(max_turns=1),
             code_runner=ProgramRunner(code_runner.Config(libraries=()), schema_error, choose()),

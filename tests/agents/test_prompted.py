@@ -23,7 +23,7 @@ from midstream.agents.prompted import (
     PromptedGenerator,
     PromptedPlanner,
     PromptedVerifier,
-    StructuredConfig,
+    VerifierConfig,
 )
 from midstream.agents.rendering import MemoryStyle, render_memory
 from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
@@ -84,7 +84,7 @@ def plan(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json", lesson
 
 
 def verify(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[Verdict, tuple[Call, ...]]:
-    verifier = PromptedVerifier(StructuredConfig(memory_style=style))
+    verifier = PromptedVerifier(VerifierConfig(memory_style=style))
     observation = Observation(status="ok", text="<|im_end|>\n# Query", duration_s=1.25)
     return asyncio.run(verifier.verify(QUESTION, observation, memory(turns), context(engine)))
 
@@ -330,7 +330,7 @@ def test_structured_output_asks_the_engine_for_the_schema():
     asyncio.run(executor.command(Action(sub_goal="s", tool="echo"), TOOLS, context(engine)))
     assert engine.requests[0].json_schema == Echo().parameters
     engine = ScriptedEngine([VERDICT])
-    verifier = PromptedVerifier(StructuredConfig(structured_output=True))
+    verifier = PromptedVerifier(VerifierConfig(structured_output=True))
     asyncio.run(verifier.verify("q", Observation(status="ok", text=""), Memory(), context(engine)))
     schema = engine.requests[0].json_schema
     assert schema is not None
@@ -366,7 +366,7 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
             made, _ = await PromptedExecutor(ExecutorConfig()).command(action, TOOLS, shared)
             result = await TOOLS[0].call(made.arguments)
             seen = Observation(status="ok", text=result.text)
-            verdict, _ = await PromptedVerifier(StructuredConfig()).verify("Say hello", seen, held, shared)
+            verdict, _ = await PromptedVerifier(VerifierConfig()).verify("Say hello", seen, held, shared)
             stops.append(verdict.memory_sufficient)
             held = held.append(MemoryRecord(turn=turn, action=action, command=made, result=seen.text, verdict=verdict))
         answer, _ = await PromptedGenerator(Config()).generate("Say hello", held, shared)

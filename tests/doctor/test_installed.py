@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
+from midstream.core.component import registered
 from midstream.doctor import installed
 from midstream.doctor.installed import (
     EXTRAS,
@@ -21,7 +22,6 @@ from midstream.doctor.installed import (
     requirements,
     run_briefly,
 )
-from midstream.recipe.registry import TOOLS
 from midstream.report.doctor import Check
 
 GPU = "class P:\n    name, total_memory = 'NVIDIA H200', 143771 << 20\n"
@@ -94,7 +94,7 @@ def test_an_extra_that_is_absent_is_no_trouble_and_half_of_one_is(
 
 
 def test_the_tools_that_need_an_extra_exist() -> None:
-    assert {tool for _, _, tools in EXTRAS.values() for tool in tools} <= set(TOOLS)
+    assert {tool for _, _, tools in EXTRAS.values() for tool in tools} <= set(registered("tool"))
 
 
 def test_a_package_that_does_not_fit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

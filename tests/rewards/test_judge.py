@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from midstream.core.component import rules
 from midstream.core.errors import RecipeError, RewardError, StorageError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory, Usage
 from midstream.evaluation import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.registry import RULES
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.judge import Config, Judge, read_verdict
@@ -376,6 +376,6 @@ def test_the_trained_engine_judges_nobody(where):
 
 
 def test_every_rule_can_stand_beside_a_judge():
-    assert "per_task" not in RULES
-    for rule in ("per_task", "", *RULES):
+    assert "per_task" not in rules()
+    for rule in ("per_task", "", *rules()):
         assert check(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from midstream.core.component import rules
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
-from midstream.recipe.registry import RULES
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.per_task import PerTask
 from support.rollouts import StubReward
@@ -47,7 +47,7 @@ def test_a_task_is_scored_by_the_reward_it_names(build, named, answer, score):
 
 @pytest.mark.parametrize("named", ["judge", "composite", "per_task", "mathe"])
 def test_no_other_can_be_named(build, named):
-    with pytest.raises(RecipeError, match=rf"'t' names the reward '{named}'[\s\S]*name one of: {', '.join(RULES)}"):
+    with pytest.raises(RecipeError, match=rf"'t' names the reward '{named}'[\s\S]*name one of: {', '.join(rules())}"):
         asyncio.run(build.reward({"type": "per_task"}).score(task(named), trajectory("1/2")))
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.core.answers import words
-from midstream.recipe.registry import REWARDS
+from midstream.core.component import registered
 from midstream.rewards.exact_match import Config, ExactMatch
 from midstream.rewards.f1 import F1
 from midstream.rewards.gaia import Gaia
@@ -78,4 +78,4 @@ def test_every_rule_is_a_reward_that_no_model_gives():
     for rule in RULES.values():
         assert isinstance(rule, Rule)
         assert not rule.judged
-    assert RULES.keys() - {"contains"} <= REWARDS.keys()
+    assert RULES.keys() - {"contains"} <= set(registered("reward"))

@@ -19,12 +19,12 @@ from http.client import HTTPConnection
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.component import register
 from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
-from midstream.recipe.registry import REWARDS
-from support.served_model import CALCULATES, save_model, write_recipe
+from support.served_model import CalculatesConfig, save_model, write_recipe
 
 for module in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(module, reason="needs transformers[serving]")
@@ -172,7 +172,7 @@ def test_token_ids_are_refused_with_the_reason(url, model):
     ],
 )
 def test_training_is_refused_before_the_first_step(url, model, tmp_path, capsys, monkeypatch, token_ids, reason, fix):
-    monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
+    register("reward", "calculates", CalculatesConfig)
     recipe = write_recipe(tmp_path, url, tmp_path.parent / "model", token_ids=token_ids)
     words = ["--set", f"engines.policy.model={model}", "--set", f"engines.weights.model={model}"]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet", *words]) in (1, 2)

@@ -22,6 +22,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from midstream.cli.main import main
+from midstream.core.component import register
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
@@ -29,10 +30,9 @@ from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
-from midstream.recipe.registry import REWARDS
 from midstream.runs import RunDirectory
 from support.llm_server import LLMServer
-from support.served_model import CALCULATES, ServedModel, save_model, write_recipe
+from support.served_model import CalculatesConfig, ServedModel, save_model, write_recipe
 
 PYTHON = os.environ.get("MIDSTREAM_VLLM_PYTHON")
 START_TIMEOUT_S = 600.0
@@ -270,7 +270,7 @@ def test_a_prompt_that_is_too_long_is_named(url, local, ids_in):
 @pytest.fixture
 def other_modules(model_directory, monkeypatch):
     """The address of executor, verifier and generator."""
-    monkeypatch.setitem(REWARDS, "calculates", CALCULATES)
+    register("reward", "calculates", CalculatesConfig)
     with LLMServer(ServedModel(model_directory)) as server:
         yield server.base_url
 

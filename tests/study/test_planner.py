@@ -113,13 +113,13 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
     command = ["train", str(ten_steps), "--out", str(unchanged), "--quiet", "--json", "--set", "training.steps=0"]
     assert main(command) == 0
     with Build(recipe_of(run)) as build:
-        weights = dict(build.learner.model.named_parameters())
+        weights = dict(build.policy.learner.model.named_parameters())
         redrawn = {name for name in weights if "embed" in name}  # names, which are drawn afresh at every step
         states = []
         for directory in (unchanged, finished_run):
-            RunDirectory.open(directory).checkpoints.load_latest(build.learner.load)
+            RunDirectory.open(directory).checkpoints.load_latest(build.policy.learner.load)
             states.append({name: tensor.detach().clone() for name, tensor in weights.items() if name not in redrawn})
-        build.learner.return_to_reference()
+        build.policy.learner.return_to_reference()
         before, trained = states
         assert before.keys() == weights.keys() - redrawn
         assert all(tensor.equal(weights[name]) for name, tensor in before.items())
@@ -213,7 +213,7 @@ def test_a_lora_learner_has_no_copy_to_return_to(tmp_path: Path) -> None:
         Build(load_recipe("flow-grpo-lora", [model])) as build,
         pytest.raises(UnsupportedError, match="holds no copy of its reference policy"),
     ):
-        build.learner.return_to_reference()
+        build.policy.learner.return_to_reference()
 
 
 def test_a_lora_planner_before_training_is_the_model_as_it_was_built(tmp_path: Path) -> None:

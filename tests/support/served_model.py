@@ -23,13 +23,12 @@ from peft import PeftModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from midstream.core.component import Context, RewardConfig
 from midstream.core.protocols import Request
 from midstream.core.task import Task
 from midstream.core.trajectory import Sampling, Score, Trajectory
 from midstream.engines.local.engine import generate
 from midstream.engines.local.pretrained import load_model
-from midstream.recipe.registry import Component
-from midstream.worlds.gazetteer.programs import NoSettings
 from support.llm_server import Body, prompt_of
 
 CALCULATE = "Sub-Goal: calculate\nTool Name: python\nContext: 1 + 1\n"
@@ -99,7 +98,11 @@ class Calculates:
         pass
 
 
-CALCULATES = Component(NoSettings, lambda build, config, table: Calculates())
+class CalculatesConfig(RewardConfig):
+    """No settings."""
+
+    def build(self, context: Context) -> Calculates:
+        return Calculates()
 
 
 def write_recipe(directory: Path, url: str, model: Path, *, policy_url: str = "", token_ids: bool = True) -> Path:

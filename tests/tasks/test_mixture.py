@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
+from midstream.core.component import parse_component
 from midstream.core.errors import RecipeError
-from midstream.recipe.check import check
-from midstream.recipe.registry import task_source
+from midstream.recipe.check import check, task_source
 from midstream.recipe.schema import parse_recipe, read_table, to_toml
 from midstream.tasks.mixture import Config
 from support.errors import coded
@@ -24,9 +24,13 @@ def own(tmp_path):
     return {"type": "file", "path": str(path), "splits": {"train": 0.5, "test": 0.5}}
 
 
+def source_of(table):
+    return task_source(parse_component("tasks", table, "tasks"))
+
+
 def mixture(own, weight=1):
     parts = {"own": own | {"weight": weight}, "world": {"type": "gazetteer"}}
-    return task_source({"type": "mixture", "parts": parts})
+    return source_of({"type": "mixture", "parts": parts})
 
 
 def test_parts_are_drawn_by_weight(own):
@@ -56,7 +60,7 @@ def test_a_part_that_is_too_small_fails_at_once(own):
 
 def test_fixed_sets(own):
     mixed = mixture(own, weight=3)
-    count = len(task_source(own).fixed("test", seed=0))
+    count = len(source_of(own).fixed("test", seed=0))
     assert Counter(task.family for task in mixed.fixed("test", seed=1, count=10)) == {"own": 8, "world": 2}
     assert Counter(task.family for task in mixed.fixed("test", seed=1, per_family=4)) == {"own": 4, "world": 4}
     assert len(mixed.fixed("test", seed=1, families=["own"])) == count

@@ -233,9 +233,9 @@ def test_zero_steps_evaluate_only(ten_steps, tmp_path):
 
 def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
     build = make_build()
-    assert load_policy(build.learner, RunDirectory.open(finished_run), pytest.fail) == 10
+    assert load_policy(build.policy.learner, RunDirectory.open(finished_run), pytest.fail) == 10
     exported = load_file(finished_run / "policy" / "model.safetensors")
-    state = build.learner.model.state_dict()
+    state = build.policy.learner.model.state_dict()
     assert exported
     assert all(torch.equal(tensor, state[name]) for name, tensor in exported.items())
 

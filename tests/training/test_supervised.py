@@ -131,7 +131,7 @@ def test_the_warm_start_lowers_the_loss_and_becomes_the_reference(make_build):
     phases = warm(build, transcripts=60, steps=60)
     losses = [float(text.rsplit(" ", 1)[1]) for text in phases if "loss" in text]
     assert losses[-1] < 0.6 * losses[0]
-    learner = build.learner
+    learner = build.policy.learner
     assert not learner.optimizer.state
     for name, tensor in learner.model.state_dict().items():
         assert torch.equal(tensor, learner.reference.state_dict()[name])
@@ -141,7 +141,7 @@ def test_the_warm_start_follows_its_seed(make_build):
     builds = [make_build() for _ in range(2)]
     for build in builds:
         warm(build, transcripts=20, steps=5)
-    one, other = (build.learner.model.state_dict() for build in builds)
+    one, other = (build.policy.learner.model.state_dict() for build in builds)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

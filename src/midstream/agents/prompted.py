@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import MemoryStyle, render_memory, toon_library
 from midstream.agents.template import PromptTemplate
+from midstream.core.component import ComponentConfig, Context
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.memory import Memory
@@ -31,6 +32,9 @@ from midstream.core.replies import spoken
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Verdict
 from midstream.sandbox import code_runner
+
+if TYPE_CHECKING:
+    from midstream.agents.code import CodeExecutor
 
 Value = TypeVar("Value")
 
@@ -60,28 +64,58 @@ class Config(ModuleConfig):
     memory_style: MemoryStyle = "json"
 
 
-class PlannerConfig(Config):
+class PlannerConfig(Config, ComponentConfig):
     """The planner is the trained module: it explores. Temperature 0.5 and 2,048 tokens are the paper's (training)."""
+
+    asks = "always"
 
     sampling: Sampling = Sampling(temperature=0.5, max_tokens=2048)
 
+    def build(self, context: Context) -> PromptedPlanner:
+        """Build it."""
+        return PromptedPlanner(self)
 
-class StructuredConfig(Config):
+
+class VerifierConfig(Config, ComponentConfig):
     """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
+
+    asks = "always"
 
     structured_output: bool = False
 
+    def build(self, context: Context) -> PromptedVerifier:
+        """Build it."""
+        return PromptedVerifier(self)
 
-class ExecutorConfig(ModuleConfig):
+
+class GeneratorConfig(Config, ComponentConfig):
+    """Settings of the generator."""
+
+    asks = "always"
+
+    def build(self, context: Context) -> PromptedGenerator:
+        """Build it."""
+        return PromptedGenerator(self)
+
+
+class ExecutorConfig(ModuleConfig, ComponentConfig):
     """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
     `program` limits what such a program may use up; `structured_output` has the engine's server enforce the tool's
     schema on arguments.
     """
 
+    asks = "always"
+
     structured_output: bool = False
     mode: Literal["arguments", "code"] = "arguments"
     program: code_runner.Config = code_runner.Config()
+
+    def build(self, context: Context) -> CodeExecutor | PromptedExecutor:
+        """Build it."""
+        from midstream.agents.code import CodeExecutor  # which reads this module
+
+        return CodeExecutor(self) if self.mode == "code" else PromptedExecutor(self)
 
 
 class PromptedModule:
@@ -224,7 +258,7 @@ class PromptedVerifier(_Remembering):
 
     role, layout = "verifier", ("query", "memory", "observation")
 
-    def __init__(self, config: StructuredConfig) -> None:
+    def __init__(self, config: VerifierConfig) -> None:
         super().__init__(config)
         self._structured = config.structured_output
 

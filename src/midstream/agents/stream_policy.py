@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from midstream.core.data import Frozen
+from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
 from midstream.core.prompt_text import neutral
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
@@ -20,10 +20,16 @@ from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Sampling
 
 
-class PolicyConfig(Frozen):
+class PolicyConfig(ComponentConfig):
     """How the policy samples; `sampling.max_tokens` bounds one reply. Temperature 1 is the paper's (mathematics)."""
 
+    asks = "always"
+
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
+
+    def build(self, context: Context) -> ModelPolicy:
+        """Build it."""
+        return ModelPolicy(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

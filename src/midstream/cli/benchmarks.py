@@ -16,14 +16,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from midstream.core.component import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
-from midstream.recipe.registry import task_source
+from midstream.recipe.check import task_source
 from midstream.report.timeline import Screen
 from midstream.report.turn_rows import fields, plain
 from midstream.tasks import benchmarks as known
 from midstream.tasks import file
-from midstream.tasks.benchmarks import Benchmark, Config, find
+from midstream.tasks.benchmarks import Benchmark, find
 from midstream.tasks.finite import Finite
 
 # Headings of the groups in tasks/benchmarks.toml.
@@ -145,7 +146,9 @@ def _at_hand(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
     if path is None and not benchmark.tasks and not known.is_downloaded(benchmark.repository):
         return None
-    source = known.make(Config(name=benchmark.name, file=Path(path) if path else None), task_source)
+    source = task_source(
+        parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks")
+    )
     try:
         tasks = source.fixed(benchmark.main_split, seed=0)
     except UsageError:

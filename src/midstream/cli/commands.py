@@ -27,11 +27,12 @@ from midstream.cli.results import (
 )
 from midstream.core.errors import MidstreamError, RunError, UsageError
 from midstream.core.lessons import digest
+from midstream.engines.local.settings import require_torch
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
 from midstream.practice.session import Parts as PracticeParts
 from midstream.practice.session import Session as PracticeSession
-from midstream.recipe.build import Build, require_training_extra
+from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.estimate import describe
 from midstream.recipe.library import unproven, with_library
@@ -188,17 +189,17 @@ def build_of(recipe: Recipe, run: RunDirectory | None, options: argparse.Namespa
 
 def use_policy(build: Build, run: RunDirectory, step: int | None = None) -> int:
     """Let the planner sample from the run's checkpoint of `step`, or from its newest good one; returns its step."""
-    require_training_extra()
+    require_torch()
     from midstream.training.session import load_policy
 
-    found = load_policy(build.learner, run, Console(stderr=True).print, max_step=step)
+    found = load_policy(build.policy.learner, run, Console(stderr=True).print, max_step=step)
     if step not in (None, found):
         raise RunError(
             f"{run.root} has no checkpoint of step {step} any more",
             cause=f"training went on and keeps the newest only, or it is damaged; the one before is of step {found}",
             fix="begin a new evaluation, with another --out",
         )
-    asyncio.run(build.publish(found))
+    asyncio.run(build.policy.publish(found))
     return found
 
 
@@ -259,7 +260,7 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
         return run
     practice = recipe.practice
     if practice is None:
-        require_training_extra()
+        require_torch()
     budget = None if practice is None else Budget(practice.budget)
     with Build(
         recipe, adapters=root / "adapters", record=options.record, replay=options.replay, budget=budget

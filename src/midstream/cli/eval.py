@@ -47,6 +47,7 @@ from midstream.report.numbers import counted, visible
 from midstream.report.progress import terminal_progress
 from midstream.rollout import Environment, OnDone
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
+from midstream.tasks.finite import Finite
 
 Key = tuple[str, str]  # set and sampling
 _SETTINGS_SHOWN = 3
@@ -204,7 +205,9 @@ def _evaluated(
 def _tell_left_out(build: Build, console: Console) -> None:
     """A set that is not all of its data says so, also where progress is not shown."""
     for chosen in build.recipe.evaluation.sets:
-        for reason, count in build.left_out(chosen).items():
+        source = build.tasks(chosen.tasks or build.recipe.tasks)
+        left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
+        for reason, count in left_out.items():
             console.print(Text(visible(f"warning: {chosen.name}: {count:,} left out: {reason}"), "yellow"))
 
 

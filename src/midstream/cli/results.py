@@ -181,7 +181,7 @@ def write_report(run: RunDirectory) -> None:
 
 def _limits(recipe: Recipe) -> str:
     """What a run of a tiny model cannot show; "" of others."""
-    if not any(engine.get("type") == "tiny" for engine in recipe.engines.values()):
+    if not any(engine.type == "tiny" for engine in recipe.engines.values()):
         return ""
     limits = TINY_STREAM_LIMITS if isinstance(recipe.agent, InterleavedConfig) else TINY_LIMITS
     return " ".join(limits.split())

@@ -15,8 +15,8 @@ from midstream.core.events import TurnListener
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.recipe.build import Build
+from midstream.recipe.check import is_dialogues
 from midstream.recipe.overrides import recipe_table
-from midstream.recipe.registry import TASKS, resolve
 from midstream.recipe.schema import parse_recipe
 from midstream.report.numbers import visible
 from midstream.report.timeline import Screen, Timeline
@@ -33,10 +33,10 @@ def solve(options: argparse.Namespace) -> int:
     if options.dry_run:
         return dry_run(recipe)
     named = options.planner or options.recipe or recipe.name
-    if resolve(TASKS, recipe.tasks, "tasks")[0].dialogues:
+    if is_dialogues(recipe.tasks):
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} answers no single question",
-            cause=f"its tasks, tasks.type = {recipe.tasks['type']!r}, are dialogues with functions of their own",
+            cause=f"its tasks, tasks.type = {recipe.tasks.type!r}, are dialogues with functions of their own",
             fix=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )
     if run is None and recipe.warm_start is not None:

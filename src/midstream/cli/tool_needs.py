@@ -11,15 +11,16 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import urlsplit
 
+from midstream.core.component import ComponentConfig, Table, parse_component
 from midstream.core.data import Frozen
 from midstream.doctor.installed import requirements
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.recipe.registry import ENGINES, IN_PROCESS, Component, resolve
-from midstream.recipe.schema import Table
 from midstream.report.tools import Need
 
 
-def needs_of(engines: Mapping[str, Table], tool: Table, component: Component, config: Frozen | None) -> Iterator[Need]:
+def needs_of(
+    engines: Mapping[str, Table], tool: Table, component: type[ComponentConfig], config: Frozen | None
+) -> Iterator[Need]:
     """Everything that the tool of this table needs beside `config`, its settings, where it has them already."""
     keyless = getattr(config, "provider", "") == "ddgs"  # the one provider that wants an extra, and no key
     if component.extra and (keyless or not hasattr(config, "provider")):
@@ -27,9 +28,9 @@ def needs_of(engines: Mapping[str, Table], tool: Table, component: Component, co
     variable = getattr(config, "api_key_env", "")
     if variable and not keyless:
         yield _key(variable)
-    if component.asks or "engine" in tool:
+    if component.asks == "always" or "engine" in tool:
         yield _engine(engines, tool.get("engine"))
-    elif component.may_ask:
+    elif component.asks == "optional":
         yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
     if tool.get("type") == "python":
         yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
@@ -64,10 +65,10 @@ def _engine(engines: Mapping[str, Table], name: Any) -> Need:
     if table is None:
         fix = "name one: --model NAME with --provider NAME or --base-url URL"
         return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, fix=fix)
-    if table.get("type") in IN_PROCESS:
+    config: Any = parse_component("engine", table, f"engines.{name}").config
+    if config.in_process:
         state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
         return Need(what=what, state=state, there=False, fix=fix)
-    config = resolve(ENGINES, table, f"engines.{name}")[1]
     state = f"{config.model} at {config.base_url}"
     hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
     if hosted and config.api_key_env and not _key(config.api_key_env).there:

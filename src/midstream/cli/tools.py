@@ -22,13 +22,13 @@ from rich.console import Console
 from midstream.agents.formats import schema_error
 from midstream.cli.commands import build_of
 from midstream.cli.tool_needs import needs_of
+from midstream.core.component import ToolConfig, config_class, parse_component, registered
 from midstream.core.data import Frozen, unfit
 from midstream.core.errors import UsageError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import needs_settings, recipe_table, set_tools
-from midstream.recipe.registry import TOOLS, Component, resolve
 from midstream.recipe.schema import Table, parse_recipe
 from midstream.report.numbers import visible
 from midstream.report.timeline import Screen
@@ -44,7 +44,7 @@ def tools(options: argparse.Namespace) -> int:
         views = _with_recipe(_listed(table, every=options.recipe is None), options)
         _print_views(views, options, tools_screen(views))
         return 0
-    unset = options.name in TOOLS and options.name not in table["tools"] and needs_settings(options.name)
+    unset = options.name in registered("tool") and options.name not in table["tools"] and needs_settings(options.name)
     if unset and not options.arguments:
         views = [_unset_view(options.name)]
         _print_views(views, options, tool_screen(views[0]))
@@ -62,7 +62,7 @@ def _build_of(table: Table, options: argparse.Namespace) -> Build:
     """The build of the one tool that is named: by its table, its type, its file, or as one of a server's."""
     name, known = options.name, table["tools"]
     servers = [server for server, one in known.items() if one.get("type", server) == "mcp"]
-    tables = servers if servers and name not in {*known, *TOOLS} and ":" not in name else [name]
+    tables = servers if servers and name not in {*known, *registered("tool")} and ":" not in name else [name]
     if "," in name:
         raise UsageError(f"{name!r} are several tools", cause="one is shown or called at a time", fix="name one")
     for one in tables:
@@ -83,18 +83,19 @@ def _build_of(table: Table, options: argparse.Namespace) -> Build:
 def _listed(table: Table, *, every: bool) -> list[ToolView]:
     """The tools of the recipe, or every type of tool there is, with the recipe's settings where it has some."""
     known: Table = table["tools"]
-    rest = [name for name in TOOLS if every and name not in known and needs_settings(name)]
+    rest = [name for name in registered("tool") if every and name not in known and needs_settings(name)]
     if every:
-        set_tools(table, ",".join(name for name in dict.fromkeys([*known, *TOOLS]) if name not in rest))
+        set_tools(table, ",".join(name for name in dict.fromkeys([*known, *registered("tool")]) if name not in rest))
     recipe = parse_recipe(table)
-    views = [_view(table, name, {"type": name, **one}) for name, one in recipe.tools.items()]
+    views = [_view(table, name, tool.table()) for name, tool in recipe.tools.items()]
     return views + [_unset_view(name) for name in rest]
 
 
 def _view(table: Table, name: str, tool: Table, named: str = "") -> ToolView:
     """A tool as its class and settings tell, without making it; `named` is how it was asked for."""
-    component, config = resolve(TOOLS, tool, f"tools.{name}")
-    face = component.face
+    config = parse_component("tool", tool, f"tools.{name}").config
+    component = type(config)
+    face = component.tool if issubclass(component, ToolConfig) else None
     return ToolView(
         name=name,
         type=str(tool["type"]),
@@ -106,13 +107,13 @@ def _view(table: Table, name: str, tool: Table, named: str = "") -> ToolView:
         timeout_s=_number(config, face, "timeout_s"),
         output_tokens=_number(config, face, "output_tokens"),
         needs=tuple(needs_of(table.get("engines", {}), tool, component, config)),
-        settings=tuple(_settings(component.config, tool)),
+        settings=tuple(_settings(component, tool)),
     )
 
 
 def _unset_view(name: str) -> ToolView:
     """A type of tool that cannot be named without settings of its own."""
-    component = TOOLS[name]
+    component = config_class("tool", name)
     state = f'a table in a recipe with type = "{name}", and: {needs_settings(name)}'
     settings = Need(what="settings", state=state, there=None)
     return ToolView(
@@ -131,12 +132,12 @@ def _with_recipe(views: Sequence[ToolView], options: argparse.Namespace) -> list
     return [view.model_copy(update={"named": view.named + said}) for view in views]
 
 
-def _description(component: Component) -> str:
+def _description(component: Any) -> str:
     """What the class tells a model, or else what it, or its module, tells a reader."""
-    said = getattr(component.face, "description", None)
+    said = getattr(component.tool, "description", None)
     if isinstance(said, str):
         return said
-    written = inspect.getdoc(component.face or inspect.getmodule(component.config)) or ""
+    written = inspect.getdoc(component.tool or inspect.getmodule(component)) or ""
     return " ".join(written.partition("\n\n")[0].split())
 
 
@@ -168,7 +169,7 @@ def _as_json(config: type[Frozen], name: str, value: Any) -> JsonValue:
 def _shown(build: Build, name: str) -> list[ToolView]:
     """Everything about a tool, or the tools of a server. What cannot be made here is shown as far as it is known."""
     [(table, one)] = build.recipe.tools.items()
-    view = _view(build.recipe.model_dump(), table, {"type": table, **one}, name)
+    view = _view(build.recipe.table(), table, one.table(), name)
     try:
         return [_made(view, tool) for tool in _of_name(build.tools, name)]
     except UsageError as error:

@@ -6,10 +6,10 @@ methods is one, no base class and no registration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -19,6 +19,9 @@ from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.memory import Memory
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Score, Trajectory, Verdict
+
+if TYPE_CHECKING:
+    from midstream.core.component import Context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,38 +308,20 @@ class TaskSource(Protocol):
 
 
 @runtime_checkable
-class World(TaskSource, Protocol):
-    """A task source that brings what a model without any knowledge needs to learn in it: an offline world.
-
-    `teacher` is the `type` of the module whose transcripts a warm start imitates where the recipe names no other.
-    """
-
-    teacher: str
+class World(Protocol):
+    """A task source that is a world made up for offline use, with facts that a tool can search."""
 
     def documents(self) -> Iterable[tuple[str, str]]:
-        """(id, text) of everything that a search tool without an index finds, in a fixed order."""
+        """(id, text) of every fact."""
         ...
 
-    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Lessons for the prompts of a `share` of warm-start transcripts, by task id; the teacher follows them."""
-        ...
 
-    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Before any work: refuse validation tasks that `check_warm_start` could not use, with `RecipeError`."""
-        ...
+@runtime_checkable
+class Plays(Protocol):
+    """A task source on whose tasks a program can play a model (engine type "simulated")."""
 
-    async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
-        """Check a warm-started model before reinforcement; returns a line for the log.
-
-        Args:
-            environment: a `rollout.Environment` around the model.
-            tasks: the validation tasks.
-            least: what the check must come out at, in [0, 1] (`warm_start.min_copy_rate`).
-            seed: seed of the rollouts.
-
-        Raises:
-            TrainingError: the model learned too little to go on.
-        """
+    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+        """The reply to messages and a seed, of the model that plays `role`, one of the settings' `plays`."""
         ...
 
 

@@ -16,7 +16,6 @@ from midstream.doctor.installed import check_extras, check_python, check_require
 from midstream.doctor.servers import check_search, check_server, no_server
 from midstream.engines.openai.settings import Config
 from midstream.recipe.build import Build
-from midstream.recipe.registry import ENGINES, resolve
 from midstream.report.doctor import Check
 from midstream.report.numbers import cut
 from midstream.rollout import together
@@ -34,11 +33,9 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
     """Run every check; a broken thing never raises. `named`: the user chose the recipe or its model."""
     recipe = build.recipe
     engines: Mapping[str, Config] = {
-        name: resolve(ENGINES, table, f"engines.{name}")[1]
-        for name, table in recipe.engines.items()
-        if named and table["type"] == "openai_compatible"
+        name: engine.config for name, engine in recipe.engines.items() if named and isinstance(engine.config, Config)
     }
-    tools = {str(table.get("type", name)) for name, table in recipe.tools.items() if named}
+    tools = {tool.type for tool in recipe.tools.values() if named}
     slow: list[Coroutine[None, None, list[Check]]] = [
         check_training(),
         check_sandbox(recipe.sandbox, wanted=named and build.runs_code),
@@ -54,7 +51,7 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         check_open_files(max(DEFAULT_CONCURRENCY, recipe.rollout.concurrency)),
         *sandbox,
         *(check for found in servers or [no_server()] for check in found),
-        check_search(recipe.tools),
+        check_search({name: tool.table() for name, tool in recipe.tools.items()}),
     )
 
 

@@ -23,7 +23,6 @@ from midstream.core.stream import load_template
 from midstream.doctor.cases import Cases, load_cases
 from midstream.doctor.servers import probe_engine
 from midstream.recipe.build import Build
-from midstream.recipe.registry import ROOMS, resolve
 from midstream.recipe.schema import InterleavedConfig
 from midstream.report.doctor import CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
 from midstream.rollout import together
@@ -56,17 +55,18 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     check_any_role(build)
     cases = load_cases()
     roles: list[_Role] = []
-    for name, table in build.recipe.modules.items():
+    for name, component in build.recipe.modules.items():
         if _reason_to_skip(build, name):
             continue
-        component, config = resolve(ROOMS[name], table, f"agent.{name}")
-        module: Any = component.make(config)
+        assert component.engine is not None
+        module: Any = component.config.build(None)  # type: ignore[arg-type]  # a module uses nothing of the recipe
         agent = build.recipe.agent
         if isinstance(agent, InterleavedConfig):
             # The recipe's agent gets the tools of the cases, which its template calls by their own names.
             settings = StreamConfig(max_turns=agent.max_turns, max_tokens=agent.max_tokens)
             module = Interleaved(policy=module, template=load_template(agent.template), config=settings)
-        roles.append(_Role(name=name, module=module, config=config, engine=build.engine(table["engine"])))
+        engine = build.engine(component.engine)
+        roles.append(_Role(name=name, module=module, config=component.config, engine=engine))
     engines = {role.engine.name: role.engine for role in roles}
     semaphore = asyncio.Semaphore(_CONCURRENCY)
     jobs = [(role, case) for role in roles for case in _cases(build, cases, role.name)]
@@ -124,13 +124,14 @@ def check_any_role(build: Build) -> None:
 
 def _reason_to_skip(build: Build, name: str) -> str:
     """Why a role is not examined, "" if it is."""
-    table = build.recipe.modules[name]
-    if table["type"] not in ("prompted", "model"):
-        return f"its type is {table['type']!r}"
+    module = build.recipe.modules[name]
+    if module.type not in ("prompted", "model"):
+        return f"its type is {module.type!r}"
     if not _cases(build, load_cases(), name):
         return "its template calls a tool that no case is about"
-    config = resolve(ROOMS[name], table, f"agent.{name}")[1]
-    return "it writes programs, and the cases are about arguments" if getattr(config, "mode", "") == "code" else ""
+    if getattr(module.config, "mode", "") == "code":
+        return "it writes programs, and the cases are about arguments"
+    return ""
 
 
 def _cases(build: Build, cases: Cases, name: str) -> Sequence[Any]:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Request
+from midstream.core.protocols import Plays, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
 
@@ -18,7 +18,7 @@ _SEEDS = 2**31  # as many as a request to a model server can hold
 _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurrency"}
 
 
-class Config(Frozen):
+class Config(EngineConfig):
     """The role that the model `plays`, and its prices in US dollars per million tokens (of four characters).
 
     `skill` is the probability that a call of an agent at the desks is right; other worlds set their own.
@@ -34,6 +34,11 @@ class Config(Frozen):
     def _without_removed_settings(cls, table: Any) -> Any:
         # Recipes of older runs also say how requests travelled, which changes no reply: those runs can be resumed.
         return {key: value for key, value in table.items() if key not in _REMOVED} if isinstance(table, dict) else table
+
+    def build(self, context: Context) -> SimulatedEngine:
+        """Build it."""
+        assert isinstance(context.source, Plays)
+        return SimulatedEngine(context.source.play(self.plays, self.skill, context), self, context.name)
 
 
 class SimulatedEngine:

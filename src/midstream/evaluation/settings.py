@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from midstream.core.component import Component
 from midstream.core.data import Frozen
 
 
@@ -19,8 +20,8 @@ class SetConfig(Frozen):
     """
 
     name: str
-    tasks: dict[str, Any] | None = None
-    reward: dict[str, Any] | None = None
+    tasks: Component | None = None
+    reward: Component | None = None
     split: Literal["train", "validation", "test"] = "test"
     families: tuple[str, ...] = ()
     per_family: int | None = Field(default=None, ge=1, le=1_000_000)

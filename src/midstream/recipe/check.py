@@ -1,449 +1,482 @@
-"""The check of a whole recipe: every component by its own settings, and what they ask of one another.
+"""The check of a whole recipe: what its components ask of one another.
 
-It runs before anything is made. What only the objects can tell, `recipe/build.py` and `recipe/trainable.py` refuse.
+Each component's own settings were validated when the recipe was parsed (`schema.py`). This check runs before anything
+is built. What only the built objects can show, `build.py` and `trainable.py` refuse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig, parse_component, rules
 from midstream.core.errors import RecipeError
-from midstream.core.parts import table_of, weight_of
+from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
+from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.practice.library import render_modules
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
-from midstream.recipe.registry import (
-    ENGINES,
-    IN_PROCESS,
-    OF_A_STREAM,
-    OF_DIALOGUES,
-    PLAYED,
-    REWARDS,
-    ROOMS,
-    RULES,
-    TASKS,
-    TOOLS,
-    Component,
-    draw,
-    no_engine,
-    no_world,
-    resolve,
-    set_reward,
-    task_source,
-)
-from midstream.recipe.schema import InterleavedConfig, Recipe, Table
+from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.worlds.gazetteer.scripted import scripted_marks
 
 
-def check(recipe: Recipe) -> dict[str, Any]:
-    """Validate every component and evaluation set; returns the recipe with all defaults filled in."""
-    resolved = recipe.model_dump(mode="json", exclude_none=True, exclude={"study"})  # no part of a run
-    resolved["tasks"] = _fill_tasks(recipe, recipe.tasks, "tasks")
-    resolved["reward"] = _fill_reward(recipe, recipe.reward, "reward")
-    evaluation = resolved["evaluation"]
-    evaluation["validation"] = _fill_set(recipe, recipe.evaluation.validation, "evaluation.validation")
-    evaluation["sets"] = [
-        _fill_set(recipe, chosen, f"evaluation.sets.{place}") for place, chosen in enumerate(recipe.evaluation.sets)
-    ]
-    resolved["tools"] = {
-        name: _fill(recipe, TOOLS, {"type": name, **table}, f"tools.{name}") for name, table in recipe.tools.items()
-    }
-    resolved["engines"] = {
-        name: _fill(recipe, ENGINES, table, f"engines.{name}") for name, table in recipe.engines.items()
-    }
-    for module, table in recipe.modules.items():
-        resolved["agent"][module] = _fill(recipe, ROOMS[module], table, f"agent.{module}")
+def check(recipe: Recipe) -> Table:
+    """Check that a recipe's components fit each other; returns its table with every default filled in.
+
+    A library is named there by the version that it has now.
+
+    Raises:
+        RecipeError: they do not.
+    """
+    _check_engines_exist(recipe)
+    _check_tasks(recipe)
+    _check_rewards(recipe)
     _check_agent(recipe)
-    _check_rewards_fit(recipe)
-    if recipe.agent.library is not None:
-        resolved["agent"]["library"] = _checked_library(recipe, recipe.agent.library)
-    if recipe.training:
-        _check_training(recipe, resolved)
-    if recipe.practice:
-        _check_practice(recipe, recipe.practice, resolved)
-    _fill_teacher(recipe, resolved)
     _check_imitated(recipe)
     _check_simulated(recipe)
+    resolved = recipe.table()
+    for number, chosen in enumerate(recipe.evaluation.sets):
+        if chosen.tasks is not None:
+            resolved["evaluation"]["sets"][number]["reward"] = set_reward(recipe, chosen).table()
+    if recipe.evaluation.validation.tasks is not None:
+        resolved["evaluation"]["validation"]["reward"] = set_reward(recipe, recipe.evaluation.validation).table()
+    imitated = teacher(recipe)
+    if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
+        resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)
+    if recipe.agent.library is not None:
+        resolved["agent"]["library"] = _checked_library(recipe)
+    if recipe.training is not None:
+        _check_training(recipe)
+    if recipe.practice is not None:
+        _check_practice(recipe, recipe.practice)
+        if recipe.practice.start is not None:
+            resolved["practice"]["start"] = place = pinned(recipe.practice.start)
+            check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
     _check_world(recipe)
-    _check_sets(recipe)
+    # Draw every set of an endless source once: one that cannot be made is found before any work.
+    validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
+    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
+        component = chosen.tasks or recipe.tasks
+        if isinstance(component.config, TasksConfig) and component.config.endless:
+            draw(task_source(component), chosen)
     return resolved
 
 
-# -- components with their defaults ------------------------------------------------------------------------------------
+# -- task sets and rewards, which the build uses too -----------------------------------------------------------------
 
 
-def _fill(recipe: Recipe, room: Mapping[str, Component], table: Table, where: str) -> Table:
-    component, config = resolve(room, table, where)
-    engine = table.get("engine")
-    asked = component.asks or (component.may_ask and engine is not None)
-    if asked and (not isinstance(engine, str) or engine not in recipe.engines):
-        raise no_engine(recipe, f"{where}.engine = {engine!r}")
-    kept = {key: table[key] for key in ("type", "engine") if key in table}
-    return {**kept, **config.model_dump(mode="json", exclude_none=True)}
+def set_reward(recipe: Recipe, chosen: SetConfig) -> Component:
+    """The reward of an evaluation set: its own, or its benchmark's, or the recipe's."""
+    if chosen.reward is not None:
+        return chosen.reward
+    return recipe.reward if chosen.tasks is None else parse_component("reward", {"type": "per_task"}, "reward")
 
 
-def _fill_tasks(recipe: Recipe, table: Table, where: str) -> Table:
-    task_source(table, where)  # a benchmark that does not exist is found here, before any work
-    filled = _fill(recipe, TASKS, table, where)
-    if "engine" in filled:
-        _check_served(recipe, filled, where, "one whose user speaks")
-    for name, part in filled.get("parts", {}).items():  # of a mixture
-        inner = _fill_tasks(recipe, table_of(part), f"{where}.parts.{name}")
-        if resolve(TASKS, table_of(part), where)[0].dialogues:
+def teacher(recipe: Recipe) -> Component | None:
+    """The module that a warm start imitates: the world's own, with the settings of `warm_start.policy`."""
+    config = recipe.tasks.config
+    if not isinstance(config, TasksConfig) or not config.teacher:
+        return None
+    settings = recipe.warm_start.policy if recipe.warm_start else {}
+    return parse_component(recipe.trained, {**settings, "type": config.teacher}, "warm_start.policy")
+
+
+def warm_seed(recipe: Recipe) -> int:
+    """The seed of untrained weights and of the warm start."""
+    warm = recipe.warm_start
+    return recipe.seed if warm is None or warm.seed is None else warm.seed
+
+
+def draw(source: TaskSource, chosen: SetConfig) -> list[Task]:
+    """Draw the tasks of an evaluation set."""
+    return source.fixed(
+        chosen.split,
+        seed=chosen.seed,
+        families=chosen.families,
+        per_family=chosen.per_family,
+        count=chosen.count,
+    )
+
+
+@dataclass(frozen=True)
+class _TasksOnly:
+    """A `core.component.Context` of task sources that ask no engine."""
+
+    name: str = "tasks"
+    engine: None = None
+
+    def tasks(self, component: Component) -> TaskSource:
+        return component.config.build(self)  # type: ignore[arg-type]
+
+
+def task_source(component: Component) -> TaskSource:
+    """Build a task source alone. One that needs an engine can list its tasks, and run none."""
+    return _TasksOnly().tasks(component)
+
+
+def no_engine(recipe: Recipe, what: str) -> RecipeError:
+    """The error for a name that is not an engine's."""
+    return RecipeError(
+        f"{what} does not exist; the recipe's engines are: {', '.join(recipe.engines) or 'none'}",
+        code="unknown-engine",
+        fix="name one of them, or add its [engines.NAME] table",
+    )
+
+
+def in_process(recipe: Recipe, engine: str | None) -> bool:
+    """Whether an engine of that name exists and samples in this process."""
+    config = recipe.engines[engine].config if engine in recipe.engines else None
+    return isinstance(config, EngineConfig) and config.in_process
+
+
+# -- the components of a recipe, with their places -------------------------------------------------------------------
+
+
+def _evaluation_sets(recipe: Recipe) -> dict[str, SetConfig]:
+    sets = {f"evaluation.sets.{number}": chosen for number, chosen in enumerate(recipe.evaluation.sets)}
+    return sets | {"evaluation.validation": recipe.evaluation.validation}
+
+
+def _with_parts(where: str, component: Component) -> Iterator[tuple[str, Component]]:
+    """A component, and those that it is made of."""
+    yield where, component
+    for name, part in getattr(component.config, "parts", {}).items():
+        yield from _with_parts(f"{where}.parts.{name}", part)
+
+
+def _task_components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
+    yield from _with_parts("tasks", recipe.tasks)
+    for where, chosen in _evaluation_sets(recipe).items():
+        if chosen.tasks is not None:
+            yield from _with_parts(f"{where}.tasks", chosen.tasks)
+
+
+def _reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Component]]:
+    """(place, reward, the tasks that it scores)."""
+    for where, component in _with_parts("reward", recipe.reward):
+        yield where, component, recipe.tasks
+    for where, chosen in _evaluation_sets(recipe).items():
+        if chosen.reward is not None or chosen.tasks is not None:
+            for place, component in _with_parts(f"{where}.reward", set_reward(recipe, chosen)):
+                yield place, component, chosen.tasks or recipe.tasks
+
+
+def is_dialogues(tasks: Component) -> bool:
+    """Whether the tasks of a source are dialogues."""
+    return isinstance(tasks.config, TasksConfig) and tasks.config.dialogues
+
+
+# -- what components ask of one another ------------------------------------------------------------------------------
+
+
+def _check_engines_exist(recipe: Recipe) -> None:
+    components: list[tuple[str, Component]] = [*_task_components(recipe)]
+    components += [(where, component) for where, component, _ in _reward_components(recipe)]
+    components += [(f"agent.{name}", component) for name, component in recipe.modules.items()]
+    components += [(f"tools.{name}", component) for name, component in recipe.tools.items()]
+    if recipe.training is not None and recipe.training.supervised.planner is not None:
+        components.append(("training.supervised.planner", recipe.training.supervised.planner))
+    for where, component in components:
+        asked = component.config.asks == "always" or component.engine is not None
+        if asked and component.engine not in recipe.engines:
+            raise no_engine(recipe, f"{where}.engine = {component.engine!r}")
+        # Modules wait for each other in step; whatever else asks an engine does so while trajectories are under way.
+        if asked and component.kind in ("tasks", "reward") and in_process(recipe, component.engine):
             raise RecipeError(
-                f"{where}.parts.{name}.type = {inner['type']!r} cannot be mixed with others",
-                cause="its tasks are dialogues, which their own source opens",
+                f"{where}.engine = {component.engine!r} samples in process",
+                code="engine-in-process",
+                cause="it answers only when every live trajectory waits for it, and this request comes from outside",
+                fix="name an engine of type openai_compatible there",
+            )
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    """Task sources exist, and dialogues go to an agent that can hold them."""
+    agent = recipe.agent
+    refused, fix = "", ""
+    if not isinstance(agent, InterleavedConfig):
+        refused, fix = "an agent of type 'agentflow', which answers questions", 'set agent.type = "interleaved"'
+    elif load_template(agent.template).appends == "inline":
+        refused = f"agent.template = {agent.template!r}, which writes one reply to one question"
+        fix = 'choose one with appends = "message", such as artist-function-calling or native'
+    for where, component in _task_components(recipe):
+        if component.config.asks == "never" and ".parts." not in where:
+            task_source(component)  # a benchmark that does not exist is found here, before any work
+        if is_dialogues(component) and ".parts." in where:
+            raise RecipeError(
+                f"{where}.type = {component.type!r} cannot be mixed: its tasks are dialogues, which their source opens",
+                code="dialogues-not-supported",
                 fix="train on one source of dialogues",
             )
-        filled["parts"][name] = {**inner, "weight": weight_of(part)}
-    return filled
-
-
-def _fill_reward(recipe: Recipe, table: Table, where: str) -> Table:
-    filled = _fill(recipe, REWARDS, table, where)
-    if filled["type"] == "judge":
-        _check_judge(recipe, filled, where)
-    if filled["type"] in OF_A_STREAM:
-        _check_stream_reward(recipe, filled, where)
-    if filled["type"] == "composite":
-        for name, part in table["parts"].items():
-            inner = _fill_reward(recipe, table_of(part), f"{where}.parts.{name}")
-            filled["parts"][name] = {"weight": weight_of(part), **inner}
-    return filled
-
-
-def teacher_table(recipe: Recipe) -> Table | None:
-    """The table of the module that is imitated where the recipe names no other; None if the tasks bring no teacher."""
-    teacher = getattr(resolve(TASKS, recipe.tasks, "tasks")[1], "teacher", None)
-    if teacher is None:
-        return None
-    return {**(recipe.warm_start.policy if recipe.warm_start else {}), "type": teacher}
-
-
-def _fill_teacher(recipe: Recipe, resolved: Table) -> None:
-    """The teacher's settings with their defaults, in the place where the recipe has them."""
-    table = teacher_table(recipe)
-    if recipe.warm_start and recipe.warm_start.file is None and table is not None:
-        _, config = resolve(ROOMS[recipe.trained], table, "warm_start.policy")
-        resolved["warm_start"]["policy"] = config.model_dump(mode="json", exclude_none=True)
-
-
-def _fill_set(recipe: Recipe, chosen: SetConfig, where: str) -> Table:
-    filled = chosen.model_dump(mode="json", exclude_none=True)
-    if chosen.tasks is not None:
-        filled["tasks"] = _fill_tasks(recipe, chosen.tasks, f"{where}.tasks")
-    if chosen.tasks is not None or chosen.reward is not None:
-        filled["reward"] = _fill_reward(recipe, set_reward(recipe, chosen), f"{where}.reward")
-    return {key: filled[key] for key in SetConfig.model_fields if key in filled}  # as it will be read back
-
-
-# -- what components ask of one another --------------------------------------------------------------------------------
-
-
-def _check_agent(recipe: Recipe) -> None:
-    agent = recipe.agent
-    if isinstance(agent, InterleavedConfig):
-        _check_stream(recipe, agent)
-        return
-    if agent.memory_update == "on_continue" and agent.generator["type"] == "verified_result":
-        raise RecipeError(
-            'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
-            cause="the result that satisfies the verifier is then not in memory",
-            fix='set memory_update = "every_turn"',
-        )
-    fix = 'set agent.type = "interleaved"'
-    _refuse_dialogues(recipe, "an agent of type 'agentflow'", "AgentFlow answers questions", fix)
-
-
-def _refuse_dialogues(recipe: Recipe, agent: str, cause: str, fix: str) -> None:
-    sets = {f"evaluation.sets.{place}": one for place, one in enumerate(recipe.evaluation.sets)}
-    sets["evaluation.validation"] = recipe.evaluation.validation
-    sources = {"tasks": recipe.tasks} | {f"{where}.tasks": one.tasks for where, one in sets.items() if one.tasks}
-    for where, table in sources.items():
-        if resolve(TASKS, table, where)[0].dialogues:
+        if is_dialogues(component) and refused:
             raise RecipeError(
-                f"{where}.type = {table['type']!r} with {agent}",
-                cause=f"its tasks are dialogues, with a user and functions of their own; {cause}",
+                f"{where}.type = {component.type!r} has dialogues as tasks, with {refused}",
+                code="dialogues-not-supported",
                 fix=fix,
             )
 
 
-def _check_stream(recipe: Recipe, agent: InterleavedConfig) -> None:
-    """The template suits its policy, and its tools are there: a call of one that is not could never be answered."""
+def _check_rewards(recipe: Recipe) -> None:
+    """Dialogues are judged by their outcome, questions by their answers, and streams by an agent that writes one."""
+    for where, reward, tasks in _reward_components(recipe):
+        config = reward.config
+        assert isinstance(config, RewardConfig)
+        dialogues = is_dialogues(tasks)
+        if config.of_stream and not isinstance(recipe.agent, InterleavedConfig):
+            raise RecipeError(
+                f"{where}.type = {reward.type!r} with an agent of type {recipe.agent.type!r}",
+                code="reward-does-not-fit",
+                cause="it scores the form of a stream, and only an interleaved agent writes one",
+                fix='set agent.type = "interleaved", or choose another reward',
+            )
+        for key in ("answer", "rule"):  # rewards inside this one
+            named = getattr(config, key, None)
+            if isinstance(named, str) and named not in ("", "per_task", *rules()):
+                raise RecipeError(
+                    f"{where}.{key} = {named!r} is not a rule-based reward",
+                    code="unknown-type",
+                    fix=f"name one of: {', '.join(rules())}",
+                )
+        if config.of_dialogues and not dialogues:
+            needed = "one that compares answers, such as exact_match"
+        elif dialogues and (config.rule_based or config.of_stream) and not config.of_dialogues:
+            needed = "dialogue or function_calling"
+        else:
+            continue
+        raise RecipeError(
+            f"{where}.type = {reward.type!r} with tasks of type {tasks.type!r}",
+            code="reward-does-not-fit",
+            cause="dialogues are scored by their outcome, questions by their answers",
+            fix=f"choose {needed}",
+        )
+
+
+def _check_agent(recipe: Recipe) -> None:
+    agent = recipe.agent
+    if not isinstance(agent, InterleavedConfig):
+        if agent.memory_update == "on_continue" and agent.generator.type == "verified_result":
+            raise RecipeError(
+                'agent.memory_update = "on_continue" with agent.generator.type = "verified_result" never answers',
+                code="setting-conflict",
+                cause="the result that satisfies the verifier is then not in memory",
+                fix='set memory_update = "every_turn"',
+            )
+        return
     template = load_template(agent.template)
-    if template.chat and recipe.engines.get(agent.policy.get("engine", ""), {}).get("type") == "tiny":
+    if template.chat and _type_of_engine(recipe, agent.policy.engine) == "tiny":
         raise RecipeError(
             f"agent.template = {agent.template!r} with a policy of engine type 'tiny'",
-            cause="it writes chats in English, and a tiny policy reads the few words of its own world",
+            code="setting-conflict",
+            cause="the template is a chat in English; a tiny policy reads only the words of its world",
             fix='set agent.template = "tiny", or name a model',
         )
     if recipe.warm_start and recipe.warm_start.lessons:
         raise RecipeError(
             f"warm_start.lessons = {recipe.warm_start.lessons:g} with an interleaved agent",
-            cause="the scripted policy reads none",
+            code="setting-conflict",
+            cause="the scripted policy reads no lessons",
             fix="leave it out",
         )
-    if template.appends == "inline":
-        fix = 'choose one with appends = "message", such as artist-function-calling or native'
-        _refuse_dialogues(recipe, f"agent.template = {agent.template!r}", "it writes one reply to one question", fix)
+    # A call of a tool that is not there could never be answered.
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
-        if tool not in recipe.tools and not any(table.get("type") == "mcp" for table in recipe.tools.values()):
+        if tool not in recipe.tools and not any(component.type == "mcp" for component in recipe.tools.values()):
             raise RecipeError(
-                f"agent.template = {agent.template!r} calls the tool {tool!r}, which the recipe does not have",
-                cause=f"the recipe's tools are {', '.join(recipe.tools) or 'none'}",
-                fix=f'add [tools.{tool}], or say which tool is meant: agent.tools = {{ {mark} = "NAME" }}',
+                f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
+                f"{', '.join(recipe.tools) or 'none'}",
+                code="unknown-tool",
+                fix=f'add [tools.{tool}], or name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}',
             )
 
 
-def _checked_library(recipe: Recipe, named: Path) -> str:
-    """The library's place, with the version that it has now."""
+def _type_of_engine(recipe: Recipe, name: str | None) -> str:
+    return recipe.engines[name].type if name in recipe.engines else ""
+
+
+def _checked_library(recipe: Recipe) -> str:
+    """The place of the agent's library, with the version that it has now."""
+    named = recipe.agent.library
+    assert named is not None
     if recipe.practice is not None:
         raise RecipeError(
             f"agent.library = {str(named)!r} with [practice]",
-            cause="a recipe that practises has the library that it learns in its prompts, and no other",
+            code="setting-conflict",
+            cause="a recipe that practices shows the library that it learns, and no other",
             fix="set practice.start to begin with that library, and remove agent.library",
         )
     place = pinned(named)
-    _check_heeds(recipe, lessons_of(recipe.agent, place), f"agent.library = {place!r}")
+    _check_lessons_are_read(recipe, lessons_of(recipe.agent, place), f"agent.library = {place!r}")
     return place
 
 
-def _check_heeds(recipe: Recipe, modules: Container[str], where: str) -> None:
+def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) -> None:
     """A tiny planner reads the lessons that its warm start taught it, and no others."""
-    engine = recipe.engines.get(recipe.modules[recipe.trained].get("engine", ""), {})
     taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
-    if recipe.trained in modules and engine.get("type") == "tiny" and not taught:
+    tiny = _type_of_engine(recipe, recipe.modules[recipe.trained].engine) == "tiny"
+    if recipe.trained in modules and tiny and not taught:
         raise RecipeError(
-            f"{where} has lessons for a tiny planner, which cannot read them",
-            cause="warm_start.lessons = 0: its vocabulary has none of their words",
+            f"{where} has lessons for a tiny planner, whose vocabulary has none of their words: warm_start.lessons = 0",
+            code="setting-conflict",
             fix="set warm_start.lessons, as recipes/flow-grpo-tiny-lessons.toml does",
         )
 
 
-def _check_practice(recipe: Recipe, config: PracticeConfig, resolved: Table) -> None:
+def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
     if recipe.training is not None:
         raise RecipeError(
             "the recipe has both [training] and [practice]",
-            cause="a run changes the planner's weights or its lessons, so that it is known what helped",
+            code="setting-conflict",
+            cause="a run changes weights or lessons, so that it is known which of them helped",
             fix="remove one of them; weights are trained with lessons in the prompts by agent.library",
         )
-    for role in ("reflector", "summariser", "critic", "merger"):
+    for role in ("reflector", "summariser", "critic", "merger"):  # words: allow
         named = getattr(config, role)
         if named is not None and named.engine not in recipe.engines:
             raise no_engine(recipe, f"practice.{role}.engine = {named.engine!r}")
-        if named is not None and recipe.engines[named.engine].get("type") in IN_PROCESS:
+        if named is not None and in_process(recipe, named.engine):
             raise RecipeError(
                 f"practice.{role}.engine = {named.engine!r} samples in process",
-                cause="it answers one request a trajectory, in step with rollouts, and the reflector is no rollout",
+                code="engine-in-process",
+                cause="it answers one request a trajectory, in step with rollouts, and the reflector is not a rollout",
                 fix="give the role an engine of type openai_compatible",
             )
     check_shown(recipe.agent, config.modules, "practice.modules")
-    _check_heeds(recipe, config.modules, "practice.modules")
+    _check_lessons_are_read(recipe, config.modules, "practice.modules")
     if config.group_size < 2 and config.skip_uniform and config.lessons_from == "rollouts":
         raise RecipeError(
             f"practice.group_size = {config.group_size} never teaches anything",
+            code="setting-conflict",
             cause="a group of one has no contrast, and groups without contrast are skipped",
             fix="set group_size to 2 or more, or skip_uniform = false",
         )
-    if config.budget.cost_usd is not None and not any(map(_has_price, resolved["engines"].values())):
+    priced = any(
+        getattr(component.config, f"price_{tokens}_usd", 0.0)
+        for component in recipe.engines.values()
+        for tokens in ("prompt", "completion")
+    )
+    if config.budget.cost_usd is not None and not priced:
         raise RecipeError(
-            f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing",
-            cause="no engine has a price, so that all that is asked costs 0 dollars",
+            f"practice.budget.cost_usd = {config.budget.cost_usd:g} limits nothing: no engine has a price",
+            code="setting-conflict",
             fix="set price_prompt_usd and price_completion_usd under [engines.NAME], or limit tokens instead",
         )
-    inside = [name for name, table in recipe.engines.items() if table.get("type") in IN_PROCESS]
+    inside = [name for name in recipe.engines if in_process(recipe, name)]
     if config.cache is not None and inside:
         raise RecipeError(
             f"practice.cache with engine {inside[0]!r}, which samples in process",
-            cause="it samples in batches, so that what a run gets from the cache would change the rest of a batch",
+            code="setting-conflict",
+            cause="it samples in batches: an answer from the cache would change the rest of its batch",
             fix="leave out `cache`: an engine in process costs nothing but time",
         )
-    if config.start is not None:
-        place = pinned(config.start)
-        check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
-        resolved["practice"]["start"] = place
 
 
-def _has_price(engine: Table) -> bool:
-    return bool(engine.get("price_prompt_usd") or engine.get("price_completion_usd"))
-
-
-def _check_training(recipe: Recipe, resolved: Table) -> None:
+def _check_training(recipe: Recipe) -> None:
     training = recipe.training
     assert training is not None
     if training.weights not in (None, *recipe.engines):
         raise no_engine(recipe, f"training.weights = {training.weights!r}")
-    if training.supervised.planner is not None:
-        room = ROOMS[recipe.trained]
-        table = _fill(recipe, room, training.supervised.planner, "training.supervised.planner")
-        resolved["training"]["supervised"]["planner"] = table
-    _check_others_frozen(recipe, {recipe.modules[recipe.trained].get("engine"), training.weights} - {None})
-    _check_width(recipe, resolved)
-
-
-def _check_width(recipe: Recipe, resolved: Table) -> None:
-    """All weights are trained in float32: a small step on a 16-bit weight is rounded to none."""
-    assert recipe.training is not None
-    name = recipe.training.weights or recipe.modules[recipe.trained].get("engine")
-    dtype = resolved["engines"].get(name, {}).get("dtype", "float32")
+    asked = recipe.modules[recipe.trained].engine
+    # Only the policy's weights may change: nothing else may ask an engine that training changes.
+    others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
+    # A tool with an engine in process is refused when it is built, in other words.
+    others |= {
+        f"tools.{name}": component
+        for name, component in recipe.tools.items()
+        if component.engine is not None and not in_process(recipe, component.engine)
+    }
+    others |= {where: component for where, component, _ in _reward_components(recipe)}
+    for where, component in others.items():
+        if component.engine is not None and component.engine in (asked, training.weights):
+            raise RecipeError(
+                f"{where}.engine = {component.engine!r} would be trained together with the planner",
+                code="setting-conflict",
+                cause="it samples from the planner's weights, and only the planner may change",
+                fix="give it an [engines.NAME] table of its own (the same server and model will do)",
+            )
+    name = training.weights or asked
+    dtype = getattr(recipe.engines[name].config, "dtype", "float32") if name in recipe.engines else "float32"
     if dtype != "float32" and recipe.learner.lora is None:
         raise RecipeError(
             f"engines.{name}.dtype = {dtype!r} cannot be trained in all its weights",
+            code="setting-conflict",
             cause="AdamW steps by about the learning rate, less than the distance of two such numbers: most is lost",
             fix='set dtype = "float32", or add [learner.lora], whose adapter is float32',
         )
 
 
 def _imitated(recipe: Recipe) -> dict[str, str]:
-    """The types of those whose transcripts are learnt, by the setting that says so."""
-    imitated = {"warm_start": "clumsy"} if recipe.warm_start and recipe.warm_start.file is None else {}
+    """The types of the modules whose transcripts are learned, by the setting that names them."""
+    own = recipe.tasks.config.teacher if isinstance(recipe.tasks.config, TasksConfig) else ""
+    imitated = {"warm_start": own} if recipe.warm_start and recipe.warm_start.file is None else {}
     if recipe.training and recipe.training.algorithm == "supervised":
-        imitated["training.supervised.planner"] = (recipe.training.supervised.planner or {"type": "clumsy"})["type"]
+        planner = recipe.training.supervised.planner
+        imitated["training.supervised.planner"] = planner.type if planner else own
     return imitated
 
 
 def _check_imitated(recipe: Recipe) -> None:
-    """Transcripts are learnt with their prompts: whoever made them must be asked as the planner that learns is."""
-    learns = recipe.modules[recipe.trained]["type"]
-    if not ROOMS[recipe.trained][learns].asks:
-        return  # a program; `recipe/trainable.py` refuses to train it
+    """Transcripts are learned with their prompts: these must be the prompts of the policy that learns."""
+    learner = recipe.modules[recipe.trained]
+    if learner.config.asks == "never":
+        return  # a program; `trainable.py` refuses to train it
     imitated = _imitated(recipe)
     if isinstance(recipe.agent, InterleavedConfig) and "clumsy" in imitated.values():
         scripted_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write
     for where, teacher in imitated.items():
         asked_as = {"planner": "compact", "policy": "model"}[recipe.trained] if teacher == "clumsy" else teacher
-        if learns != asked_as:
+        if learner.type != asked_as:
             raise RecipeError(
-                f"{where} would teach agent.{recipe.trained}, of type {learns!r}, from transcripts of type {teacher!r}",
+                f"{where} would teach agent.{recipe.trained}, of type {learner.type!r}, from transcripts of type "
+                f"{teacher!r}",
+                code="setting-conflict",
                 cause="their prompts are not the ones that it will be given",
-                fix=f"set training.supervised.planner to a table of type {learns!r}"
-                if learns != "compact"
+                fix=f"set training.supervised.planner to a table of type {learner.type!r}"
+                if learner.type != "compact"
                 else 'choose a planner of type "clumsy" or "compact"',
             )
 
 
 def _check_simulated(recipe: Recipe) -> None:
-    """A simulated engine knows the tasks of one world."""
-    tasks = recipe.tasks.get("type")
-    known = "; ".join(f"{' or '.join(roles)} with tasks.type = {world!r}" for world, roles in PLAYED.items())
-    for name, table in recipe.engines.items():
-        if table.get("type") == "simulated" and table.get("plays") not in PLAYED.get(str(tasks), {}):
+    """A simulated engine is a program that knows the tasks of one world."""
+    config = recipe.tasks.config
+    plays = config.plays if isinstance(config, TasksConfig) else ()
+    for name, component in recipe.engines.items():
+        settings: Mapping[str, Any] = component.table() if component.type == "simulated" else {}
+        if settings and settings["plays"] not in plays:
             raise RecipeError(
-                f"engines.{name}.plays = {table['plays']!r} with tasks.type = {tasks!r}",
-                cause="a simulated model is a program that knows one world's tasks",
-                fix=f"it plays: {known}",
+                f"engines.{name}.plays = {settings['plays']!r} with tasks.type = {recipe.tasks.type!r}",
+                code="setting-conflict",
+                cause=f"on these tasks a program plays: {' or '.join(plays) or 'nothing'}",
+                fix="use an engine of type openai_compatible, or the tasks of a world that has such a program",
             )
-        if table.get("type") == "simulated" and table.get("skill", 1) != 1 and tasks != "desks":
+        if settings.get("skill", 1) != 1 and recipe.tasks.type != "desks":
             raise RecipeError(
-                f"engines.{name}.skill = {table['skill']!r} with tasks.type = {tasks!r}",
-                cause="only the agent at the desks has one; elsewhere the tasks' settings say how well it goes",
-                fix="take `skill` out",
+                f"engines.{name}.skill = {settings['skill']!r} with tasks.type = {recipe.tasks.type!r}",
+                code="setting-conflict",
+                cause="only the agent at the desks has a skill; elsewhere the tasks' settings decide success",
+                fix="remove `skill`",
             )
 
 
 def _check_world(recipe: Recipe) -> None:
-    """What is made from the offline world's facts or names needs that world."""
-    searches = [table for name, table in recipe.tools.items() if table.get("type", name) == "local_search"]
-    tiny = any(table.get("type") == "tiny" for table in recipe.engines.values())
-    needed = tiny or "clumsy" in _imitated(recipe).values() or any("index" not in table for table in searches)
-    if needed and recipe.tasks.get("type") != "gazetteer":
-        raise no_world(recipe)
+    """What is made from a world's facts or names needs tasks of a world."""
+    users = {f"tools.{name}": tool for name, tool in recipe.tools.items()}
+    users |= {f"engines.{name}": engine for name, engine in recipe.engines.items()}
+    needed = [where for where, component in users.items() if component.config.needs_world]
+    needed += [where for where, type_of_teacher in _imitated(recipe).items() if type_of_teacher in ("", "clumsy")]
+    config = recipe.tasks.config
+    if needed and not (isinstance(config, TasksConfig) and config.world):
+        raise no_world(recipe, needed[0])
 
 
-def _check_others_frozen(recipe: Recipe, trained: set[Any]) -> None:
-    """Only the planner's weights may change: nothing else may ask an engine that training changes."""
-    tables = {f"agent.{name}": table for name, table in recipe.modules.items() if name != recipe.trained}
-    # A tool that asks an engine in process is refused anyway, by `Build.tool_engine`.
-    served = {name for name, table in recipe.engines.items() if table.get("type") not in IN_PROCESS}
-    tables |= {f"tools.{name}": table for name, table in recipe.tools.items() if table.get("engine") in served}
-    sets = [("reward", recipe.reward), ("evaluation.validation.reward", recipe.evaluation.validation.reward)]
-    sets += [(f"evaluation.sets.{place}.reward", one.reward) for place, one in enumerate(recipe.evaluation.sets)]
-    for where, table in sets:
-        tables |= _all_parts(table, where) if table else {}
-    for where, table in tables.items():
-        if table.get("engine") in trained:
-            raise RecipeError(
-                f"{where}.engine = {table['engine']!r} would be trained together with the planner",
-                cause="it samples from the planner's weights, and only the planner may change",
-                fix="give it an [engines.NAME] table of its own (the same server and model will do)",
-            )
-
-
-def _all_parts(table: Table, where: str) -> dict[str, Table]:
-    """A reward's table and those of its parts, by where they stand."""
-    found = {where: table}
-    for name, part in table["parts"].items() if table.get("type") == "composite" else ():
-        found |= _all_parts(part, f"{where}.parts.{name}")
-    return found
-
-
-def _check_rewards_fit(recipe: Recipe) -> None:
-    """Dialogues are judged by what came of them, questions by their answers."""
-    scored = [("reward", recipe.reward, recipe.tasks)]
-    sets = {f"evaluation.sets.{place}": one for place, one in enumerate(recipe.evaluation.sets)}
-    sets["evaluation.validation"] = recipe.evaluation.validation
-    scored += [(f"{name}.reward", set_reward(recipe, one), one.tasks or recipe.tasks) for name, one in sets.items()]
-    for where, reward, tasks in scored:
-        dialogues = resolve(TASKS, tasks, "tasks")[0].dialogues
-        for place, table in _all_parts(reward, where).items():
-            named = table["type"]
-            if named in OF_DIALOGUES and not dialogues:
-                cause, fix = "it judges what came of a dialogue", "one that judges answers, such as exact_match"
-            elif dialogues and named not in OF_DIALOGUES and named in (*RULES, *OF_A_STREAM):
-                cause, fix = "they are dialogues, and have no answer that is right", " or ".join(OF_DIALOGUES)
-            else:
-                continue
-            raise RecipeError(
-                f"{place}.type = {named!r} with tasks of type {tasks['type']!r}", cause=cause, fix=f"choose {fix}"
-            )
-
-
-def _check_sets(recipe: Recipe) -> None:
-    """Draw every evaluation set of an endless source once: one that cannot be made is found before any work."""
-    validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
-    for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
-        table = chosen.tasks or recipe.tasks
-        if resolve(TASKS, table, "tasks")[0].endless:
-            draw(task_source(table), chosen)
-
-
-def _check_stream_reward(recipe: Recipe, table: Table, where: str) -> None:
-    if not isinstance(recipe.agent, InterleavedConfig):
-        raise RecipeError(
-            f"{where}.type = {table['type']!r} with an agent of type {recipe.agent.type!r}",
-            cause="it scores the form of a stream, and only an interleaved agent writes one",
-            fix='set agent.type = "interleaved", or choose another reward',
-        )
-    if table.get("answer", RULES[0]) not in RULES:
-        raise RecipeError(
-            f"{where}.answer = {table['answer']!r} is no rule-based reward",
-            cause="it is misspelt, or it asks a model",
-            fix=f"name one of: {', '.join(RULES)}",
-        )
-
-
-def _check_served(recipe: Recipe, table: Table, where: str, waiting: str) -> None:
-    """What is asked while a trajectory is on, and not by its agent's modules, is asked of a server."""
-    engine = table["engine"]
-    if recipe.engines[engine].get("type") in IN_PROCESS:
-        raise RecipeError(
-            f"{where}.engine = {engine!r} samples in process",
-            cause=f"it answers only when every live trajectory waits for it, and {waiting} does not",
-            fix="name an engine of type openai_compatible there",
-        )
-
-
-def _check_judge(recipe: Recipe, table: Table, where: str) -> None:
-    """A judge asks a server, and what is reported beside its verdict is no model's."""
-    _check_served(recipe, table, where, "one that is judged")
-    if table["rule"] not in ("", "per_task", *RULES):
-        raise RecipeError(
-            f"{where}.rule = {table['rule']!r} is no rule-based reward",
-            cause="it is misspelt, or it asks a model",
-            fix=f'name one of: per_task, {", ".join(RULES)}; or "" for none',
-        )
+def no_world(recipe: Recipe, user: str) -> RecipeError:
+    """The error for a component that is made from the facts or names of a world, with other tasks."""
+    return RecipeError(
+        f"{user} is made from the facts and names of a world, and tasks of type {recipe.tasks.type!r} have none",
+        code="world-missing",
+        fix='set tasks.type = "gazetteer"; or give local_search an `index`; or leave it out, e.g. local_search = false '
+        "under [tools]",
+    )

@@ -16,8 +16,8 @@ from typing import Any
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.practice.settings import PracticeConfig, Requests, requests, rollouts
+from midstream.recipe.check import draw, is_dialogues, task_source
 from midstream.recipe.memory_estimate import memory_lines
-from midstream.recipe.registry import TASKS, draw, resolve, task_source
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
 from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
@@ -127,7 +127,7 @@ def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None
             turns=turns,
             reward=reward,
             planner=teacher and _asks(teacher),
-            dialogue=_is_dialogue(recipe.tasks),
+            dialogue=is_dialogues(recipe.tasks),
         )
         return
     sizes, rounds = (training.steps, training.tasks_per_step, training.group_size), 1 + training.resample_uniform
@@ -138,7 +138,7 @@ def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None
         turns=turns,
         reward=reward,
         planner=planner,
-        dialogue=_is_dialogue(recipe.tasks),
+        dialogue=is_dialogues(recipe.tasks),
     )
 
 
@@ -150,7 +150,7 @@ def _practice(
         count = recipe.warm_start.transcripts
         yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
         yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
-    dialogue = _is_dialogue(recipe.tasks)
+    dialogue = is_dialogues(recipe.tasks)
     for what, count in rollouts(practice).items():
         yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner, dialogue=dialogue)
 
@@ -171,12 +171,8 @@ def _evaluation(
         turns=turns,
         reward=reward,
         planner=planner,
-        dialogue=_is_dialogue(chosen.tasks or recipe.tasks),
+        dialogue=is_dialogues(chosen.tasks or recipe.tasks),
     )
-
-
-def _is_dialogue(tasks: Table) -> bool:
-    return resolve(TASKS, tasks, "tasks")[0].dialogues
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:

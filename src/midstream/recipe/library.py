@@ -16,7 +16,6 @@ from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
 from midstream.practice.history import VERSIONS, History, read_library
 from midstream.practice.library import Library, identity, render_modules
-from midstream.recipe.registry import ROOMS, resolve
 from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
 
 _DIRECTORY = "library"  # of a practice run's directory: what holds its versions
@@ -102,10 +101,10 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
 
 def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
     """Whether a module of the agent has a prompt with a place for lessons."""
-    component, config = resolve(ROOMS[module], getattr(agent, module), f"agent.{module}")
+    config = getattr(agent, module).config
     if isinstance(agent, InterleavedConfig):
-        return component.asks and load_template(agent.template).shows_lessons
-    return getattr(component.make(config), "shows_lessons", False)
+        return config.asks != "never" and load_template(agent.template).shows_lessons
+    return getattr(config.build(None), "shows_lessons", False)  # a module needs nothing else of the recipe
 
 
 def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
@@ -124,7 +123,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
             )
         if shows_lessons(agent, name):
             continue
-        table = getattr(agent, name)
+        table = getattr(agent, name).table()
         raise RecipeError(
             f"{where} has lessons for the {name}, which shows none",
             cause=f"its prompt_file {table['prompt_file']} has no place for them"

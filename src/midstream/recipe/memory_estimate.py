@@ -30,7 +30,7 @@ _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
 def memory_lines(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
     """What every model in this process takes, and where a card is promised whether that and the server fit."""
-    named: list[Any] = [table.get("engine") for table in recipe.modules.values()]
+    named: list[Any] = [module.engine for module in recipe.modules.values()]
     named.append(recipe.training.weights if recipe.training and training else None)
     lines: list[str] = []
     for name, table in resolved["engines"].items():

@@ -6,15 +6,16 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from midstream.cli.commands import has_weights
 from midstream.cli.results import table_of
+from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
 from midstream.recipe.check import check
 from midstream.recipe.library import with_library
-from midstream.recipe.registry import REWARDS, ROOMS, TOOLS, resolve
 from midstream.recipe.schema import Table, modules_of, parse_recipe, read_table, with_overrides
 from midstream.runs import RunDirectory
 
@@ -90,8 +91,8 @@ def set_evaluation(table: Table, options: argparse.Namespace) -> None:
 def planner_temperature(table: Table) -> float:
     """The temperature that planner or policy samples at by its own settings; 0 for one that is a program."""
     name = modules_of(table["agent"])[0]
-    component, config = resolve(ROOMS[name], table["agent"][name], f"agent.{name}")
-    return config.sampling.temperature if component.asks else 0.0
+    config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config
+    return 0.0 if config.asks == "never" else config.sampling.temperature
 
 
 def _benchmark(text: str) -> Table:
@@ -120,8 +121,7 @@ def _reward(table: Table, named: str) -> Table:
     """The recipe's own reward if it is of that type, else one with its defaults, and an engine where it asks one."""
     if table["reward"].get("type") == named:
         return table["reward"]
-    component = REWARDS.get(named)
-    if component is None or not component.asks:
+    if named not in registered("reward") or config_class("reward", named).asks == "never":
         return {"type": named}
     return {"type": named, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
 
@@ -173,9 +173,9 @@ def set_tools(table: Table, names: str) -> None:
     parse_recipe(table)
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     known = table["tools"]
-    nameable = [*known, *(name for name in TOOLS if name not in known and not needs_settings(name))]
+    nameable = [*known, *(name for name in registered("tool") if name not in known and not needs_settings(name))]
     unknown = [name for name in wanted if name not in nameable and ":" not in name]
-    if unknown and unknown[0] in TOOLS:
+    if unknown and unknown[0] in registered("tool"):
         raise UsageError(
             f"no table of the recipe makes a tool {unknown[0]!r}",
             cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
@@ -214,14 +214,15 @@ def _tool_table(name: str, known: Table) -> tuple[str, Table]:
     if ":" in name:
         return name.rpartition(":")[2].rpartition(".")[2], {"type": "function", "function": name}
     table = known.get(name, {})
-    component = TOOLS.get(table.get("type", name))
-    return name, {"engine": "model", **table} if component and component.asks else table
+    kind = table.get("type", name)
+    asks = kind in registered("tool") and config_class("tool", kind).asks == "always"
+    return name, {"engine": "model", **table} if asks else table
 
 
 def needs_settings(name: str) -> str:
     """Which settings a type of tool cannot do without, in words; "" if its table may be empty."""
     try:
-        TOOLS[name].config()
+        config_class("tool", name)()
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) or one["msg"].removeprefix("Value error, ") for one in error.errors()]
         return ", ".join(found)

@@ -15,7 +15,7 @@ from midstream.practice.reflector import ROLES, Reflector
 from midstream.practice.session import Parts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
-from midstream.recipe.check import teacher_table
+from midstream.recipe.check import teacher, warm_seed
 from midstream.recipe.library import read
 from midstream.recipe.trainable import check_warm_start
 from midstream.runs import RunDirectory
@@ -137,19 +137,19 @@ def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
         from midstream.training.supervised import warm_start
 
-        if run.checkpoints.load_latest(build.learner.load, report=report) is None:
+        if run.checkpoints.load_latest(build.policy.learner.load, report=report) is None:
             await warm_start(
                 config,
-                learner=build.learner,
-                student=build.student(),
+                learner=build.policy.learner,
+                student=build.policy.student(),
                 source=build.source,
                 make_environment=build.environment,
-                teacher=teacher_table(build.recipe),
+                teacher=teacher(build.recipe),
                 validation=build.set_tasks(build.recipe.evaluation.validation),
-                seed=build.warm_seed,
+                seed=warm_seed(build.recipe),
                 report=report,
             )
-            run.checkpoints.save(0, build.learner.save)
-        await build.publish(0)
+            run.checkpoints.save(0, build.policy.learner.save)
+        await build.policy.publish(0)
 
     return prepare

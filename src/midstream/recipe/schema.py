@@ -1,8 +1,8 @@
-"""Recipes: one TOML file says everything about a run.
+"""Recipes: one TOML file describes a run.
 
-A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. Tables of
-components hold a `type` and that component's own settings; `recipe/registry.py` lists the types. Unknown keys are
-errors everywhere.
+A recipe may `extends = "another"` and change some keys; `--set a.b=c` changes one more from the command line. The table
+of a component (tasks, an agent's module, an engine, a tool, a reward) has a `type` and the settings of that component
+(`core/component.py`). Unknown keys are errors everywhere.
 """
 
 from __future__ import annotations
@@ -12,89 +12,81 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
+from pydantic import Field
 
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.agents.interleaved import Config as StreamConfig
+from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
+from midstream.core.text import shorten
 from midstream.evaluation import Config as EvaluationConfig
 from midstream.evaluation.study_settings import StudyConfig
 from midstream.practice.settings import PracticeConfig
-from midstream.report.numbers import shorten
+from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import Config as RolloutConfig
 from midstream.sandbox.settings import Config as SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
-Table = dict[str, Any]
-ConfigT = TypeVar("ConfigT", bound=Frozen)
-# Of settings that differ, those first that make two numbers hard to compare.
+# Of settings that differ, these come first: they make two numbers hard to compare.
 _FIRST = (
     "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
 )  # fmt: skip
 
-
 # The modules of each kind of agent; the first is the one whose weights are trained.
-MODULES = {"agentflow": ("planner", "executor", "verifier", "generator"), "interleaved": ("policy",)}
+MODULES: dict[str, tuple[Kind, ...]] = {
+    "agentflow": ("planner", "executor", "verifier", "generator"),
+    "interleaved": ("policy",),
+}
 
 
 class AgentConfig(LoopConfig):
-    """The loop's settings, and a component table for each module.
+    """The loop's settings and the agent's modules.
 
     `library` is a run directory or a file whose lessons are in the modules' prompts.
     """
 
-    type: Literal["agentflow"] = "agentflow"
-    planner: Table
-    executor: Table
-    verifier: Table
-    generator: Table
+    type: str = "agentflow"
+    planner: Component
+    executor: Component
+    verifier: Component
+    generator: Component
     library: Path | None = None
 
 
 class InterleavedConfig(StreamConfig):
-    """The stream's settings, and the component table of the one policy that writes it.
+    """The stream's settings, and the one policy that writes it.
 
     `template` is the name of one that comes with midstream, or a TOML file; `library` as in `AgentConfig`.
     """
 
-    type: Literal["interleaved"]
+    type: str = "interleaved"
     template: str
-    policy: Table
+    policy: Component
     library: Path | None = None
 
 
 AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {"agentflow": AgentConfig, "interleaved": InterleavedConfig}
 
 
-def _kind(agent: Any) -> Any:
-    """The kind of an agent's table, so that what is wrong is said of that kind alone."""
-    return agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", "agentflow")
-
-
-def modules_of(agent: Mapping[str, Any]) -> tuple[str, ...]:
+def modules_of(agent: Mapping[str, Any]) -> tuple[Kind, ...]:
     """The modules of an agent's table; the first is trained."""
     return MODULES[agent.get("type", "agentflow")]
 
 
 class Recipe(Frozen):
-    """A whole recipe; `recipe/registry.py` resolves the tables of components."""
+    """A whole recipe, every component's settings validated; `recipe/check.py` checks that they fit each other."""
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    tasks: Table
-    agent: Annotated[
-        Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
-        Discriminator(
-            _kind, custom_error_type="agent_type", custom_error_message='type is "agentflow" or "interleaved"'
-        ),
-    ]
-    engines: dict[str, Table] = {}
-    tools: dict[str, Table]
-    reward: Table
+    tasks: Component
+    agent: AgentConfig | InterleavedConfig
+    engines: dict[str, Component] = {}
+    tools: dict[str, Component]
+    reward: Component
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     warm_start: WarmStartConfig | None = None
@@ -105,14 +97,101 @@ class Recipe(Frozen):
     study: StudyConfig | None = None
 
     @property
-    def trained(self) -> str:
+    def trained(self) -> Kind:
         """The module whose weights are trained."""
         return MODULES[self.agent.type][0]
 
     @property
-    def modules(self) -> dict[str, Table]:
-        """The agent's modules, the trained one first, and their component tables."""
+    def modules(self) -> dict[Kind, Component]:
+        """The agent's modules, the trained one first."""
         return {name: getattr(self.agent, name) for name in MODULES[self.agent.type]}
+
+    def table(self) -> Table:
+        """The recipe with every default filled in, as JSON values; `parse_recipe` reads it back."""
+        return self.model_dump(mode="json", exclude_none=True, exclude={"study"})  # a study is not part of a run
+
+
+def parse_recipe(table: Mapping[str, Any]) -> Recipe:
+    """Validate a recipe's table, each component by its own settings.
+
+    Raises:
+        RecipeError: names every wrong key with its place and value.
+    """
+    parsed = _with_today_names(table)
+    if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
+        tools = {
+            name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
+        }
+        parsed["tools"] = tools
+    agent = parsed.get("agent")
+    kind = agent.get("type", "agentflow") if isinstance(agent, Mapping) else "agentflow"
+    if not isinstance(kind, str) or kind not in AGENTS:
+        raise RecipeError(
+            f"agent.type = {shown(kind)} does not exist", code="unknown-type", fix=f"name one of: {', '.join(AGENTS)}"
+        )
+    places: list[tuple[tuple[str, ...], Kind]] = [
+        (("tasks",), "tasks"),
+        (("reward",), "reward"),
+        (("engines", "*"), "engine"),
+        (("tools", "*"), "tool"),
+        (("evaluation", "validation", "tasks"), "tasks"),
+        (("evaluation", "validation", "reward"), "reward"),
+        (("evaluation", "sets", "*", "tasks"), "tasks"),
+        (("evaluation", "sets", "*", "reward"), "reward"),
+        (("training", "supervised", "planner"), MODULES[kind][0]),
+        *((("agent", module), module) for module in MODULES[kind]),
+    ]
+    for path, component in places:
+        parsed = _parse_at(parsed, path, component)
+    if isinstance(agent, Mapping):
+        parsed["agent"] = validate(AGENTS[kind], parsed["agent"], "agent")
+    return validate(Recipe, parsed, "")
+
+
+def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:
+    """`value` with the component's table at `path` parsed; "*" is every key of a table or place of a list.
+
+    What is not there, or not a table, stays as it is: the schema refuses it.
+    """
+    if not path:
+        return parse_component(kind, value, where) if isinstance(value, Mapping) else value
+    key, *rest = path
+    if key == "*" and isinstance(value, list | tuple):
+        return [_parse_at(inner, rest, kind, f"{where}.{place}") for place, inner in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    keys = list(value) if key == "*" else [key]
+    changed = {
+        name: _parse_at(value[name], rest, kind, f"{where}.{name}".lstrip(".")) for name in keys if name in value
+    }
+    return {**value, **changed}
+
+
+def _with_today_names(table: Mapping[str, Any]) -> Table:
+    """A copy of the table of a recipe, also of one written when a setting had another name."""
+    table = dict(table)
+    practice = table.get("practice")
+    if isinstance(practice, Mapping) and "optimiser" in practice:  # words: allow
+        table["practice"] = {key: inner for key, inner in practice.items() if key != "optimiser"}  # words: allow
+        table["practice"]["reflector"] = practice["optimiser"]  # words: allow
+    engines = table.get("engines")
+    if isinstance(engines, Mapping):
+        table["engines"] = {
+            name: {**inner, "plays": "reflector"}
+            if isinstance(inner, Mapping) and inner.get("plays") == "optimiser"  # words: allow
+            else inner
+            for name, inner in engines.items()
+        }
+    tools = table.get("tools")
+    if isinstance(tools, Mapping):
+        was, now = "midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.tasks:"
+        table["tools"] = {
+            name: {**inner, "function": str(inner["function"]).replace(was, now)}
+            if isinstance(inner, Mapping) and "function" in inner
+            else inner
+            for name, inner in tools.items()
+        }
+    return table
 
 
 def recipes_directory() -> Path:
@@ -148,7 +227,7 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
         return table
     if not isinstance(base, str):
         raise RecipeError(
-            f"extends = {_shown(base)} in {path} is no recipe",
+            f"extends = {shown(base)} in {path} is no recipe",
             cause="it is not text",
             fix='e.g. extends = "agentflow-prompted"',
         )
@@ -159,11 +238,6 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read, extend, override and validate a recipe; a `RecipeError` names each bad key and value."""
     return parse_recipe(with_overrides(read_table(name), overrides))
-
-
-def parse_recipe(table: Mapping[str, Any]) -> Recipe:
-    """Validate a recipe's table."""
-    return validate(Recipe, table, "")
 
 
 def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
@@ -201,62 +275,6 @@ def merge(base: Table, changes: Table) -> Table:
         else:
             merged[key] = value
     return merged
-
-
-def validate(kind: type[ConfigT], table: Mapping[str, Any], where: str) -> ConfigT:
-    """`kind` from a table; every problem is named with its key and value."""
-    try:
-        return kind.model_validate(dict(table))
-    except ValidationError as failure:
-        # A default that another key decides is missing only because that key is wrong.
-        errors = [one for one in failure.errors() if one["type"] != "default_factory_not_called"]
-        problems = [
-            ".".join(filter(None, [where, *map(str, _without_kind(one["loc"]))]))
-            + (f" = {_shown(one['input'])}" if one["type"] != "missing" else "")  # whose input is the whole table
-            + f": {one['msg']}"
-            for one in errors
-        ]
-        raise RecipeError(
-            "the recipe is invalid: " + "; ".join(problems),
-            cause="a key that is unknown or missing, or a value that is impossible",
-            fix="correct it in the recipe or with --set; known keys here: "
-            + ", ".join(_fields_around(kind, errors[0]["loc"])),
-        ) from failure
-
-
-def _without_kind(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Where a value stands in the file: pydantic names the kind of the agent after "agent"."""
-    kind = location[:1] == ("agent",) and location[1:2] and location[1] in AGENTS
-    return (location[0], *location[2:]) if kind else location
-
-
-def _fields_around(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys of the table in which the last part of `location` stands."""
-    for key in location[:-1]:
-        if not isinstance(key, str):
-            continue  # a place in a list
-        if key in AGENTS:
-            kind = AGENTS[key]
-            continue
-        field = kind.model_fields.get(key)
-        inner = [one for one in _classes(field.annotation) if issubclass(one, BaseModel)] if field else []
-        if not inner:
-            break
-        kind = inner[0]
-    return list(kind.model_fields)
-
-
-def _classes(annotation: Any) -> list[type]:
-    """The classes that an annotation such as `tuple[X, ...]` or `X | None` is made of."""
-    parts = get_args(annotation)
-    if not parts:
-        return [annotation] if isinstance(annotation, type) else []
-    return [one for part in parts for one in _classes(part)]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.protocols import Engine
+from midstream.core.protocols import Engine, World
 from midstream.recipe.build import Build
-from midstream.recipe.check import teacher_table
-from midstream.recipe.registry import ROOMS, resolve
+from midstream.recipe.check import no_world, teacher
 from midstream.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -33,21 +32,21 @@ def parts_of(build: Build) -> Parts:
             cause="it has no [training] and no [practice] table",
             fix="add one, or use `midstream eval`",
         )
-    _check_trainable(recipe, build.planner_engine())
+    _check_trainable(recipe, build.policy.engine())
     check_warm_start(build)
     _draw_all(build)
-    learner = build.learner
+    learner = build.policy.learner
     return Parts(
         seed=recipe.seed,
         source=build.source,
         families=build.source.families,
         set_tasks=build.set_tasks,
-        student=build.student(),
+        student=build.policy.student(),
         learner=learner,
         make_environment=build.environment,
         role=recipe.trained,
-        teacher=teacher_table(recipe),
-        publish=build.publish,
+        teacher=teacher(recipe),
+        publish=build.policy.publish,
         warm_start=recipe.warm_start,
         training=recipe.training,
         evaluation=recipe.evaluation,
@@ -78,7 +77,9 @@ def check_warm_start(build: Build) -> None:
     """Refuse, before any work, a warm start that could not be checked afterwards."""
     warm = build.recipe.warm_start
     if warm is not None and warm.file is None:
-        build.world.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
+        if not isinstance(build.source, World):
+            raise no_world(build.recipe, "warm_start")
+        build.source.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
 
 
 def _check_trainable(recipe: Recipe, engine: Engine) -> None:
@@ -96,13 +97,15 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
             cause="weights trained apart from the planner are handed to its server as a LoRA adapter before every step",
             fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
         )
-    if named not in (None, engine.name) and "chat_template_kwargs" in recipe.engines[engine.name].get("extra_body", {}):
+    if named not in (None, engine.name) and "chat_template_kwargs" in getattr(
+        recipe.engines[engine.name].config, "extra_body", {}
+    ):
         raise RecipeError(
             f"engines.{engine.name}.extra_body.chat_template_kwargs would not be heard",
             cause=f"the planner's prompts go there as token ids, made with the chat template of engine {named!r}",
             fix=f"move chat_template_kwargs to [engines.{named}]",
         )
-    _, config = resolve(ROOMS[recipe.trained], recipe.modules[recipe.trained], f"agent.{recipe.trained}")
+    config: Any = recipe.modules[recipe.trained].config
     if config.sampling.top_p < 1 or config.sampling.temperature == 0:
         raise RecipeError(
             f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",

@@ -7,6 +7,8 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from midstream.core.text import shorten as shorten
+
 Point = tuple[float, float]
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -27,11 +29,6 @@ def visible(text: str) -> str:
 
 def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-
-def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters of `text`, saying how many were left out."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} characters more)"
 
 
 def cut(text: str, limit: int) -> str:

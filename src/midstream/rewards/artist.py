@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig, parse_component
 from midstream.core.protocols import Reward
 from midstream.core.stream import Template, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL
@@ -32,17 +32,31 @@ STATE, FUNCTION, CALLING_MARK, CALLING_STRICT = 0.5, 0.5, 0.025, 0.1
 CALLING_MOST = 1.2
 
 
-class MathConfig(Frozen):
+class MathConfig(RewardConfig):
     """`answer`: the type of the rule that says whether the answer is right. `gated`: nothing counts where it is not."""
+
+    of_stream = True
 
     answer: str = "math"
     gated: bool = False
 
+    def build(self, context: Context) -> Math:
+        """Build it."""
+        answer = context.reward(parse_component("reward", {"type": self.answer}, "reward.answer"))
+        return Math(self, answer, context.template)
 
-class FunctionCallingConfig(Frozen):
+
+class FunctionCallingConfig(RewardConfig):
     """`gated`: the format counts only where the dialogue succeeded."""
 
+    of_dialogues = True
+    of_stream = True
+
     gated: bool = False
+
+    def build(self, context: Context) -> FunctionCalling:
+        """Build it."""
+        return FunctionCalling(self, context.template)
 
 
 class Math:

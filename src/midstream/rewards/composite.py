@@ -7,14 +7,13 @@ from collections.abc import Mapping
 
 from pydantic import field_validator
 
-from midstream.core.data import Frozen
-from midstream.core.parts import Parts
+from midstream.core.component import Context, Parts, RewardConfig
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """`parts`: a table for each reward by a name of yours: its `type`, that type's settings, and its `weight` (1)."""
 
     parts: Parts
@@ -25,6 +24,10 @@ class Config(Frozen):
         if "rule" in parts:
             raise ValueError('no part may be called "rule": that is the score beside a judge\'s')
         return parts
+
+    def build(self, context: Context) -> Composite:
+        """Build it."""
+        return Composite({name: (part.weight or 1.0, context.reward(part)) for name, part in self.parts.items()})
 
 
 class Composite:

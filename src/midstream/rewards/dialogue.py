@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -65,8 +65,15 @@ def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
         raise failure from error
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    rule_based = True
+    of_dialogues = True
+
+    def build(self, context: Context) -> DialogueSuccess:
+        """Build it."""
+        return DialogueSuccess()
 
 
 class DialogueSuccess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from midstream.core.answers import CLOSE, OPEN, numbers, words
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
@@ -13,10 +13,16 @@ from midstream.rewards.rule import Rule
 MANY_TAGS = 10
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """Settings of exact match: `match` asks for the whole answer, or for one that contains an accepted answer."""
 
+    rule_based = True
+
     match: Literal["exact", "contains"] = "exact"
+
+    def build(self, context: Context) -> ExactMatch:
+        """Build it."""
+        return ExactMatch(self)
 
 
 class ExactMatch(Rule):

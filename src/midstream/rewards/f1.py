@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 
 from midstream.core.answers import words
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
 _WHOLE = ("yes", "no", "noanswer")
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    rule_based = True
+
+    def build(self, context: Context) -> F1:
+        """Build it."""
+        return F1()
 
 
 class F1(Rule):

@@ -6,7 +6,7 @@ import re
 import string
 from decimal import Decimal
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
@@ -15,8 +15,14 @@ _SEPARATORS = re.compile(r"[,;]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    rule_based = True
+
+    def build(self, context: Context) -> Gaia:
+        """Build it."""
+        return Gaia()
 
 
 class Gaia(Rule):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -32,8 +32,14 @@ _FOREIGN = re.compile(
 _TOKEN = re.compile(r" ?([0-9]+|\\frac|.)")
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    rule_based = True
+
+    def build(self, context: Context) -> Game24:
+        """Build it."""
+        return Game24()
 
 
 class Game24(Rule):

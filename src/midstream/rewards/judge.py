@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, JsonValue, model_validator
 
 from midstream.core.answers import extract
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig, parse_component
 from midstream.core.errors import EngineError, RewardError
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Request, Reward
@@ -49,7 +49,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """Settings of the judge.
 
     `votes`: requests an answer, the majority decides; more than one need a `temperature` above 0. `rubric` stands in
@@ -57,6 +57,8 @@ class Config(Frozen):
     enforce the form of the verdict, where it can. `cache` is a directory that keeps verdicts. `rule` is the type of a
     rule-based reward that is computed beside the verdict and reported; "": none.
     """
+
+    asks = "always"
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=2048, ge=1)
@@ -73,6 +75,12 @@ class Config(Frozen):
         if self.votes > 1 and self.temperature == 0:
             raise ValueError(f"votes = {self.votes} at temperature 0 are the same vote again: raise the temperature")
         return self
+
+    def build(self, context: Context) -> Judge:
+        """Build it."""
+        rule = context.reward(parse_component("reward", {"type": self.rule}, "reward.rule")) if self.rule else None
+        assert context.engine is not None
+        return Judge(self, context.engine, model=context.engine_identity, rule=rule)
 
 
 class Judge:

@@ -16,6 +16,7 @@ from importlib import resources
 from pydantic import Field
 
 from midstream.core.answers import extract
+from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -28,7 +29,7 @@ from midstream.sandbox.tiers import Sandbox
 LIBRARY = "math_verify"
 
 
-class Config(Limits):
+class Config(Limits, RewardConfig):
     """Limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
 
     `precision`: decimals to which numbers are compared where one is inexact. `strict`: variables' names count, and sets
@@ -36,11 +37,18 @@ class Config(Limits):
     too (the other way round always).
     """
 
+    rule_based = True
+    extra = "math"
+
     timeout_s: float = Field(default=5.0, ge=0.01, le=86_400)
     libraries: tuple[Library, ...] = (LIBRARY,)
     precision: int = Field(default=6, ge=0, le=15)
     strict: bool = True
     allow_set_relation_comp: bool = False
+
+    def build(self, context: Context) -> Math:
+        """Build it."""
+        return Math(self, context.sandbox)
 
 
 class Math:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from midstream.core.answers import words
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -31,8 +31,14 @@ _LEAD_IN = re.compile(r"(?i)(?:(?:so|thus|therefore),?\s)?(?:the\s)?(?:\w+\s)?an
 _MARK_UP = re.compile(r"\\(?:boxed|text|mathrm|mathbf|textbf)\b|[*_`${}]")
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    rule_based = True
+
+    def build(self, context: Context) -> MultipleChoice:
+        """Build it."""
+        return MultipleChoice()
 
 
 class MultipleChoice(Rule):

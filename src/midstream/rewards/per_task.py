@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, RewardConfig, parse_component, rules
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
@@ -13,8 +13,12 @@ from midstream.core.trajectory import Score, Trajectory
 DEFAULT = "exact_match"
 
 
-class Config(Frozen):
+class Config(RewardConfig):
     """No settings."""
+
+    def build(self, context: Context) -> PerTask:
+        """Build it."""
+        return PerTask(lambda name: context.reward(parse_component("reward", {"type": name}, "reward")), rules())
 
 
 class PerTask:

@@ -67,7 +67,7 @@ def study_controls(options: argparse.Namespace) -> int:
 def _one(root: Path, name: str, seed: int, overrides: list[str]) -> dict[str, list[EvaluationResult]]:
     """Label -> evaluations after training; of the main recipe those of its warm start too."""
     recipe = load_recipe(name, [*overrides, f"seed={seed}"])
-    if recipe.modules[recipe.trained]["type"] == "clumsy":
+    if recipe.modules[recipe.trained].type == "clumsy":
         with Build(recipe) as build:
             return {recipe.description: evaluate_sets(build)}
     evaluations = train_quietly(root / f"{name}-s{seed}", recipe).evaluations.read()

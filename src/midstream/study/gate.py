@@ -95,7 +95,7 @@ def study_gate(options: argparse.Namespace) -> int:
     """Run what is missing, write the numbers, print the tables."""
     parts, root, console = chosen(options, PARTS), Path(options.out), Console(stderr=True)
     recipe = load_recipe(options.recipe, options.overrides)
-    if recipe.tasks.get("type") != "workshop" or recipe.practice is None:
+    if recipe.tasks.type != "workshop" or recipe.practice is None:
         raise RecipeError(
             f"recipe {recipe.name!r} does not practise in the simulated workshop",
             cause="only there the worth of a lesson is known exactly",

@@ -24,7 +24,7 @@ from midstream.cli.commands import train_quietly
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.practice.commit import UpdateRecord, read_updates
-from midstream.recipe.registry import task_source
+from midstream.recipe.check import task_source
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs import RunDirectory

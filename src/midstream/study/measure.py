@@ -20,7 +20,7 @@ from midstream.evaluation import SetConfig
 from midstream.evaluation.study_settings import Table
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import Recipe
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
 from midstream.study.arms import Study
@@ -99,8 +99,10 @@ def _tool_changes(study: Study, condition: Condition) -> Table:
 
 def _with_tools(recipe: Recipe, study: Study, condition: Condition) -> Recipe:
     changes = _tool_changes(study, condition)
-    tools = {name: {**recipe.tools.get(name, {}), **changes.get(name, {})} for name in {**recipe.tools, **changes}}
-    return recipe.model_copy(update={"tools": tools})
+    table = recipe.table()
+    known = table["tools"]
+    table["tools"] = {name: {**known.get(name, {}), **changes.get(name, {})} for name in {**known, **changes}}
+    return parse_recipe(table)
 
 
 def _chosen(recipe: Recipe, condition: Condition) -> SetConfig:
@@ -123,7 +125,7 @@ def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condi
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
             use_policy(build, run)
             if condition.before:
-                build.learner.return_to_reference()
+                build.policy.learner.return_to_reference()
         result, trajectories = asyncio.run(
             evaluation.evaluate(
                 build.environment(temperature=condition.temperature, chosen=chosen),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from midstream.core.component import Context, TasksConfig, parse_component
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.protocols import TaskSource
@@ -77,7 +78,7 @@ BENCHMARKS = {
 }
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
 
     `revision` pins a commit of the Hub's repository. `instruction` replaces the sentence on the form of the answer that
@@ -88,6 +89,10 @@ class Config(Frozen):
     file: Path | None = None
     revision: str | None = None
     instruction: str | None = None
+
+    def build(self, context: Context) -> TaskSource:
+        """Build it."""
+        return make(self, context)
 
 
 def find(name: str) -> Benchmark:
@@ -105,10 +110,8 @@ def find(name: str) -> Benchmark:
     return BENCHMARKS[name]
 
 
-def make(config: Config, task_source: Callable[[dict[str, Any]], TaskSource]) -> TaskSource:
+def make(config: Config, context: Context) -> TaskSource:
     """Make the source of a benchmark's tasks; it reads nothing before tasks are requested.
-
-    `task_source` makes the source of a `[tasks]` table, for a benchmark whose questions are made.
 
     Raises:
         RecipeError: there is no such benchmark, or it has no use for a setting.
@@ -127,7 +130,9 @@ def make(config: Config, task_source: Callable[[dict[str, Any]], TaskSource]) ->
             cause="its questions are made here" if benchmark.tasks else "a file has no revisions",
             fix=f"leave out {' and '.join(names)}",
         )
-    return task_source(benchmark.tasks) if made else BenchmarkTasks(benchmark, config)
+    if made:
+        return context.tasks(parse_component("tasks", benchmark.tasks, "tasks"))
+    return BenchmarkTasks(benchmark, config)
 
 
 class BenchmarkTasks(Finite):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -27,7 +27,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 _TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Path of the questions and names of their fields.
 
     `splits` shares questions out by a hash of their text (the same question is always in the same split); with
@@ -60,6 +60,10 @@ class Config(Frozen):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two settings name the field {twice[0]!r}")
         return self
+
+    def build(self, context: Context) -> FileTasks:
+        """Build it."""
+        return FileTasks(self)
 
 
 class FileTasks(Finite):

@@ -7,29 +7,33 @@ is kept in its metadata.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, Parts, TasksConfig
 from midstream.core.errors import RecipeError
-from midstream.core.parts import Parts, table_of, weight_of
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """`parts` by name: each a table such as `[tasks]`, with a `weight` (default 1) among its settings."""
 
     parts: Parts
 
+    def build(self, context: Context) -> Mixture:
+        """Build it."""
+        return Mixture(
+            {name: context.tasks(part) for name, part in self.parts.items()},
+            {name: part.weight or 1.0 for name, part in self.parts.items()},
+        )
+
 
 class Mixture:
-    """A `core.protocols.TaskSource` over others; `make` makes a part's source from its table and its place."""
+    """A `core.protocols.TaskSource` over other sources, each drawn from by its weight."""
 
-    def __init__(self, config: Config, make: Callable[[dict[str, Any], str], TaskSource]) -> None:
-        self.parts = {name: make(table_of(part), f"tasks.parts.{name}") for name, part in config.parts.items()}
-        self.weights = {name: float(weight_of(part)) for name, part in config.parts.items()}
+    def __init__(self, parts: Mapping[str, TaskSource], weights: Mapping[str, float]) -> None:
+        self.parts, self.weights = dict(parts), dict(weights)
         self.families: Sequence[str] = tuple(self.parts)
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Engine, Request, ToolResult
 from midstream.core.seeds import derive_seed
@@ -42,12 +42,19 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
 
-class Config(Frozen):
+class Config(ToolConfig):
     """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
+
+    asks = "always"
 
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=2048, ge=1)
     timeout_s: float = Field(default=500.0, gt=0)
+
+    def build(self, context: Context) -> BaseGenerator:
+        """Build it."""
+        assert context.engine is not None
+        return BaseGenerator(context.engine, self)
 
 
 class BaseGenerator:
@@ -79,3 +86,6 @@ class BaseGenerator:
 
     async def close(self) -> None:
         """Do nothing: the engine's owner closes it."""
+
+
+Config.tool = BaseGenerator

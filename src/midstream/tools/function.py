@@ -46,7 +46,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
 from midstream.core.protocols import Tool, ToolResult
 
@@ -367,7 +367,7 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 # --- functions named in a recipe --------------------------------------------------------------------------------------
 
 
-class Config(Frozen):
+class Config(ToolConfig):
     """Settings of a function as a tool.
 
     `function` is `FILE.py:NAME`, relative to the directory in which midstream runs, or `MODULE:NAME`. It is imported
@@ -382,6 +382,10 @@ class Config(Frozen):
         if not re.fullmatch(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*", function):
             raise ValueError("not of the form my_tools.py:word_count or my_package.tools:word_count")
         return function
+
+    def build(self, context: Context) -> Tool:
+        """Build it."""
+        return load(self, context.name)
 
 
 def load(config: Config, name: str) -> Tool:

@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from midstream.core.component import Context, ToolConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import ToolResult
+from midstream.core.protocols import ToolResult, World
+from midstream.core.seeds import derive_seed
 
 MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
@@ -41,7 +43,7 @@ class Document(Frozen):
     title: str = ""
 
 
-class Config(Frozen):
+class Config(ToolConfig):
     """Settings of local search.
 
     `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
@@ -54,6 +56,30 @@ class Config(Frozen):
     match: Literal["all", "any"] = "all"
     max_characters: int = Field(default=2000, ge=1)
     coverage: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def needs_world(self) -> bool:
+        """Without an index it searches the facts of the recipe's world."""
+        return self.index is None
+
+    def build(self, context: Context) -> LocalSearch:
+        """Build it."""
+        if self.index is not None:
+            return LocalSearch(self)
+        # Without an index file: the facts of the recipe's offline world, a share of them, the same in every run.
+        if not isinstance(context.source, World):
+            raise RecipeError(
+                "local_search has no index, and the recipe's tasks have no facts of their own to search",
+                code="world-missing",
+                fix='give it an `index`, set tasks.type = "gazetteer", or leave it out: local_search = false',
+            )
+        facts = context.source.documents()
+        documents = (
+            Document(id=name, text=text)
+            for name, text in facts
+            if derive_seed("coverage", text) < self.coverage * 2**63
+        )
+        return LocalSearch.from_documents(documents, self)
 
 
 def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document]) -> sqlite3.Connection:
@@ -271,3 +297,6 @@ def best_spans(text: str, spans: list[Span], query: str, limit: int) -> list[Spa
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + " ..."
+
+
+Config.tool = LocalSearch

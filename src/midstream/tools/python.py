@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.replies import find_program
@@ -27,11 +28,17 @@ NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a poo
 CODER_TIMEOUT_S = 500.0
 
 
-class Config(Limits):
+class Config(Limits, ToolConfig):
     """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
+
+    asks = "optional"
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=2048, ge=1)
+
+    def build(self, context: Context) -> Tool:
+        """Build it."""
+        return make(self, context.sandbox, context.engine)
 
 
 def make(config: Config, sandbox: Sandbox, engine: Engine | None) -> Tool:
@@ -140,3 +147,6 @@ class PythonCoder:
     async def close(self) -> None:
         """End the processes; the engine's owner closes it."""
         await self._python.close()
+
+
+Config.tool = PythonTool

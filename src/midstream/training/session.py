@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream import evaluation
+from midstream.core.component import Component
 from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
 from midstream.core.metrics import StepMetrics
@@ -50,7 +51,7 @@ class Parts:
     student: TransformersLocal
     learner: LocalLearner
     make_environment: MakeEnvironment
-    teacher: dict[str, Any] | None
+    teacher: Component | None
     publish: Callable[[int], Awaitable[None]]
     warm_start: WarmStartConfig | None
     training: TrainingConfig

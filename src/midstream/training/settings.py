@@ -6,29 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
+from midstream.core.component import Component
 from midstream.core.data import Frozen
 from midstream.training.losses import PolicyLoss
 from midstream.training.variants import with_defaults
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class LocalModelConfig(Frozen):
-    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device.
-
-    `adapter` is the directory of a LoRA adapter of that model: merged into its weights, or, where `learner.lora` trains
-    this engine, trained further. `chat_template_kwargs` goes to the chat template, e.g. { enable_thinking = false }.
-    """
-
-    model: str
-    adapter: Path | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
-    max_batch: int = Field(default=64, ge=1)
-    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class LoraConfig(Frozen):
@@ -106,7 +92,7 @@ class ImitationConfig(SupervisedConfig):
     a stronger planner makes it distillation.
     """
 
-    planner: dict[str, Any] | None = None
+    planner: Component | None = None
 
 
 class OverlongConfig(Frozen):

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from midstream.agents.interleaved import Interleaved
+from midstream.core.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming
 from midstream.core.protocols import Request, Row, TaskSource, World
@@ -169,7 +170,7 @@ async def warm_start(
     student: TransformersLocal,
     source: TaskSource,
     make_environment: MakeEnvironment,
-    teacher: dict[str, Any] | None,
+    teacher: Component | None,
     validation: Sequence[Task],
     seed: int,
     report: Callable[[str], None],

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, TasksConfig
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
@@ -32,10 +32,16 @@ QUESTION = (
 )
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Settings of the Game of 24: `seed` decides which hand falls to which split."""
 
+    endless = True
+
     seed: int = 0
+
+    def build(self, context: Context) -> GameOf24:
+        """Build it."""
+        return GameOf24(self)
 
 
 class GameOf24(Finite):

@@ -12,10 +12,10 @@ from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
 from ddgs.results import TextResult
 
 from midstream.cli.results import tools_used
+from midstream.core.component import parse_component
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call
-from midstream.recipe.registry import TOOLS, resolve
 from midstream.tools.web import search_providers
 from midstream.tools.web.web_search import MAX_QUERY, Config, WebSearch
 from support.api_server import Answer, Fault
@@ -384,7 +384,7 @@ def test_a_recipe_names_it_with_or_without_an_engine(make_build: Any):
     build = make_build("tools.web_search.provider=serper")
     assert build.tools[-1].provider == "serper (Google)"
     assert KEY not in json.dumps(build.resolved)
-    _, config = resolve(TOOLS, {"type": "web_search", "engine": "helper"}, "tools.web_search")
+    config = parse_component("tool", {"type": "web_search", "engine": "helper"}, "tools.web_search").config
     assert config == Config()
     assert tools_used(build.resolved).endswith("; web_search (provider serper)")
     asking = {"tools": {"web_search": {**config.model_dump(), "engine": "helper"}, "guess": {"largest": 9}}}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
 from midstream.engines.openai.providers import PROVIDERS, ProviderName, default_base_url
 
+if TYPE_CHECKING:
+    from midstream.engines.openai.engine import OpenAICompatibleEngine
 
-class Config(Frozen):
+
+class Config(EngineConfig):
     """Where the model is and how patiently to ask for it.
 
     `provider` gives `base_url` and `api_key_env` where they are not set, and the commands that errors show. Engines
@@ -75,3 +79,9 @@ class Config(Frozen):
         if not valid or any(character <= " " for character in value):
             raise ValueError("not an address such as http://localhost:11434/v1")
         return value
+
+    def build(self, context: Context) -> OpenAICompatibleEngine:
+        """Build it."""
+        from midstream.engines.openai.engine import OpenAICompatibleEngine  # which reads this module
+
+        return OpenAICompatibleEngine(self, context.name)

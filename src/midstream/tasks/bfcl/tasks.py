@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from pydantic import Field, JsonValue, field_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, TasksConfig
 from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
@@ -31,7 +31,7 @@ from midstream.tasks.functions import Invocation
 SCENARIOS = 200  # of each category
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Which categories (`families`), and how the 200 scenarios are shared out.
 
     `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the
@@ -39,6 +39,8 @@ class Config(Frozen):
     both 0 all is tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: none of the
     ground truth's is longer, and it is judged by the whole.
     """
+
+    dialogues = True
 
     families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
     train: int = Field(default=100, ge=0, lt=SCENARIOS)
@@ -52,6 +54,10 @@ class Config(Frozen):
         if unknown := [name for name in families if name not in CATEGORIES]:
             raise ValueError(f"no category {unknown[0]!r}; there are {', '.join(CATEGORIES)}")
         return tuple(dict.fromkeys(families))
+
+    def build(self, context: Context) -> Bfcl:
+        """Build it."""
+        return Bfcl(self)
 
 
 class Bfcl(Finite):

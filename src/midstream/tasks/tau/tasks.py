@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, TasksConfig
 from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, ToolResult
@@ -41,7 +41,7 @@ from midstream.tasks.tau.package import SPLITS, TRANSFER, Domain, Scripted, dige
 from midstream.tasks.tau.user import STOP, ModelUser, User, Users
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Where tau-bench is cloned, which of its domains (`families`), and how a conversation runs.
 
     `sampling` is that of the model that plays the user; upstream leaves it to the provider, whose default is
@@ -49,11 +49,21 @@ class Config(Frozen):
     function's result. Retail has a train split (500 tasks) and a validation split (its "dev", 20), the airline has not.
     """
 
+    asks = "always"
+    dialogues = True
+
     path: Path
     families: tuple[Literal["airline", "retail"], ...] = Field(default=("airline", "retail"), min_length=1)
     max_steps: int = Field(default=30, ge=1)
     output_tokens: int = Field(default=8192, ge=1)
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=512)
+
+    def build(self, context: Context) -> TauBench:
+        """Build it."""
+        source = TauBench(self)
+        if context.engine is not None:  # without one, tasks can be listed but no dialogue opened
+            source.played_by(context.engine)
+        return source
 
 
 class TauBench(Finite):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import ToolResult
 
@@ -36,11 +36,13 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MEGABYTE = 1 << 20
 
 
-class Config(Frozen):
+class Config(ToolConfig):
     """Settings of an MCP server: either `command` or `url`.
 
     `env_pass` and `headers_env` name environment variables; what those hold goes to the server and nowhere else.
     """
+
+    extra = "mcp"
 
     command: tuple[str, ...] = ()
     cwd: Path | None = None
@@ -91,6 +93,10 @@ class Config(Frozen):
         if value and (parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[^!-~]", value)):
             raise ValueError("not an address such as http://127.0.0.1:8000/mcp")
         return value
+
+    def build(self, context: Context) -> list[McpTool]:
+        """Build it."""
+        return make(self, context.name)
 
 
 def make(config: Config, name: str) -> list[McpTool]:

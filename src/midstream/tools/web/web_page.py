@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
@@ -38,7 +39,7 @@ Page: {title}
 Query, once more: {query}"""
 
 
-class Config(Limits):
+class Config(Limits, ToolConfig):
     """Settings of the web page tool: what may be fetched, and what is made of it.
 
     `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
@@ -46,12 +47,19 @@ class Config(Limits):
     and `output_tokens` its text.
     """
 
+    asks = "optional"
+    extra = "web"
+
     parse_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     passage_characters: int = Field(default=1200, ge=100)
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=1024, ge=1)
     timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
     output_tokens: int = Field(default=2000, ge=200)
+
+    def build(self, context: Context) -> WebPage:
+        """Build it."""
+        return WebPage(self, context.engine)
 
 
 class WebPage:
@@ -125,3 +133,6 @@ def _require_libraries() -> None:
             cause="the extra `web` is not installed",
             fix="pip install 'midstream[web]'",
         )
+
+
+Config.tool = WebPage

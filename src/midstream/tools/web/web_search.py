@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from midstream.core.component import Context, ToolConfig
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
@@ -27,7 +28,7 @@ Results:
 {results}"""
 
 
-class Config(api.Config):
+class Config(api.Config, ToolConfig):
     """Settings of web search; `timeout_s` and its neighbours are `tools.api.Config`'s.
 
     `region` is country and language of the results. `backends` are the search engines that `ddgs` asks, in this order.
@@ -35,6 +36,9 @@ class Config(api.Config):
     `api_key_env` names the environment variable with Serper's key, "" sends none; `base_url` is another address that
     answers as Serper does. `temperature` and `max_tokens` are the summary's, where the tool has an engine.
     """
+
+    asks = "optional"
+    extra = "web"
 
     provider: Literal["ddgs", "serper"] = "ddgs"
     top_k: int = Field(default=5, ge=1, le=100)
@@ -44,6 +48,10 @@ class Config(api.Config):
     base_url: str | None = None
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=512, ge=1)
+
+    def build(self, context: Context) -> WebSearch:
+        """Build it."""
+        return WebSearch(self, context.engine)
 
 
 class WebSearch:
@@ -129,3 +137,6 @@ def _line(hit: Hit) -> str:
 def _folded(text: str, limit: int) -> str:
     folded = " ".join(text.split())
     return folded if len(folded) <= limit else folded[:limit] + " ..."
+
+
+Config.tool = WebSearch

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
+from midstream.core.component import Context, ToolConfig
 from midstream.core.protocols import ToolResult
 from midstream.tools import local_search
 from midstream.tools.local_search import LocalSearch
@@ -21,7 +22,7 @@ _MOST_OPTIONS = 60
 _EXTRA_TOKENS = 3000  # for titles and section names
 
 
-class Config(api.Config):
+class Config(api.Config, ToolConfig):
     """Settings of Wikipedia; `timeout_s` and its neighbours are `tools.api.Config`'s.
 
     `language` is the edition. `base_url` is another wiki's api.php. `index` is a file as `local_search` reads it,
@@ -32,6 +33,10 @@ class Config(api.Config):
     base_url: str | None = None
     index: Path | None = None
     max_characters: int = Field(default=6000, ge=1)
+
+    def build(self, context: Context) -> Wikipedia:
+        """Build it."""
+        return Wikipedia(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,3 +195,6 @@ def _names(sections: Sequence[Section]) -> list[str]:
 
 def _listed(what: str, names: Sequence[str]) -> str:
     return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""
+
+
+Config.tool = Wikipedia

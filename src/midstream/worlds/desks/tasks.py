@@ -17,16 +17,18 @@ build on the results of earlier ones ("find the file and read it"). In a plan th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from midstream.core.component import Context, TasksConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.trajectory import Message
 from midstream.worlds.desks import files, vehicle
 from midstream.worlds.desks.desk import State
 from midstream.worlds.desks.dialogue import DESKS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replayed
@@ -64,17 +66,25 @@ DIFFICULTIES = {
 }
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Settings of the desks: the categories (`families`) and desks of the tasks, and their difficulty.
 
     easy: one or two user turns of one goal; standard: two or three, of up to two goals; hard: three to five of two or
     three goals, at two desks. A turn that only completes another is not counted.
     """
 
+    endless = True
+    dialogues = True
+    plays = ("agent",)
+
     families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
     desks: tuple[str, ...] = Field(default=tuple(DESKS), min_length=1)
     difficulty: Literal["easy", "standard", "hard"] = "standard"
     seed: int = 0
+
+    def build(self, context: Context) -> Desks:
+        """Build it."""
+        return Desks(self)
 
 
 class Desks:
@@ -91,6 +101,13 @@ class Desks:
                     code="unknown-desk",
                     fix=f"name some of {', '.join(DESKS)} as `desks` in [tasks] or in the evaluation set",
                 )
+
+    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+        """The program that plays the agent, in the template of the recipe's agent."""
+        from midstream.worlds.desks import agent  # which reads this module
+
+        assert context.template is not None
+        return agent.agent_reply(context.template, skill)
 
     def open(self, task: Task, *, seed: int) -> DeskDialogue:
         """Open a dialogue of a task, with separate desks. `seed` is ignored: this user has a plan."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.component import ComponentConfig, Context, ToolConfig
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
@@ -28,8 +28,28 @@ OPENINGS = (
 )
 
 
-class NoSettings(Frozen):
-    """A program without settings."""
+class ExecutorConfig(ComponentConfig):
+    """No settings."""
+
+    def build(self, context: Context) -> SingleArgumentExecutor:
+        """Build it."""
+        return SingleArgumentExecutor()
+
+
+class VerifierConfig(ComponentConfig):
+    """No settings."""
+
+    def build(self, context: Context) -> FormVerifier:
+        """Build it."""
+        return FormVerifier()
+
+
+class GeneratorConfig(ComponentConfig):
+    """No settings."""
+
+    def build(self, context: Context) -> VerifiedResultGenerator:
+        """Build it."""
+        return VerifiedResultGenerator()
 
 
 class SingleArgumentExecutor:
@@ -92,10 +112,14 @@ class VerifiedResultGenerator:
         return None, ()
 
 
-class GuessConfig(Frozen):
+class GuessConfig(ToolConfig):
     """Settings of the guess: its number is between 0 and `largest`."""
 
     largest: int = Field(default=999, ge=0)
+
+    def build(self, context: Context) -> ConfidentGuess:
+        """Build it."""
+        return ConfidentGuess(self)
 
 
 class ConfidentGuess:
@@ -129,3 +153,6 @@ class ConfidentGuess:
 
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+GuessConfig.tool = ConfidentGuess

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from midstream.agents.interleaved import Stream
-from midstream.core.data import Frozen
+from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool
@@ -49,7 +49,7 @@ MALFORMED_REPLIES = ("{act}", "{open} {thought}{act}", "{open} {thought}{close}"
 _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number, a place, True or False
 
 
-class ScriptedConfig(Frozen):
+class ScriptedConfig(ComponentConfig):
     """Each decision is the sensible one with probability `sense`, otherwise uniformly random.
 
     A share `malformed` of the actions cannot be parsed. A lesson about a decision overrides both.
@@ -57,6 +57,10 @@ class ScriptedConfig(Frozen):
 
     sense: float = Field(default=0.3, ge=0, le=1)
     malformed: float = Field(default=0.1, ge=0, le=1)
+
+    def build(self, context: Context) -> ScriptedPlanner:
+        """Build it."""
+        return ScriptedPlanner(self)
 
 
 def action_words() -> set[str]:
@@ -158,6 +162,14 @@ class ScriptedPlanner:
         prompt = render_prompt(question, memory, context.lessons)
         call = Call(role="planner", engine=ENGINE, prompt=prompt, completion=text)
         return parse_action(text, tools, memory), (call,)
+
+
+class ScriptedPolicyConfig(ScriptedConfig):
+    """The settings of the planner's program, for a policy."""
+
+    def build(self, context: Context) -> ScriptedPolicy:
+        """Build it."""
+        return ScriptedPolicy(self)
 
 
 class ScriptedPolicy:

@@ -22,14 +22,15 @@ The gold answer is computed from the facts. A question's text alone reaches the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.trajectory import Message
 from midstream.rollout import Environment
 from midstream.worlds.gazetteer import warm_start
 from midstream.worlds.gazetteer.lessons import draw_lessons
@@ -78,15 +79,22 @@ COMPARE = {
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Settings of the gazetteer; every country makes nine facts."""
 
-    teacher: ClassVar[str] = "clumsy"  # the type of the planner or policy that a warm start imitates
+    endless = True
+    plays = ("reflector",)
+    world = True
+    teacher = "clumsy"
 
     difficulty: Literal["easy", "standard"] = "standard"
     families: tuple[str, ...] = ()
     countries: int = 300
     seed: int = 0
+
+    def build(self, context: Context) -> Gazetteer:
+        """Build it."""
+        return Gazetteer(self)
 
 
 class Gazetteer:
@@ -115,6 +123,18 @@ class Gazetteer:
         """(id, text) of every fact, in a fixed order."""
         for number, ((entity, attribute), value) in enumerate(self.facts.items()):
             yield f"fact-{number}", f"{entity} {attribute} {value}"
+
+    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+        """The program that plays the reflector."""
+        from midstream.worlds.gazetteer import reflector  # which reads this module
+
+        return reflector.reply
+
+    def attach(self, model: Any) -> None:
+        """Have a learner draw the names of a tiny planner's vocabulary again before every step."""
+        from midstream.worlds.gazetteer import tiny_model  # which reads this module
+
+        tiny_model.attach_redraw(model)
 
     def names(self, split: str | None = None) -> list[str]:
         """Names of all places, or those of one split."""

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.component import Context, EngineConfig
 from midstream.core.stream_template import Template
+from midstream.engines.local.settings import require_torch
 from midstream.worlds.gazetteer import compact, scripted
 from midstream.worlds.gazetteer.lessons import lesson_words
 from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
@@ -32,14 +33,18 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from midstream.engines.local.engine import TransformersLocal
+
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
 PIECES = r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]"
 LARGEST_NUMBER = 199
 
 
-class Config(Frozen):
+class Config(EngineConfig):
     """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters."""
+
+    in_process = True
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)
@@ -48,11 +53,32 @@ class Config(Frozen):
     embedding_std: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     max_batch: int = Field(default=256, ge=1)
 
+    @property
+    def needs_world(self) -> bool:
+        """Its vocabulary is the world's."""
+        return True
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Config:
         if self.hidden_size % (2 * self.heads):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
         return self
+
+    def build(self, context: Context) -> TransformersLocal:
+        """Build it."""
+        require_torch()
+        from midstream.engines.local.engine import TransformersLocal
+
+        assert isinstance(context.source, Gazetteer)  # the recipe's check has seen to it
+        model, tokenizer = make_planner(
+            self,
+            context.source,
+            context.tool_names,
+            template=context.template,
+            lessons=context.warm_lessons,
+            seed=context.warm_seed,
+        )
+        return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 
 def make_planner(

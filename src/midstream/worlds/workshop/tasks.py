@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from pydantic import Field
 
+from midstream.core.component import Context, TasksConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.trajectory import Message
 from midstream.tasks.finite import SPLITS, Finite
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
 
@@ -53,7 +55,7 @@ class Lapses(Frozen):
     bad_json: float = Field(default=0.0, ge=0, le=1)
 
 
-class Config(Frozen):
+class Config(TasksConfig):
     """Settings of the workshop; all effects are in probability of success.
 
     `domains` are those that tasks come from, each with `rules` of its own; `reach` is the share of a domain's orders
@@ -65,6 +67,8 @@ class Config(Frozen):
     is learned on one holds on the others. An evaluation set on another domain is a `tasks` table of the same `seed`:
     the simulated agent works by the rules and effects of the recipe's own.
     """
+
+    plays = ("agent", "reflector")
 
     domains: tuple[str, ...] = Field(default=("press",), min_length=1)
     rules: int = Field(default=16, ge=1, le=MOST_RULES)
@@ -80,6 +84,10 @@ class Config(Frozen):
     validation: int = Field(default=200, ge=1)
     test: int = Field(default=400, ge=1)
     seed: int = 0
+
+    def build(self, context: Context) -> Workshop:
+        """Build it."""
+        return Workshop(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,12 @@ class Workshop(Finite):
         self._by_mark = {(rule.domain, rule.mark): rule for rule in self.rules}
         self._meanings: dict[str, tuple[tuple[int, int], ...]] = {}
         self._orders: dict[str, Order] = {}
+
+    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+        """The program that plays the agent or the reflector."""
+        from midstream.worlds.workshop import models  # which reads this module
+
+        return models.agent_reply(self) if role == "agent" else models.reflector_reply(self)
 
     def load(self, split: str) -> list[Task]:
         """The split's orders, domain by domain."""

@@ -1,0 +1,312 @@
+"""Components: the parts that a recipe names by `type`. Each has settings of its own, and these build it.
+
+To add one, write its settings as a subclass of `ComponentConfig` (or of the class for its kind) with a `build`, and
+register it:
+
+    class Config(RewardConfig):
+        tolerance: float = 0.0
+
+        def build(self, context: Context) -> Reward:
+            return Numeric(self)
+
+    register("reward", "numeric", Config)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
+
+from pydantic import BaseModel, SerializeAsAny, ValidationError, model_serializer
+
+from midstream.core.data import Frozen
+from midstream.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from midstream.core.protocols import Engine, Reward, TaskSource
+    from midstream.core.stream_template import Template
+    from midstream.sandbox.tiers import Sandbox
+
+Kind = Literal["tasks", "reward", "tool", "engine", "planner", "executor", "verifier", "generator", "policy"]
+Table = dict[str, Any]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of parts within parts
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # sums of weights beyond them lose all precision
+
+
+class Context(Protocol):
+    """What a component may use while it is built: the other parts of its recipe, each built once."""
+
+    @property
+    def name(self) -> str:
+        """The name of the component's table, such as NAME of `[tools.NAME]`."""
+        ...
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that the component's table names."""
+        ...
+
+    @property
+    def engine_identity(self) -> Mapping[str, Any]:
+        """What decides the replies of that engine's model: its name and extra settings, not where it is served."""
+        ...
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Where code of a model runs."""
+        ...
+
+    @property
+    def template(self) -> Template | None:
+        """How the recipe's interleaved agent writes its stream; None of an agent of another kind."""
+        ...
+
+    @property
+    def source(self) -> TaskSource:
+        """The recipe's task source."""
+        ...
+
+    @property
+    def tool_names(self) -> Sequence[str]:
+        """The names of the recipe's tools."""
+        ...
+
+    @property
+    def warm_seed(self) -> int:
+        """The seed of untrained weights."""
+        ...
+
+    @property
+    def warm_lessons(self) -> bool:
+        """Whether a warm start teaches the policy to read lessons."""
+        ...
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether a LoRA adapter is trained on this engine's model, which must then be kept apart from its weights."""
+        ...
+
+    def tasks(self, component: Component) -> TaskSource:
+        """The task source of another component, such as a part of a mixture."""
+        ...
+
+    def reward(self, component: Component) -> Reward:
+        """The reward of another component, such as a part of a composite."""
+        ...
+
+
+class ComponentConfig(Frozen):
+    """The settings of one component. Its class variables tell the recipe's check what it needs.
+
+    `asks`: whether its table names an `engine`. `extra`: the extra of midstream whose packages it needs.
+    """
+
+    asks: ClassVar[Literal["never", "optional", "always"]] = "never"
+    extra: ClassVar[str] = ""
+
+    @property
+    def needs_world(self) -> bool:
+        """Whether it is made from the facts and names of the recipe's world (`core.protocols.World`)."""
+        return False
+
+    def build(self, context: Context) -> Any:
+        """Build the component."""
+        raise NotImplementedError(f"{type(self).__qualname__}.build")
+
+
+class TasksConfig(ComponentConfig):
+    """The settings of a task source.
+
+    `endless`: it makes tasks, so that drawing some costs nothing. `dialogues`: its tasks are dialogues
+    (`core.dialogue`). `plays`: the models that a simulated engine can play on its tasks (`core.protocols.Plays`).
+    `world`: it has facts of its own and what trains on them (`core.protocols.World`). `teacher`: the type of the
+    planner or policy that a warm start imitates where the recipe names no other.
+    """
+
+    endless: ClassVar[bool] = False
+    dialogues: ClassVar[bool] = False
+    plays: ClassVar[tuple[str, ...]] = ()
+    world: ClassVar[bool] = False
+    teacher: ClassVar[str] = ""
+    parts_kind: ClassVar[Kind] = "tasks"
+
+
+class RewardConfig(ComponentConfig):
+    """The settings of a reward.
+
+    `rule_based`: it compares an answer with the gold answer and asks no model, so that a task may name it.
+    `of_dialogues`: it scores the outcome of a dialogue. `of_stream`: it scores the form of an interleaved agent's
+    stream, too.
+    """
+
+    rule_based: ClassVar[bool] = False
+    of_dialogues: ClassVar[bool] = False
+    of_stream: ClassVar[bool] = False
+    parts_kind: ClassVar[Kind] = "reward"
+
+
+class ToolConfig(ComponentConfig):
+    """The settings of a tool, or of a server of several.
+
+    `tool`: the tool's class, where its attributes say what agents see of it before it is built.
+    """
+
+    tool: ClassVar[type | None] = None
+
+
+class EngineConfig(ComponentConfig):
+    """The settings of an engine.
+
+    `in_process`: it samples in this process, and answers when every live trajectory waits for it.
+    """
+
+    in_process: ClassVar[bool] = False
+
+
+class Component(Frozen):
+    """One component of a recipe: its type, its settings, the engine it asks, and its weight among other parts."""
+
+    kind: Kind
+    type: str
+    config: SerializeAsAny[ComponentConfig]
+    engine: str | None = None
+    weight: float | None = None
+
+    @model_serializer
+    def table(self) -> Table:
+        """The component's table with every default filled in, as JSON values."""
+        keys = {"type": self.type, "engine": self.engine, "weight": self.weight}
+        settings = self.config.model_dump(mode="json", exclude_none=True)
+        return {key: value for key, value in keys.items() if value is not None} | settings
+
+
+Parts = dict[str, Component]
+
+_REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
+
+
+def register(kind: Kind, name: str, config: type[ComponentConfig] | str) -> None:
+    """Let recipes name a component: by its settings' class, or by "package.module:Class", imported on first use."""
+    _REGISTRY.setdefault(kind, {})[name] = config
+
+
+def registered(kind: Kind) -> list[str]:
+    """The types of a kind, in the order of their registration."""
+    return list(_REGISTRY.get(kind, ()))
+
+
+def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
+    """The class of a registered component's settings."""
+    config = _REGISTRY[kind][name]
+    if isinstance(config, str):
+        module, _, attribute = config.partition(":")
+        config = _REGISTRY[kind][name] = getattr(import_module(module), attribute)
+    return config
+
+
+def rules() -> list[str]:
+    """The types of rewards that a task may name: they compare answers and ask no model."""
+    classes = {name: config_class("reward", name) for name in registered("reward")}
+    return [name for name, config in classes.items() if issubclass(config, RewardConfig) and config.rule_based]
+
+
+def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
+    """The component that a table of a recipe describes; `where` is the table's place in the recipe.
+
+    Raises:
+        RecipeError: the type, the engine or a setting is wrong.
+    """
+    settings = dict(table)
+    named, engine = str(settings.pop("type", None)), settings.pop("engine", None)
+    if named not in registered(kind):
+        raise RecipeError(
+            f"{where}.type = {named!r} does not exist",
+            code="unknown-type",
+            fix=f"name one of: {', '.join(registered(kind))}",
+        )
+    config = config_class(kind, named)
+    if engine is not None and config.asks == "never":
+        raise RecipeError(
+            f"{where}.engine = {engine!r} is never asked, because {named!r} is a program",
+            code="engine-not-used",
+            fix="remove `engine`, or choose a type that asks a model",
+        )
+    if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
+        kind_of_parts: Kind = config.parts_kind  # type: ignore[attr-defined]
+        settings["parts"] = _parse_parts(kind_of_parts, settings["parts"], f"{where}.parts")
+    return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine)
+
+
+def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
+    if not tables:
+        raise RecipeError(f"{where} is empty", code="parts-invalid", fix="add at least one part, a table with a type")
+    parts = {}
+    for name, table in tables.items():
+        weight = table.get("weight", 1.0) if isinstance(table, Mapping) else None
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT or not _PART_NAME.fullmatch(name):
+            raise RecipeError(
+                f"{where}.{name} = {shown(table)} is not a part",
+                code="parts-invalid",
+                fix="give it a name of letters, digits, _ and -, a table with a `type`, and a `weight` from "
+                f"{_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g} (1 if none is given)",
+            )
+        part = parse_component(kind, {key: value for key, value in table.items() if key != "weight"}, f"{where}.{name}")
+        parts[name] = part.model_copy(update={"weight": float(weight)})
+    return parts
+
+
+def validate(model: type[ModelT], table: Mapping[str, Any], where: str) -> ModelT:
+    """Build `model` from a table of a recipe.
+
+    Raises:
+        RecipeError: names every wrong key with its place and value.
+    """
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as failure:
+        # A default that another key decides is missing only because that key is wrong.
+        errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]
+        problems = [
+            ".".join(filter(None, [where, *map(str, error["loc"])]))
+            + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table
+            + f": {error['msg']}"
+            for error in errors
+        ]
+        raise RecipeError(
+            "the recipe is invalid: " + "; ".join(problems),
+            code="recipe-invalid",
+            fix="correct it in the recipe or with --set; known keys here: "
+            + ", ".join(_fields_around(model, errors[0]["loc"])),
+        ) from failure
+
+
+def _fields_around(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table in which the last part of `location` is."""
+    for key in location[:-1]:
+        field = model.model_fields.get(str(key))
+        if field is None:
+            continue  # a place in a list
+        inner = [cls for cls in _classes(field.annotation) if issubclass(cls, BaseModel)]
+        if not inner:
+            break
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _classes(annotation: Any) -> list[type]:
+    """The classes that an annotation such as `tuple[X, ...]` or `X | None` is made of."""
+    parts = get_args(annotation)
+    if not parts:
+        return [annotation] if isinstance(annotation, type) else []
+    return [cls for part in parts for cls in _classes(part)]
+
+
+def shown(value: object) -> str:
+    """A value in an error message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

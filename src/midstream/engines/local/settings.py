@@ -1,0 +1,62 @@
+"""Settings of a pretrained model in this process. Importing them needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, JsonValue
+
+from midstream.core.component import Context, EngineConfig
+from midstream.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from midstream.engines.local.engine import TransformersLocal
+
+
+class LocalModelConfig(EngineConfig):
+    """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device.
+
+    `adapter` is the directory of a LoRA adapter of that model: merged into its weights, or, where `learner.lora` trains
+    this engine, trained further. `chat_template_kwargs` goes to the chat template, e.g. { enable_thinking = false }.
+    """
+
+    in_process = True
+
+    model: str
+    adapter: Path | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    max_batch: int = Field(default=64, ge=1)
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def build(self, context: Context) -> TransformersLocal:
+        """Build it; the model is loaded."""
+        require_torch()
+        from midstream.engines.local.engine import TransformersLocal
+        from midstream.engines.local.pretrained import load_model
+
+        trainable = context.trains_adapter
+        model, tokenizer = load_model(self.model, self.dtype, self.device, adapter=self.adapter, trainable=trainable)
+        return TransformersLocal(
+            model,
+            tokenizer,
+            name=context.name,
+            max_batch=self.max_batch,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+def require_torch() -> None:
+    """Refuse with `UnsupportedError` where PyTorch or Transformers is not installed."""
+    try:
+        import torch
+        import transformers
+    except ImportError as failure:
+        raise UnsupportedError(
+            f"{failure.name} is not installed, and in-process models need it",
+            code="missing-extra",
+            fix="pip install 'midstream[train]'",
+        ) from failure
+    del torch
+    transformers.utils.logging.disable_progress_bar()  # ours is the only one
