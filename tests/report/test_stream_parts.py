@@ -170,7 +170,7 @@ def test_measures_in_words():
     assert part_words({"tool_success": 0.5, "total": 2.0}) == "tool success 0.5, total 2"
 
 
-def test_the_page_marks_what_was_put_in_by_colour_and_by_a_sign():
+def test_the_page_marks_what_was_put_in_by_color_and_by_a_sign():
     html = sample_runs([("after", math_stream()), ("after", dialogue_stream())], MATH)
     assert html.count("written by the policy") == 1
     assert '<dt>◂ output</dt><dd><pre class="put-in">22140</pre></dd>' in html

@@ -103,7 +103,7 @@ def test_panels_draw_a_line_a_metric_with_its_band():
     assert {"Success", "turns", "3", "5", "7", "10", "0%", "100%", "frozen <x>"} <= words
 
 
-def test_the_first_of_two_has_one_colour_in_dots_and_lines():
+def test_the_first_of_two_has_one_color_in_dots_and_lines():
     rows = [StudyRow(name="3", metric=name, values=(0.5, 0.6)) for name in ("frozen", "trained")]
     panel = Panel(title="t", x_label="x", lines={"frozen": "frozen", "trained": "trained"})
     dots = ElementTree.fromstring(study_svg(rows, ("frozen", "trained"))).iter(SVG + "circle")

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, stacked areas, and one before-after bar. No script; colours come from the page's CSS.
+"""Charts as inline SVG: lines, stacked areas, and one before-after bar. No script; colors come from the page's CSS.
 
 Every chart is drawn in its own pixels and scaled by the page, so that its text stays readable on a phone; each carries
 an `aria-label` that says in words what the lines show.
@@ -19,11 +19,11 @@ _LINE_HEIGHT = 13.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One line or area: `colour` names a CSS class (c1 to c8, bad, dim), `label` is written beside its last point."""
+    """One line or area: `color` names a CSS class (c1 to c8, bad, dim), `label` is written beside its last point."""
 
     name: str
     points: tuple[Point, ...]
-    colour: str = "c1"
+    color: str = "c1"
     label: str = ""
     marks: bool = False
     thin: bool = False
@@ -89,10 +89,10 @@ def line_chart(
     for line in series:
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
         kind = "thin" if line.thin else "line"
-        parts.append(f'<polyline class="{kind} {line.colour}" points="{path}"/>')
+        parts.append(f'<polyline class="{kind} {line.color}" points="{path}"/>')
         if line.marks or len(line.points) == 1:
             parts += [_mark(frame, line, x, y) for x, y in line.points]
-    ends = [(frame.y(line.points[-1][1]), line.label, line.colour) for line in series if line.label]
+    ends = [(frame.y(line.points[-1][1]), line.label, line.color) for line in series if line.label]
     parts.append(end_labels(frame, ends))
     return svg(width, height, summary, "".join(parts))
 
@@ -113,8 +113,8 @@ def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, 
         edge = [f"{x:.1f},{frame.y(y):.1f}" for x, y in zip(xs, top, strict=True)]
         edge += [f"{x:.1f},{frame.y(y):.1f}" for x, y in reversed(list(zip(xs, floor, strict=True)))]
         title = f"<title>{escape(visible(band.name))}</title>"
-        bands.append(f'<polygon class="area {band.colour}" points="{" ".join(edge)}">{title}</polygon>')
-        ends.append((frame.y((top[-1] + floor[-1]) / 2), band.label, band.colour))
+        bands.append(f'<polygon class="area {band.color}" points="{" ".join(edge)}">{title}</polygon>')
+        ends.append((frame.y((top[-1] + floor[-1]) / 2), band.label, band.color))
         floor = top[:1] if len(band.points) == 1 else top
     parts = [*bands, axes(frame, "step"), end_labels(frame, ends)]
     return svg(width, height, summary, "".join(parts))
@@ -127,13 +127,13 @@ def change_bar(before: float | None, after: float | None, *, summary: str) -> st
     parts = [f'<line class="track" x1="{pad}" x2="{width - pad}" y1="9" y2="9"/>']
     first, last = places
     if first is not None and last is not None:
-        colour = "c1" if last >= first else "bad"
-        parts.append(f'<line class="way {colour}" x1="{first:.1f}" x2="{last:.1f}" y1="9" y2="9"/>')
+        color = "c1" if last >= first else "bad"
+        parts.append(f'<line class="way {color}" x1="{first:.1f}" x2="{last:.1f}" y1="9" y2="9"/>')
     if first is not None:
         parts.append(f'<circle class="hollow" cx="{first:.1f}" cy="9" r="4.5"/>')
     if last is not None:
-        colour = "bad" if first is not None and last < first else "c1"
-        parts.append(f'<circle class="dot {colour}" cx="{last:.1f}" cy="9" r="5.5"/>')
+        color = "bad" if first is not None and last < first else "c1"
+        parts.append(f'<circle class="dot {color}" cx="{last:.1f}" cy="9" r="5.5"/>')
     return svg(width, height, summary, "".join(parts))
 
 
@@ -183,7 +183,7 @@ def axes(frame: Frame, x_label: str) -> str:
 def _mark(frame: Frame, line: Series, x: float, y: float) -> str:
     title = escape(visible(f"{line.name}, step {x:,.0f}: {frame.format(y)}"))
     place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
-    return f'<circle class="dot {line.colour}" {place} r="3"><title>{title}</title></circle>'
+    return f'<circle class="dot {line.color}" {place} r="3"><title>{title}</title></circle>'
 
 
 def end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
@@ -198,8 +198,8 @@ def end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
         places[index] = min(places[index], lowest)
         lowest = places[index] - _LINE_HEIGHT
     return "".join(
-        f'<text class="end {colour}" x="{x:.1f}" y="{y:.1f}">{escape(visible(label))}</text>'
-        for y, (_, label, colour) in zip(places, ordered, strict=True)
+        f'<text class="end {color}" x="{x:.1f}" y="{y:.1f}">{escape(visible(label))}</text>'
+        for y, (_, label, color) in zip(places, ordered, strict=True)
     )
 
 

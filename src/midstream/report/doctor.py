@@ -21,7 +21,7 @@ from midstream.report.numbers import counted, cut, listed, number, visible
 Status = Literal["ok", "warning", "failed", "not checked"]
 DEMO = ("MS201", "MS301")  # what the offline demo cannot do without
 _SERVER = ("MS501", "MS502", "MS503")
-_STATUS_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
+_STATUS_COLORS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
 
 class Check(Frozen):
@@ -44,7 +44,7 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in _folded(checks):
-        status, words = Text(check.status, _STATUS_COLOURS[check.status]), Text(visible(check.words))
+        status, words = Text(check.status, _STATUS_COLORS[check.status]), Text(visible(check.words))
         if check.status == "not checked":
             words.stylize("dim")
         if check.fix and check.status == "ok":
@@ -77,7 +77,7 @@ def _folded(checks: Sequence[Check]) -> Iterator[Check]:
 
 
 def _conclusion(checks: Sequence[Check]) -> Iterator[str]:
-    counts = {status: sum(check.status == status for check in checks) for status in _STATUS_COLOURS}
+    counts = {status: sum(check.status == status for check in checks) for status in _STATUS_COLORS}
     failed, warnings = counts["failed"], counts["warning"]
     yield f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
     lacking = [check.code for check in checks if check.code in DEMO and not _will_do(check)]
@@ -96,7 +96,7 @@ Standing = Literal["good", "shaky", "cannot", "not examined"]
 GOOD, SHAKY = 0.8, 0.5
 THRESHOLDS = "good: every check right in 4 of 5 cases; shaky: in half; cannot: in fewer"
 TOKEN_IDS, JSON_SCHEMA = "token ids and log-probabilities", "JSON schema enforced"
-_COLOURS = {"good": "green", "shaky": "yellow", "cannot": "red", "not examined": "dim"}
+_COLORS = {"good": "green", "shaky": "yellow", "cannot": "red", "not examined": "dim"}
 _SAID_LIMIT = 200
 
 
@@ -269,8 +269,8 @@ def _rates_table(roles: Sequence[RoleResult]) -> Table:
 
 
 def _marked(rate: Rate) -> Text:
-    colour = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
-    return Text(f"{rate.right}/{rate.of}", colour)
+    color = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
+    return Text(f"{rate.right}/{rate.of}", color)
 
 
 def _incidents(roles: Sequence[RoleResult]) -> str:
@@ -298,17 +298,17 @@ def _probes_table(probes: Sequence[Probe]) -> Table:
     table = _grid()
     several = len({probe.engine for probe in probes}) > 1
     for probe in probes:
-        answer, colour = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}[probe.works]
+        answer, color = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}[probe.works]
         what = f"{probe.engine}: {probe.what}" if several else probe.what
         words = cut(" ".join(probe.words.split()), _SAID_LIMIT)
-        table.add_row(Text(visible(what)), Text(answer, colour), Text(visible(words), "dim"))
+        table.add_row(Text(visible(what)), Text(answer, color), Text(visible(words), "dim"))
     return table
 
 
 def _conclusions(roles: Sequence[RoleResult]) -> Table:
     table = _grid()
     for role in roles:
-        table.add_row(role.role, Text(role.standing, _COLOURS[role.standing]), Text(visible(_because(role)), "dim"))
+        table.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(visible(_because(role)), "dim"))
     return table
 
 

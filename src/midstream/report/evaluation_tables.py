@@ -17,6 +17,10 @@ from midstream.core.trajectory import Trajectory
 from midstream.report.numbers import counted, dollars, mean, number, percent, shorten, troubles, visible
 from midstream.report.turn_rows import broken, fields, outcome_words, plain, stopped
 
+_NAME_WIDTH = 20
+_MOST_TOOLS = 16
+_TEXT_LIMIT = 300
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
@@ -110,24 +114,31 @@ def others(evaluations: Sequence[EvaluationResult]) -> list[EvaluationResult]:
     return [result for result in evaluations if result.step is None]
 
 
-_NAME_WIDTH = 20
-_MOST_TOOLS = 16
+# --- one or several evaluations ---------------------------------------------------------------------------------------
 
 
 def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
-    """Everything about some evaluations: success, several trials, families, effort, tools, and what to know of them."""
-    parts: list[RenderableType] = [_success_table(results)]
-    if any(one.trials > 1 for one in results):
-        parts.append(_trials_table(results))
-    if any(len(one.by_family) > 1 for one in results):
-        parts.append(_family_table(results))
-    parts += [_effort_table(results), _tool_table(results)]
-    if any(one.streams for one in results):
-        parts.append(_stream_table(results))
-    if any(_in_parts(one) for one in results):
-        parts.append(_parts_table(results))
-    notes = _notes(results)
-    if notes:
+    """Everything about some evaluations: success, several trials, families, effort, tools, and notes on all of it."""
+    parts: list[RenderableType] = [success_table(results)]
+    if any(result.trials > 1 for result in results):
+        parts.append(trials_table(results))
+    if any(len(result.by_family) > 1 for result in results):
+        parts.append(family_table(results))
+    parts += [effort_table(results), tool_table(results)]
+    if any(result.streams for result in results):
+        parts.append(stream_table(results))
+    # A rule next to a judge has its column already.
+    in_parts = [result for result in results if len(result.reward_parts) > 1 and not result.judged]
+    if in_parts:
+        several = len({result.sampling for result in results}) > 1
+        table = _set_table("Parts of the score", "mean", second="part")
+        for result in in_parts:
+            table.add_section()
+            for place, (name, value) in enumerate(result.reward_parts.items()):
+                named = "" if place else _named(result, several)
+                table.add_row(named, Text(visible(name)), number(value))
+        parts.append(table)
+    if notes := notes_on(results):
         parts.append(Text("\n".join(notes)))
     return Group(*parts)
 
@@ -141,187 +152,169 @@ def summary_line(result: EvaluationResult) -> str:
     return f"{result.set_name} {result.sampling}: success {percent(result.success)}{between}{judged} of {size}{errors}"
 
 
-def plain_table(title: Text | None = None) -> Table:
-    """A table in the style that all of them have."""
-    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
-
-
-def _success_table(results: Sequence[EvaluationResult]) -> Table:
-    """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
-    ruled = any(not one.judged or one.rule_success is not None for one in results)
-    judged, lost = any(one.judged for one in results), any(one.errors for one in results)
-    table = _set_table("Success (95% interval over tasks)")
-    table.add_column("tasks", justify="right", no_wrap=True)
-    # Beside each other the two would not leave room for the rest.
-    joint = "\n" if ruled and judged else "  "
-    for head, there in (("by rule", ruled), ("by judge", judged)):
-        if there:
-            table.add_column(head, justify="right", no_wrap=True)
-    if any(one.disagreements is not None for one in results):
-        table.add_column("differ", justify="right", no_wrap=True)
-    table.add_column("errors", justify="right", no_wrap=True)
-    if lost:
-        table.add_column("without\nerrors", justify="right", no_wrap=True)
-    for one in results:
-        between = joint + _between(one, "–") if one.interval else ""
-        headline = Text(percent(one.success), "bold").append(between, "not bold")
-        trials = f"{joint.rstrip(' ') or ' '}x {one.trials}" if one.trials > 1 else ""
-        cells: list[RenderableType] = [f"{one.tasks:,}{trials}"]
-        if ruled:
-            cells.append(Text(percent(one.rule_success)) if one.judged else headline)
-        if judged:
-            cells.append(headline if one.judged else "-")
-        if any(each.disagreements is not None for each in results):
-            cells.append("-" if one.disagreements is None else f"{one.disagreements:,}")
-        cells.append(Text(f"{one.errors:,}", "yellow" if one.errors else ""))
-        if lost:
-            cells.append(percent(one.success_without_errors) if one.errors else "-")
-        table.add_row(_named(one, results), *cells)
+def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """A table in the style that all of them have; `left` are heads of text, `right` those of numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+    for head in left:
+        table.add_column(head)
+    for head in right:
+        table.add_column(head, justify="right", no_wrap=True)
     return table
 
 
-def _trials_table(results: Sequence[EvaluationResult]) -> Table:
+def success_table(results: Sequence[EvaluationResult]) -> Table:
+    """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
+    several = len({result.sampling for result in results}) > 1
+    ruled = any(not result.judged or result.rule_success is not None for result in results)
+    judged = any(result.judged for result in results)
+    differ = any(result.disagreements is not None for result in results)
+    lost = any(result.errors for result in results)
+    heads = {"tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True}
+    heads["without\nerrors"] = lost
+    table = _set_table("Success (95% interval over tasks)", *(head for head, shown in heads.items() if shown))
+    # Next to each other the two would not leave room for the rest.
+    joint = "\n" if ruled and judged else "  "
+    for result in results:
+        between = joint + _between(result, "–") if result.interval else ""
+        headline = Text(percent(result.success), "bold").append(between, "not bold")
+        trials = f"{joint.rstrip(' ') or ' '}x {result.trials}" if result.trials > 1 else ""
+        cells: list[RenderableType] = [f"{result.tasks:,}{trials}"]
+        if ruled:
+            cells.append(Text(percent(result.rule_success)) if result.judged else headline)
+        if judged:
+            cells.append(headline if result.judged else "-")
+        if differ:
+            cells.append("-" if result.disagreements is None else f"{result.disagreements:,}")
+        cells.append(Text(f"{result.errors:,}", "yellow" if result.errors else ""))
+        if lost:
+            cells.append(percent(result.success_without_errors) if result.errors else "-")
+        table.add_row(_named(result, several), *cells)
+    return table
+
+
+def trials_table(results: Sequence[EvaluationResult]) -> Table:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    table = _set_table("Over the k trials of each task")
-    for head in ("k", "avg@k", "sd", "majority@k"):
-        table.add_column(head, justify="right", no_wrap=True)
+    several = len({result.sampling for result in results}) > 1
+    table = _set_table("Over the k trials of each task", "k", "avg@k", "sd", "majority@k")
     for head in ("pass@k:\nthe best", "pass^k:\nall of k"):
         table.add_column(head, no_wrap=True)
-    for one in results:
-        if one.trials > 1:
+    for result in results:
+        if result.trials > 1:
             best, every = (
                 "\n".join(f"{mark}{k} {percent(share)}" for k, share in shares.items() if k > 1)
-                for mark, shares in (("@", one.pass_at), ("^", one.pass_all))
+                for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
             )
-            means = (percent(one.success), percent(one.deviation), percent(one.majority))
-            table.add_row(_named(one, results), str(one.trials), *means, best, every or "-")
+            means = (percent(result.success), percent(result.deviation), percent(result.majority))
+            table.add_row(_named(result, several), str(result.trials), *means, best, every or "-")
     return table
 
 
-def _family_table(results: Sequence[EvaluationResult]) -> Table:
-    """Success by family, where there are several."""
-    table = _set_table("By family")
-    table.add_column("family", overflow="fold")
-    for head in ("tasks", "success", "turns"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for one in results:
-        if len(one.by_family) < 2:
-            continue
-        table.add_section()
-        for place, (name, family) in enumerate(one.by_family.items()):
-            numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
-            table.add_row(_named(one, results) if place == 0 else "", Text(visible(name)), *numbers)
+def family_table(results: Sequence[EvaluationResult]) -> Table:
+    """Success by family, of the sets that have several."""
+    several = len({result.sampling for result in results}) > 1
+    table = _set_table("By family", "tasks", "success", "turns", second="family")
+    for result in results:
+        if len(result.by_family) > 1:
+            table.add_section()
+            for place, (name, family) in enumerate(result.by_family.items()):
+                numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
+                table.add_row("" if place else _named(result, several), Text(visible(name)), *numbers)
     return table
 
 
-def _effort_table(results: Sequence[EvaluationResult]) -> Table:
+def effort_table(results: Sequence[EvaluationResult]) -> Table:
     """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
-    table = _set_table("What it took")
-    for head in ("turns\na run", "tool\nerrors", "tokens\nin", "tokens\nout", "cost", "leaks"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for one in results:
+    several = len({result.sampling for result in results}) > 1
+    heads = ("turns\na run", "tool\nerrors", "tokens\nin", "tokens\nout", "cost", "leaks")
+    table = _set_table("What it took", *heads)
+    for result in results:
         table.add_row(
-            _named(one, results),
-            f"{one.turns_mean:.2f}",
-            percent(one.tool_use.error_rate),
-            number(one.prompt_tokens),
-            number(one.completion_tokens),
-            dollars(one.cost_usd) if one.cost_usd else "-",
-            Text(f"{one.leaks:,}", "yellow" if one.leaks else ""),
+            _named(result, several),
+            f"{result.turns_mean:.2f}",
+            percent(result.tool_use.error_rate),
+            number(result.prompt_tokens),
+            number(result.completion_tokens),
+            dollars(result.cost_usd) if result.cost_usd else "-",
+            Text(f"{result.leaks:,}", "yellow" if result.leaks else ""),
         )
     return table
 
 
-def _tool_table(results: Sequence[EvaluationResult]) -> Table:
+def tool_table(results: Sequence[EvaluationResult]) -> Table:
     """How often each tool was called, and the share of turns that went to it."""
-    table = _set_table("Calls by tool")
-    table.add_column("calls (share of turns)", overflow="fold")
-    for one in results:
-        use = one.tool_use
-        names = sorted({*use.calls, *use.share}, key=lambda name: (-use.calls.get(name, 0), -use.share.get(name, 0.0)))
-        said = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
+    several = len({result.sampling for result in results}) > 1
+    table = _set_table("Calls by tool", second="calls (share of turns)")
+    for result in results:
+        use = result.tool_use
+        weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
+        names = sorted(weight, key=lambda name: weight[name])
+        shown = [f"{name} {use.calls.get(name, 0):,} ({use.share.get(name, 0.0):.0%})" for name in names[:_MOST_TOOLS]]
         if rest := names[_MOST_TOOLS:]:
             calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
-            said.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        table.add_row(_named(one, results), Text(visible(", ".join(said)) or "-"))
+            shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
+        table.add_row(_named(result, several), Text(visible(", ".join(shown)) or "-"))
     return table
 
 
-def _stream_table(results: Sequence[EvaluationResult]) -> Table:
-    """How interleaved policies came to their calls and answers."""
-    units = {one.streams.unit for one in results if one.streams}
-    table = _set_table(f"Calls of the policy (reasoning in {' or '.join(sorted(units))})")
-    for head in ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for one in results:
-        if one.streams:
-            answering = one.streams.answered / max(1, one.streams.trajectories)
+def stream_table(results: Sequence[EvaluationResult]) -> Table:
+    """How interleaved policies use their tools on the way to an answer."""
+    several = len({result.sampling for result in results}) > 1
+    units = sorted({result.streams.unit for result in results if result.streams})
+    heads = ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer")
+    table = _set_table(f"Calls of the policy (reasoning in {' or '.join(units)})", *heads)
+    for result in results:
+        if streams := result.streams:
             table.add_row(
-                _named(one, results),
-                f"{one.streams.calls_mean:.2f}",
-                percent(one.streams.correct_rate),
-                number(one.streams.reasoning_per_call),
-                number(one.streams.steps_to_answer),
-                percent(answering),
+                _named(result, several),
+                f"{streams.calls_mean:.2f}",
+                percent(streams.correct_rate),
+                number(streams.reasoning_per_call),
+                number(streams.steps_to_answer),
+                percent(streams.answered / max(1, streams.trajectories)),
             )
     return table
 
 
-def _parts_table(results: Sequence[EvaluationResult]) -> Table:
-    """The mean of each part of the reward, in its own units."""
-    table = _set_table("Parts of the score")
-    table.add_column("part", overflow="fold")
-    table.add_column("mean", justify="right", no_wrap=True)
-    for one in results:
-        if not _in_parts(one):
-            continue
-        table.add_section()
-        for place, (name, value) in enumerate(one.reward_parts.items()):
-            table.add_row(_named(one, results) if place == 0 else "", Text(visible(name)), number(value))
-    return table
-
-
-def _in_parts(result: EvaluationResult) -> bool:
-    """Whether the score has parts of its own; what a rule says beside a judge has its column already."""
-    return len(result.reward_parts) > 1 and not result.judged
-
-
-def _set_table(title: str) -> Table:
-    """A table that begins with the set's name."""
+def _set_table(title: str, *heads: str, second: str = "") -> Table:
+    """A table that begins with the set's name, then perhaps a `second` column of text, then numbers."""
     table = plain_table(Text(title))
     table.add_column("set", overflow="fold", max_width=_NAME_WIDTH)
+    if second:
+        table.add_column(second, overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     return table
 
 
-def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> Text:
-    """The set, with the sampling where there is more than one."""
-    return Text(visible(result.set_name + (f" {result.sampling}" if _samplings(results) > 1 else "")))
+def _named(result: EvaluationResult, several: bool) -> Text:
+    """The set, with the sampling where there are several."""
+    return Text(visible(result.set_name + (f" {result.sampling}" if several else "")))
 
 
-def _samplings(results: Sequence[EvaluationResult]) -> int:
-    return len({one.sampling for one in results})
-
-
-def _notes(results: Sequence[EvaluationResult]) -> list[str]:
-    """Who gave the scores, under which sampling, and what went wrong."""
+def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
+    """The source of the scores, the interval's method, the sampling, and what went wrong."""
     metrics: dict[str, list[str]] = {}
-    for one in results:
-        metrics.setdefault(visible(one.metric), []).append(visible(one.set_name))
+    for result in results:
+        metrics.setdefault(visible(result.metric), []).append(visible(result.set_name))
     scored = [name if len(metrics) == 1 else f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in metrics.items()]
     notes = [f"scored by  {'; '.join(scored)}"] if scored else []
-    methods = dict.fromkeys(visible(one.interval_method) for one in results if one.interval_method)
+    methods = dict.fromkeys(visible(result.interval_method) for result in results if result.interval_method)
     notes += [f"interval   {', '.join(methods)}"] if methods else []
-    if _samplings(results) == 1:
+    if len({result.sampling for result in results}) == 1:
         notes.append(f"sampling   {visible(results[0].sampling)}")
-    lost = [one for one in results if one.errors]
-    for one in lost:
-        notes.append(f"errors     {visible(f'{one.set_name} {one.sampling}')}: {_lost(one)}")
-        notes += [f"           {count:,} x {shorten(visible(why), 160)}" for why, count in one.error_reasons.items()]
-    if any(one.leaks for one in results):
+    for result in results:
+        if result.errors:
+            notes.append(f"errors     {visible(f'{result.set_name} {result.sampling}')}: {_lost(result)}")
+            reasons = result.error_reasons.items()
+            notes += [f"           {count:,} x {shorten(visible(reason), 160)}" for reason, count in reasons]
+    if any(result.leaks for result in results):
         notes.append("leaks      runs in which a search repeated the question almost word for word")
-    failures, repaired = (sum(getattr(one, key) for one in results) for key in ("request_failures", "replies_repaired"))
-    trouble = troubles(failures, repaired)
+    trouble = _troubles(results)
     return [*notes, f"requests   {trouble}"] if trouble else notes
+
+
+def _troubles(results: Sequence[EvaluationResult]) -> str:
+    return troubles(sum(r.request_failures for r in results), sum(r.replies_repaired for r in results))
 
 
 def _lost(result: EvaluationResult) -> str:
@@ -341,14 +334,11 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
     """One line an evaluation: a training run's, step by step."""
     sets = {where(result) for result in evaluations}
     one_set = len(sets) == 1
-    table = plain_table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")))
-    table.add_column("step", justify="right")
+    table = plain_table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")), right=["step"])
     for head in ("policy", "sampling") if one_set else ("policy", "sampling", "set"):
         table.add_column(head)
-    kinds = [judged for judged in (False, True) if any(one.judged == judged for one in evaluations)]
-    for judged in kinds:
-        table.add_column("judged" if judged else "success", justify="right")
-    for head in ("tasks", "errors", "tool errors", "turns"):
+    kinds = [judged for judged in (False, True) if any(result.judged == judged for result in evaluations)]
+    for head in (*("judged" if judged else "success" for judged in kinds), "tasks", "errors", "tool errors", "turns"):
         table.add_column(head, justify="right")
     for result in evaluations:
         names = (result.policy, result.sampling) + (() if one_set else (where(result),))
@@ -362,57 +352,55 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
             percent(result.tool_use.error_rate),
             f"{result.turns_mean:.2f}",
         )
-    failures, repaired = (
-        sum(getattr(one, key) for one in evaluations) for key in ("request_failures", "replies_repaired")
-    )
-    trouble = troubles(failures, repaired)
+    trouble = _troubles(evaluations)
     table.caption = Text(f"{trouble}, in all" if len(evaluations) > 1 else trouble, "yellow") if trouble else None
     return table
 
 
-_ANSWER_LIMIT = 300
+# --- the tasks of an evaluation ---------------------------------------------------------------------------------------
 
 
 def not_right(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """Those with a score below 1, or without one."""
-    return [one for one in trajectories if one.reward is None or one.reward.value < 1]
+    """The trajectories with a score below 1, or without a score."""
+    return [trajectory for trajectory in trajectories if trajectory.reward is None or trajectory.reward.value < 1]
 
 
 def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
-    """One evaluation's runs in order; each id can be given to `midstream show`."""
+    """One evaluation's runs in order, each with score, question and answer; `midstream show` takes each id."""
     parts: list[RenderableType] = [Text(visible(f"{title}: {counted(len(trajectories), 'run')}"), "bold")]
-    for one in trajectories:
-        score = "-" if one.reward is None else number(one.reward.value)
-        style = "green" if one.reward and one.reward.value >= 1 else "yellow" if one.error else "red"
-        parts.append(Text(f"{score}  {visible(one.id)}", style))
+    for trajectory in trajectories:
+        reward = trajectory.reward
+        style = "green" if reward and reward.value >= 1 else "yellow" if trajectory.error else "red"
+        parts.append(Text(f"{'-' if reward is None else number(reward.value)}  {visible(trajectory.id)}", style))
         rows = fields()
-        rows.add_row("question", plain(shorten(one.question, _ANSWER_LIMIT)))
-        if one.error:
-            rows.add_row("error", plain(broken(one.error), "yellow"))
-        if one.outcome:
-            rows.add_row("outcome", plain("; ".join(outcome_words(one.outcome))))
+        rows.add_row("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))
+        if trajectory.error:
+            rows.add_row("error", plain(broken(trajectory.error), "yellow"))
+        if trajectory.outcome:
+            rows.add_row("outcome", plain("; ".join(outcome_words(trajectory.outcome))))
         else:
-            rows.add_row("answer", plain(shorten("(none)" if one.answer is None else one.answer, _ANSWER_LIMIT)))
-            rows.add_row("gold", plain(shorten("-" if one.gold is None else one.gold, _ANSWER_LIMIT)))
-        if one.answer is None and not one.error:
-            rows.add_row("stopped", stopped(one))
+            answer = "(none)" if trajectory.answer is None else trajectory.answer
+            rows.add_row("answer", plain(shorten(answer, _TEXT_LIMIT)))
+            rows.add_row("gold", plain(shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT)))
+        if trajectory.answer is None and not trajectory.error:
+            rows.add_row("stopped", stopped(trajectory))
         parts.append(Padding(rows, (0, 0, 0, 3)))
     return Group(*parts)
 
 
 def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
-    """The same for programs, each with what `evaluation` says of all of them."""
+    """The same for programs, each with the fields of `evaluation`."""
     return [
         {
             **evaluation,
-            "id": one.id,
-            "task_id": one.task_id,
-            "trial": one.rollout_index,
-            "question": one.question,
-            "answer": one.answer,
-            "gold": one.gold,
-            "score": None if one.reward is None else one.reward.value,
-            "error": one.error and one.error.message,
+            "id": trajectory.id,
+            "task_id": trajectory.task_id,
+            "trial": trajectory.rollout_index,
+            "question": trajectory.question,
+            "answer": trajectory.answer,
+            "gold": trajectory.gold,
+            "score": None if trajectory.reward is None else trajectory.reward.value,
+            "error": trajectory.error and trajectory.error.message,
         }
-        for one in trajectories
+        for trajectory in trajectories
     ]

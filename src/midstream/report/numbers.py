@@ -132,7 +132,7 @@ def sparkline(values: Sequence[float], least_span: float = 0.2) -> str:
 
 
 def buckets(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` points, each the mean of neighbours; points that are not finite are left out."""
+    """At most `limit` points, each the mean of neighbors; points that are not finite are left out."""
     finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
     size = max(1, math.ceil(len(finite) / limit))
     chunks = [finite[start : start + size] for start in range(0, len(finite), size)]

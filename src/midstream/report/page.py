@@ -147,7 +147,7 @@ def cell(value: str, kind: str = "n") -> str:
 
 
 def shift(signed: str) -> str:
-    """A signed change as a cell, coloured by its direction; the sign says it without colour."""
+    """A signed change as a cell, colored by its direction; the sign says it without color."""
     kind = "" if signed in ("-", "+0.0") else " up" if signed.startswith("+") else " down"
     shown = signed if signed == "-" else signed.replace("-", "−")
     return f'<td class="n{kind}">{shown}</td>'
@@ -168,11 +168,11 @@ def charts(*figures: str, size: str = "") -> str:
 
 
 def small_curve(
-    title: str, note: str, points: Sequence[Point], colour: str, *, as_percent: bool = False, unit: str = "step"
+    title: str, note: str, points: Sequence[Point], color: str, *, as_percent: bool = False, unit: str = "step"
 ) -> str:
     """One small line chart from zero, its last value in the caption."""
     kept = buckets(points, LINE_POINTS)
-    line = Series(name=title, points=tuple(kept), colour=colour)
+    line = Series(name=title, points=tuple(kept), color=color)
     words = in_words(title, kept, as_percent=as_percent, unit=unit)
     chart = line_chart([line], summary=words, as_percent=as_percent, width=240, height=140, x_label=unit)
     last = last_value(kept, as_percent=as_percent)

@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult
-from midstream.evaluation.pairs import Pair, Paired, Side
+from midstream.evaluation.pairs import Paired
 from midstream.report.evaluation_tables import plain_table
-from midstream.report.numbers import change, counted, dollars, number, percent, shorten, visible
+from midstream.report.numbers import counted, dollars, gain, gains, number, percent, shorten, visible
 from midstream.report.turn_rows import fields, plain
 
 _TEXT_LIMIT = 300
 _ANSWERS_SHOWN = 4
-_COLOURS = {"better": "green", "worse": "red", "the same": "", "no evidence of a difference": "bold"}
+VERDICT_COLORS = {"better": "green", "worse": "red", "the same": "", "no evidence of a difference": "bold"}
 
 
 def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, tasks: bool) -> Group:
@@ -25,109 +25,101 @@ def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, task
 
     All of `found` have the same first.
     """
-    sets = dict.fromkeys((one.set_name, one.sampling) for one in found)
     parts: list[RenderableType] = []
-    for key in sets:
-        several = [one for one in found if (one.set_name, one.sampling) == key]
-        parts += [_table(letters, several), *(_sentence(letters, one) for one in several), Text()]
+    for key in dict.fromkeys((pair.set_name, pair.sampling) for pair in found):
+        several = [pair for pair in found if (pair.set_name, pair.sampling) == key]
+        parts.append(success_table(letters, several))
+        for pair in several:
+            text = Text(sentence(letters, pair), VERDICT_COLORS[pair.verdict])
+            lost = "left out: no result"
+            if pair.left_out:
+                text.append(
+                    f"\n  {counted(pair.left_out, 'task')} {lost} on one side (infrastructure errors)", "yellow"
+                )
+            if pair.runs_left_out:
+                runs = counted(pair.runs_left_out, "run")
+                text.append(f"\n  {runs} of the others {lost} (infrastructure errors)", "yellow")
+            for count, side in ((pair.only_first, pair.first), (pair.only_other, pair.other)):
+                if count:
+                    they = "it" if count == 1 else "them"
+                    text.append(f"\n  {counted(count, 'task')} left out: only {letters[side]} has {they}", "yellow")
+            parts.append(text)
+        parts.append(Text())
         if tasks:
-            parts += [Padding(_differing(letters, one), (0, 0, 1, 0)) for one in several if one.differing]
+            parts += [Padding(differing_tasks(letters, pair), (0, 0, 1, 0)) for pair in several if pair.differing]
     return Group(*parts[:-1] if parts and isinstance(parts[-1], Text) else parts)
 
 
 def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Table:
     """What each side took for a task on one set and sampling, by letter: agents of any kind have these numbers."""
-    table = plain_table(Text(visible(title)))
-    table.add_column("", no_wrap=True)
-    for head in ("turns", "tool\ncalls", "tool\nerrors", "tokens\nin", "tokens\nout", "cost"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for letter, one in results.items():
-        runs = max(1, one.tasks * one.trials)
+    heads = ("turns", "tool\ncalls", "tool\nerrors", "tokens\nin", "tokens\nout", "cost")
+    table = plain_table(Text(visible(title)), left=[""], right=heads)
+    for letter, result in results.items():
+        runs = max(1, result.tasks * result.trials)
         table.add_row(
             letter,
-            f"{one.turns_mean:.2f}",
-            f"{sum(one.tool_use.calls.values()) / runs:.2f}",
-            percent(one.tool_use.error_rate),
-            number(one.prompt_tokens / runs),
-            number(one.completion_tokens / runs),
-            dollars(one.cost_usd / runs) if one.cost_usd else "-",
+            f"{result.turns_mean:.2f}",
+            f"{sum(result.tool_use.calls.values()) / runs:.2f}",
+            percent(result.tool_use.error_rate),
+            number(result.prompt_tokens / runs),
+            number(result.completion_tokens / runs),
+            dollars(result.cost_usd / runs) if result.cost_usd else "-",
         )
     return table
 
 
-def sentence(letters: Mapping[str, str], one: Paired) -> str:
+def sentence(letters: Mapping[str, str], pair: Paired) -> str:
     """The verdict in words: "B is better than A by 3.2 points (95% interval 1.1 to 5.3)"."""
-    first, other = letters[one.first], letters[one.other]
-    if one.verdict == "the same":
+    first, other = letters[pair.first], letters[pair.other]
+    if pair.verdict == "the same":
         return f"{other} and {first} are the same: every turn of every task is equal"
-    low, high = one.interval
-    if one.verdict == "no evidence of a difference":
-        between = f"{level(one)} interval {change(0.0, low)} to {change(0.0, high)}"
-        return f"{other} and {first}: no evidence of a difference ({change(0.0, one.difference)} points, {between})"
-    # "Better by" and "worse by" are both told as positive numbers, smallest first.
-    ends = sorted((abs(low), abs(high)))
-    between = f"{level(one)} interval {ends[0] * 100:.1f} to {ends[1] * 100:.1f}"
-    return f"{other} is {one.verdict} than {first} by {abs(one.difference) * 100:.1f} points ({between})"
+    level = f"{pair.level * 100:.4g}%"
+    if pair.verdict == "no evidence of a difference":
+        between = f"{level} interval {gains(pair.interval)}"
+        return f"{other} and {first}: no evidence of a difference ({gain(pair.difference)} points, {between})"
+    # "Better by" and "worse by" both take positive numbers, smallest first.
+    low, high = sorted(abs(end) * 100 for end in pair.interval)
+    points = f"{abs(pair.difference) * 100:.1f} points ({level} interval {low:.1f} to {high:.1f})"
+    return f"{other} is {pair.verdict} than {first} by {points}"
 
 
-def level(one: Paired) -> str:
-    """The confidence of the interval: "95%", or "98.33%" where it is one of several."""
-    return f"{one.level * 100:.4g}%"
-
-
-def _table(letters: Mapping[str, str], several: Sequence[Paired]) -> Table:
+def success_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Table:
+    """Success of the first evaluation and of each other on the tasks that both have a result of."""
     head = several[0]
-    table = plain_table(Text(visible(f"{head.set_name}, {head.sampling}: {head.metric}")))
-    for name in (
-        "", "tasks", "success", f"against {letters[head.first]}", f"{level(head)} interval", "won", "lost", "tied"
-    ):  # fmt: skip
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    against, level = f"against {letters[head.first]}", f"{head.level * 100:.4g}% interval"
+    table = plain_table(
+        Text(visible(f"{head.set_name}, {head.sampling}: {head.metric}")),
+        left=[""],
+        right=["tasks", "success", against, level, "won", "lost", "tied"],
+    )
     shown = None
-    for one in several:
-        if (one.tasks, one.first_success) != shown:  # again where the tasks with a result on both sides are others
-            shown = one.tasks, one.first_success
-            table.add_row(letters[one.first], str(one.tasks), percent(one.first_success))
-        low, high = one.interval
+    for pair in several:
+        if (pair.tasks, pair.first_success) != shown:  # again where other tasks have a result on both sides
+            shown = pair.tasks, pair.first_success
+            table.add_row(letters[pair.first], str(pair.tasks), percent(pair.first_success))
         table.add_row(
-            letters[one.other],
-            str(one.tasks),
-            percent(one.other_success),
-            Text(change(0.0, one.difference), _COLOURS[one.verdict]),
-            "-" if one.verdict == "the same" else f"{change(0.0, low)} to {change(0.0, high)}",
-            *map(str, (one.wins, one.losses, one.ties)),
+            letters[pair.other],
+            str(pair.tasks),
+            percent(pair.other_success),
+            Text(gain(pair.difference), VERDICT_COLORS[pair.verdict]),
+            "-" if pair.verdict == "the same" else gains(pair.interval),
+            *map(str, (pair.wins, pair.losses, pair.ties)),
         )
     return table
 
 
-def _sentence(letters: Mapping[str, str], one: Paired) -> RenderableType:
-    text = Text(sentence(letters, one), _COLOURS[one.verdict])
-    notes = []
-    if one.left_out:
-        notes.append(f"{counted(one.left_out, 'task')} left out: no result on one side (infrastructure errors)")
-    if one.runs_left_out:
-        notes.append(f"{counted(one.runs_left_out, 'run')} of the others left out: no result (infrastructure errors)")
-    for count, who in ((one.only_first, one.first), (one.only_other, one.other)):
-        if count:
-            notes.append(f"{counted(count, 'task')} left out: only {letters[who]} has {'it' if count == 1 else 'them'}")
-    for note in notes:
-        text.append(f"\n  {note}", "yellow")
-    return text
-
-
-def _differing(letters: Mapping[str, str], one: Paired) -> Group:
-    parts: list[RenderableType] = [Text(f"Tasks that {letters[one.first]} and {letters[one.other]} differ on", "bold")]
-    for pair in sorted(one.differing, key=lambda pair: -pair.difference):
-        won = letters[one.other if pair.difference > 0 else one.first]
+def differing_tasks(letters: Mapping[str, str], compared: Paired) -> Group:
+    """The tasks that only one side solves, or solves more often, with the answers of both."""
+    title = f"Tasks that {letters[compared.first]} and {letters[compared.other]} differ on"
+    parts: list[RenderableType] = [Text(title, "bold")]
+    for pair in sorted(compared.differing, key=lambda pair: -pair.difference):
+        won = letters[compared.other if pair.difference > 0 else compared.first]
         parts.append(plain(f"{won} is better on {pair.task_id}: {shorten(pair.question, _TEXT_LIMIT)}"))
         rows = fields()
         rows.add_row("gold", plain(shorten(pair.gold or "-", _TEXT_LIMIT)))
-        rows.add_row(letters[one.first], _side(pair, pair.first))
-        rows.add_row(letters[one.other], _side(pair, pair.other))
+        for name, side in ((compared.first, pair.first), (compared.other, pair.other)):
+            answers = ["(none)" if a is None else shorten(a, _TEXT_LIMIT) for a in dict.fromkeys(side.answers)]
+            more = f" | {len(answers) - _ANSWERS_SHOWN} more" if len(answers) > _ANSWERS_SHOWN else ""
+            rows.add_row(letters[name], plain(f"{number(side.value)}  {' | '.join(answers[:_ANSWERS_SHOWN])}{more}"))
         parts.append(Padding(rows, (0, 0, 0, 2)))
     return Group(*parts)
-
-
-def _side(pair: Pair, side: Side) -> Text:
-    answers = ["(none)" if one is None else shorten(one, _TEXT_LIMIT) for one in dict.fromkeys(side.answers)]
-    more = f" | {len(answers) - _ANSWERS_SHOWN} more" if len(answers) > _ANSWERS_SHOWN else ""
-    return plain(f"{number(side.value)}  {' | '.join(answers[:_ANSWERS_SHOWN])}{more}")

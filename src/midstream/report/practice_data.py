@@ -1,9 +1,9 @@
-"""What a practice run holds for whoever looks at it, and what follows from its records; for screen and page alike."""
+"""What a practice run shows, on screen and page: its records, and what follows from them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.core.metrics import EvaluationResult, Spent
@@ -70,78 +70,74 @@ class Tried:
 
 
 def learned(versions: Sequence[Version]) -> list[Lesson]:
-    """The newest version's lessons whose text this run learned: the origin of any other speaks of another run."""
+    """The newest version's lessons whose text this run learned; the origin of other lessons is another run."""
     here: set[tuple[str, str]] = set()
     before: set[tuple[str, str]] = set()
-    for one in versions:
-        now = {(lesson.id, lesson.text) for lesson in one.library.lessons}
-        here |= now - before if one.by == "learning" else set()
+    for version in versions:
+        now = {(lesson.id, lesson.text) for lesson in version.library.lessons}
+        if version.by == "learning":
+            here |= now - before
         before = now
-    return [one for one in (versions[-1].library.lessons if versions else ()) if (one.id, one.text) in here]
+    newest = versions[-1].library.lessons if versions else ()
+    return [lesson for lesson in newest if (lesson.id, lesson.text) in here]
 
 
 def text_of(versions: Sequence[Version], update: int, lesson: str) -> str:
-    """A lesson's text before an update, or else in the first version that has it; "" where none has."""
-    earlier = [one for one in versions if one.update < update]
-    found = (one.library.find(lesson) for one in (*reversed(earlier), *versions))
-    return next((one.text for one in found if one is not None), "")
+    """A lesson's text before an update, or else in the first version that has it; "" if none has."""
+    earlier = [version for version in versions if version.update < update]
+    found = (version.library.find(lesson) for version in (*reversed(earlier), *versions))
+    return next((lesson.text for lesson in found if lesson is not None), "")
 
 
 def tried(data: PracticeData) -> list[Tried]:
-    """Every change that was proposed and not accepted, in the order of what was said last about each.
+    """Every change that was proposed and not accepted, in the order of the last decision about each.
 
     A pending change comes up again in the next update; only its last fate counts.
     """
     last: dict[tuple[str, str, str], Tried] = {}
     accepted: set[tuple[str, str, str]] = set()
     for record in data.updates:
-        for one in said(data, record):
-            key = (one.operation.kind, one.operation.id, one.text)
+        for change in decisions(data, record):
+            key = (change.operation.kind, change.operation.id, change.text)
             last.pop(key, None)
-            if one.fate == "accepted":
+            if change.fate == "accepted":
                 accepted.add(key)
-            last[key] = one
-    return [one for key, one in last.items() if key not in accepted]
+            last[key] = change
+    return [change for key, change in last.items() if key not in accepted]
 
 
-def said(data: PracticeData, record: UpdateRecord) -> Iterator[Tried]:
-    """What one update said about each change: the screen's refusals first, then the gate."""
-    for outcome in record.proposed:
-        if outcome.refused:
-            yield _tried(data, record, outcome.operation, "refused", outcome.refused)
-    for one in record.changes:
-        yield _tried(data, record, one.operation, one.fate, reason(one, record.tests), one.effect)
+def decisions(data: PracticeData, record: UpdateRecord) -> list[Tried]:
+    """What one update decided about each change: the screen's refusals first, then the gate."""
+    made: list[tuple[Operation, str, str, Effect | None]] = [
+        (outcome.operation, "refused", outcome.refused, None) for outcome in record.proposed if outcome.refused
+    ]
+    made += [(each.operation, each.fate, reason(each, record.tests), each.effect) for each in record.changes]
+    found = []
+    for operation, fate, why, effect in made:
+        old = text_of(data.versions, record.step, operation.id) if operation.kind != "add" else ""
+        found.append(
+            Tried(
+                update=record.step,
+                operation=operation,
+                text=operation.text or old,
+                fate=fate,
+                why=why,
+                old=old if operation.text else "",
+                effect=effect,
+            )
+        )
+    return found
 
 
-def _tried(
-    data: PracticeData,
-    record: UpdateRecord,
-    operation: Operation,
-    fate: str,
-    why: str,
-    effect: Effect | None = None,
-) -> Tried:
-    old = text_of(data.versions, record.step, operation.id) if operation.kind != "add" else ""
-    return Tried(
-        update=record.step,
-        operation=operation,
-        text=operation.text or old,
-        fate=fate,
-        why=why,
-        old=old if operation.text else "",
-        effect=effect,
-    )
-
-
-def reason(one: ChangeRecord, tests: Sequence[Test]) -> str:
+def reason(record: ChangeRecord, tests: Sequence[Test]) -> str:
     """Why the gate left a change as it did, in words."""
-    if one.fate == "accepted":
+    if record.fate == "accepted":
         return "part of what a test found better" if tests else "accepted without a test"
-    if one.effect is not None and one.fate == "rejected":
+    if record.effect is not None and record.fate == "rejected":
         return "no gain was measured"
-    if one.effect is not None:
+    if record.effect is not None:
         return "not sure enough, so it is tried again"
-    return {"rejected": "no test found it better", "pending": "it is tried again"}.get(one.fate, "nothing changed")
+    return {"rejected": "no test found it better", "pending": "it is tried again"}.get(record.fate, "nothing changed")
 
 
 def points(effect: Effect) -> str:
@@ -207,15 +203,15 @@ def proven(library: Library) -> str:
     return f"proven for {library.proven_for}" if library.proven_for else "unproven: no test accepted it as it is"
 
 
-def verdict(one: Paired) -> str:
+def verdict(pair: Paired) -> str:
     """What a pair of evaluations says, in a sentence."""
-    named = f"{one.set_name}, {one.sampling}"
-    if one.verdict == "the same":
+    named = f"{pair.set_name}, {pair.sampling}"
+    if pair.verdict == "the same":
         return f"{named}: with and without lessons every turn of every task is the same"
-    between = f"{gain(one.difference)} points, 95% interval {gains(one.interval)}"
-    if one.verdict == "no evidence of a difference":
+    between = f"{gain(pair.difference)} points, 95% interval {gains(pair.interval)}"
+    if pair.verdict == "no evidence of a difference":
         return f"{named}: no evidence that the lessons changed anything ({between})"
-    return f"{named}: with lessons the agent is {one.verdict} ({between})"
+    return f"{named}: with lessons the agent is {pair.verdict} ({between})"
 
 
 def changes_of(test: Test, count: int) -> str:
@@ -224,20 +220,20 @@ def changes_of(test: Test, count: int) -> str:
 
 
 def evidence(test: Test) -> str:
-    """The log of the evidence that a test came to, of what it needed."""
+    """The log of a test's evidence, and of what it needed."""
     return f"{test.evidence:.1f} of {test.needed:.1f}"
 
 
 def by_effect(lessons: Sequence[Lesson]) -> list[Lesson]:
     """The largest measured effect first, then those without one in their order."""
-    return sorted(lessons, key=lambda one: -one.effect.mean if one.effect else 2.0)
+    return sorted(lessons, key=lambda lesson: -lesson.effect.mean if lesson.effect else 2.0)
 
 
-def about(one: Lesson) -> str:
+def about(lesson: Lesson) -> str:
     """A lesson's module, where it came from and its state, in a few words."""
-    learned_in = f"update {one.origin.update}" if one.origin.update else ""
-    where = {"person": "by a person", "imported": "imported"}.get(one.origin.source, learned_in)
-    return ", ".join(filter(None, (one.module, where, one.state if one.state != "active" else "")))
+    learned_in = f"update {lesson.origin.update}" if lesson.origin.update else ""
+    where = {"person": "by a person", "imported": "imported"}.get(lesson.origin.source, learned_in)
+    return ", ".join(filter(None, (lesson.module, where, lesson.state if lesson.state != "active" else "")))
 
 
 def fates_text(found: Mapping[str, int]) -> str:

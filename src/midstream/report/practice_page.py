@@ -40,13 +40,13 @@ from midstream.report.practice_data import (
     about,
     by_effect,
     changes_of,
+    decisions,
     evidence,
     fates_text,
     learned,
     left_out_text,
     points,
     proven,
-    said,
     short,
     spent_text,
     summed,
@@ -57,7 +57,7 @@ from midstream.report.practice_data import (
 from midstream.report.training_page import all_evaluations, results_of
 from midstream.report.turns import sample_runs
 
-FATE_COLOURS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
+FATE_COLORS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
 _CARDS_SHOWN = 25
 _TEXT_LIMIT = 600
 _ROLLOUTS_SHOWN = 12
@@ -231,20 +231,20 @@ def fate_bars(updates: Sequence[tuple[int, Mapping[str, int]]]) -> str:
     bars = []
     for step, found in updates:
         floor = 0
-        title = f"update {step}: " + ", ".join(f"{found.get(fate, 0)} {fate}" for fate in FATE_COLOURS)
-        for fate, colour in FATE_COLOURS.items():
+        title = f"update {step}: " + ", ".join(f"{found.get(fate, 0)} {fate}" for fate in FATE_COLORS)
+        for fate, color in FATE_COLORS.items():
             count = found.get(fate, 0)
             if not count:
                 continue
             top, bottom = frame.y(floor + count), frame.y(floor)
             place = f'x="{frame.x(step) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
-            bars.append(f'<rect class="area {colour}" {place}><title>{title}</title></rect>')
+            bars.append(f'<rect class="area {color}" {place}><title>{title}</title></rect>')
             floor += count
-    total = {fate: sum(found.get(fate, 0) for _, found in updates) for fate in FATE_COLOURS}
+    total = {fate: sum(found.get(fate, 0) for _, found in updates) for fate in FATE_COLORS}
     # Labels stand in the order of a bar's parts, from the bottom.
     height = (frame.height - frame.top - frame.bottom) / 5
     labels = [
-        (frame.y(0) - (place + 0.5) * height, fate, FATE_COLOURS[fate])
+        (frame.y(0) - (place + 0.5) * height, fate, FATE_COLORS[fate])
         for place, fate in enumerate(fate for fate, count in total.items() if count)
     ]
     summary = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
@@ -401,13 +401,13 @@ def change_cards(changes: Sequence[Tried]) -> list[str]:
         asked = f"{change.operation.kind} {change.operation.id}".strip()
         old = f'<br><span class="soft">in place of: {text(shorten(change.old, _TEXT_LIMIT))}</span>'
         where = ", ".join(filter(None, (f"update {change.update}", change.operation.module)))
-        colour = {"accepted": "up", "rejected": "down"}.get(change.fate, "")
+        color = {"accepted": "up", "rejected": "down"}.get(change.fate, "")
         effect = f"{whisker(change.effect, span)}<span>{text(points(change.effect))}</span>" if change.effect else ""
         shown.append(
             f'<article class="lesson"><p class="lesson-text"><b>{text(asked)}</b> '
             f"{text(shorten(change.text, _TEXT_LIMIT))}{old if change.old else ''}</p>"
             f'<p class="lesson-facts"><span>{text(where)}</span>'
-            f'<span><b class="{colour}">{text(change.fate)}</b>, {text(change.why)}</span>{effect}</p></article>'
+            f'<span><b class="{color}">{text(change.fate)}</b>, {text(change.why)}</span>{effect}</p></article>'
         )
     return shown
 
@@ -424,13 +424,13 @@ def whisker(effect: Effect, span: float) -> str:
         pad + (min(span, max(-span, end)) + span) / (2 * span) * (width - 2 * pad)
         for end in (*effect.interval, effect.mean)
     )
-    colour = "c3" if effect.interval[0] > 0 else "bad" if effect.interval[1] < 0 else "c8"
+    color = "c3" if effect.interval[0] > 0 else "bad" if effect.interval[1] < 0 else "c8"
     middle = width / 2
     body = (
         f'<line class="grid" x1="{pad}" x2="{width - pad}" y1="9" y2="9"/>'
         f'<line class="zero" x1="{middle}" x2="{middle}" y1="2" y2="16"/>'
-        f'<line class="way {colour}" x1="{low:.1f}" x2="{high:.1f}" y1="9" y2="9"/>'
-        f'<circle class="dot {colour}" cx="{mean:.1f}" cy="9" r="5"/>'
+        f'<line class="way {color}" x1="{low:.1f}" x2="{high:.1f}" y1="9" y2="9"/>'
+        f'<circle class="dot {color}" cx="{mean:.1f}" cy="9" r="5"/>'
     )
     return svg(width, 18.0, f"effect {points(effect)} points", body)
 
@@ -462,7 +462,7 @@ def updates(data: PracticeData) -> list[str]:
         facts += [("Unreadable", reply) for reply in record.unreadable]
         body = "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in facts)
         tests = gate_tests(record.tests, len(record.changes)) if record.tests else ""
-        changes = "".join(change_cards(list(said(data, record))))
+        changes = "".join(change_cards(decisions(data, record)))
         opened = "" if place else " open"
         shown.append(
             f'<details{opened}><summary>{text(line)}</summary><dl class="facts">{body}</dl>{tests}{changes}</details>'

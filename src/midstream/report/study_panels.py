@@ -8,7 +8,7 @@ from html import escape
 
 from midstream.report.charts import Frame, ticks
 from midstream.report.numbers import t_interval, visible
-from midstream.report.study import COLOURS, STYLE
+from midstream.report.study import COLORS, STYLE
 from midstream.report.study_tables import StudyRow
 
 PANEL, HEIGHT, TOP, GAP = 390, 280, 64, 20
@@ -59,11 +59,11 @@ def _panel(panel: Panel, rows: Sequence[StudyRow]) -> str:
     )
     parts = [f'<text x="10" y="20">{escape(visible(panel.title))}</text>', _axes(frame, sorted(set(xs)), panel.x_label)]
     x = 10
-    for (metric, found), colour in zip(picked.items(), COLOURS, strict=False):
+    for (metric, found), color in zip(picked.items(), COLORS, strict=False):
         label = panel.lines[metric]
-        parts.append(_line(frame, found, colour))
+        parts.append(_line(frame, found, color))
         parts.append(
-            f'<circle cx="{x + 4}" cy="42" r="4" fill="{colour}"/>'
+            f'<circle cx="{x + 4}" cy="42" r="4" fill="{color}"/>'
             f'<text class="dim" x="{x + 13}" y="46">{escape(visible(label))}</text>'
         )
         x += 28 + 7 * len(label)
@@ -91,16 +91,14 @@ def _axes(frame: Frame, xs: Sequence[float], x_label: str) -> str:
     return "".join(parts)
 
 
-def _line(frame: Frame, rows: Sequence[StudyRow], colour: str) -> str:
+def _line(frame: Frame, rows: Sequence[StudyRow], color: str) -> str:
     """The mean as a line with a dot at each place, within a band."""
     points = [(frame.x(float(row.name)), *_spread(row)) for row in sorted(rows, key=lambda row: float(row.name))]
     above = [f"{x:.1f},{frame.y(middle + half):.1f}" for x, middle, half in points]
     below = [f"{x:.1f},{frame.y(middle - half):.1f}" for x, middle, half in points]
     line = " ".join(f"{x:.1f},{frame.y(middle):.1f}" for x, middle, _ in points)
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{frame.y(middle):.1f}" r="3" fill="{colour}"/>' for x, middle, _ in points
-    )
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{frame.y(middle):.1f}" r="3" fill="{color}"/>' for x, middle, _ in points)
     return (
-        f'<polygon points="{" ".join([*above, *below[::-1]])}" fill="{colour}" opacity="0.18"/>'
-        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>{dots}'
+        f'<polygon points="{" ".join([*above, *below[::-1]])}" fill="{color}" opacity="0.18"/>'
+        f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>{dots}'
     )

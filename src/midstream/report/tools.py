@@ -138,9 +138,9 @@ def _limits(tool: ToolView) -> str:
 
 
 def _need(need: Need) -> Text:
-    colour = {True: "green", False: "yellow" if need.optional else "red", None: "dim"}[need.there]
+    color = {True: "green", False: "yellow" if need.optional else "red", None: "dim"}[need.there]
     text = Text(f"{visible(need.what)}: ")
-    text.append(visible(need.state), colour)
+    text.append(visible(need.state), color)
     if need.fix and need.there is not True:
         text.append(f"\n{visible(need.fix)}", "bold" if need.there is False and not need.optional else "dim")
     return text

@@ -56,7 +56,7 @@ from midstream.report.turns import sample_runs
 
 _AREA_POINTS = 60
 _MOST_BANDS = 7
-_COLOURS = 8
+_COLORS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,9 +241,9 @@ def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evalua
     window = max(1, len(raw) // 20)
     smooth = running_mean(raw, window)
     note = "mean of the sampled runs"
-    lines = [Series(name="reward", points=tuple(smooth), colour="c1", label=last_value(smooth))]
+    lines = [Series(name="reward", points=tuple(smooth), color="c1", label=last_value(smooth))]
     if window > 1:
-        lines.insert(0, Series(name="reward", points=tuple(raw), colour="c1", thin=True))
+        lines.insert(0, Series(name="reward", points=tuple(raw), color="c1", thin=True))
         note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
     reward = line_chart(lines, summary=in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
     held_out = held_out_lines(evaluations)
@@ -270,8 +270,8 @@ def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
     for place, (kind, set_name, points) in enumerate(found):
         name = f"{cut(set_name, 14)} {kind}" if several else kind
         shown = f"{name} {percent(points[-1][1])}"
-        colour = f"c{place % _COLOURS + 1}"
-        lines.append(Series(name=name, points=tuple(points), colour=colour, label=shown, marks=True))
+        color = f"c{place % _COLORS + 1}"
+        lines.append(Series(name=name, points=tuple(points), color=color, label=shown, marks=True))
     return lines
 
 
@@ -294,7 +294,7 @@ def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
     figures = []
     for family in families(found):
         points = _by_step(found, family)
-        line = Series(name=family, points=tuple(points), colour="c1", marks=len(points) < 30)
+        line = Series(name=family, points=tuple(points), color="c1", marks=len(points) < 30)
         chart = line_chart([line], summary=in_words(family, points), y_range=(0.0, 1.0), width=190, height=120)
         figures.append(figure(family, f"{percent(points[0][1])} → {percent(points[-1][1])}", chart))
     title = f"By family on {found[0].set_name}, {found[0].sampling}"
@@ -315,10 +315,10 @@ def tool_charts(metrics: Sequence[StepMetrics]) -> str:
     if malformed:
         groups.append(({"malformed"}, "malformed", "bad"))
     bands = []
-    for members, name, colour in groups:
+    for members, name, color in groups:
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
         points = tuple(buckets(shares, _AREA_POINTS))
-        bands.append(Series(name=name, points=points, colour=colour, label=f"{name} {points[-1][1]:.0%}"))
+        bands.append(Series(name=name, points=points, color=color, label=f"{name} {points[-1][1]:.0%}"))
     words = "Share of turns at the last step: " + ", ".join(band.label for band in bands)
     errors = [(step.step, step.tool_use.error_rate) for step in used]
     turns = [(step.step, step.turns_mean) for step in used]
@@ -380,7 +380,7 @@ def part_charts(metrics: Sequence[StepMetrics]) -> str:
     figures = []
     for place, name in enumerate(names):
         points = [(step.step, step.reward_parts.get(name, 0.0)) for step in metrics if step.reward_parts]
-        figures.append(small_curve(name.replace("_", " "), "mean of the runs", points, f"c{place % _COLOURS + 1}"))
+        figures.append(small_curve(name.replace("_", " "), "mean of the runs", points, f"c{place % _COLORS + 1}"))
     return "<h3>Parts of the reward</h3>" + charts(*figures, size="small")
 
 

@@ -9,7 +9,7 @@ An interleaved run reads as labelled parts in the order of its stream, with a ma
     last reply
       ▸ answer     22140
 
-The mark says it without colour: only what the policy wrote is trained on.
+The mark says it without color: only what the policy wrote is trained on.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def output_part(observation: Observation) -> Part:
 
 def part_rows(part: Part) -> list[Row]:
     """A part for the terminal, and what is wrong with it in a row of its own."""
-    colour = "red" if part.failed else "" if part.sampled else "magenta"
-    rows = [(part.marked, plain(part.text, colour) if part.text else Text("(empty)", "dim"))]
+    color = "red" if part.failed else "" if part.sampled else "magenta"
+    rows = [(part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim"))]
     return [*rows, ("  malformed", plain(part.wrong, "red"))] if part.wrong else rows
 
 
