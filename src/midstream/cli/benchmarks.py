@@ -146,9 +146,7 @@ def _at_hand(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
     if path is None and not benchmark.tasks and not known.is_downloaded(benchmark.repository):
         return None
-    source = task_source(
-        parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks")
-    )
+    source = task_source(parse_component("tasks", {"type": "benchmark", "name": benchmark.name, "file": path}, "tasks"))
     try:
         tasks = source.fixed(benchmark.main_split, seed=0)
     except UsageError:
