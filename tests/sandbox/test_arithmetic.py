@@ -1,10 +1,11 @@
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.sandbox.arithmetic import NotArithmetic, evaluate
+from midstream.sandbox.arithmetic import NotArithmetic, answer, evaluate
 
 numbers = st.one_of(
     st.integers(0, 10**6).map(str),
@@ -105,3 +106,30 @@ def test_refuses_everything_else(text: str):
 )
 def test_values(text: str, value: float):
     assert evaluate(text) == value
+
+
+LARGE = "2**3333"  # three bits short of a third of the largest integer, so that products of three still fit
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9**9**9",
+        "9" * 500,
+        "-" * 499 + "1",
+        "(" * 199 + "1" + ")" * 199,
+        "max(" * 90 + "1" + ")" * 90,
+        "1+" * 249 + "1",
+        "0**" + "9" * 490,
+        "1**" + "9" * 490,
+        f"{LARGE}*{LARGE}*{LARGE}%7+" * 14 + "1",
+        f"sum([{','.join([LARGE] * 60)}])",
+        "*".join(["1e300"] * 80),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_no_expression_takes_long(text: str):
+    """Expressions are evaluated in the process of the event loop, so each must be bounded by itself."""
+    clock = time.process_time()
+    answer(text[:500], 4000)
+    assert time.process_time() - clock < 0.1

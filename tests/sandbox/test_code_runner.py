@@ -449,17 +449,18 @@ def test_a_worker_that_dies_is_an_error_and_an_idle_one_is_replaced():
 
 @everywhere
 def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
+    sandbox(tier)  # skips
     pids = tmp_path / "pids"
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom midstream.core.protocols import ToolResult\n"
         "from midstream.sandbox.code_runner import Config, ProgramRunner\n"
         "from support.sandboxes import processes, sandbox\n"
-        "class Tell:\n    name, description, parameters = 'tell', '', {'properties': {}}\n"
+        "class Record:\n    name, description, parameters = 'record', '', {'properties': {}}\n"
         "    timeout_s, output_tokens = 9.0, 100\n    async def call(self, arguments):\n"
         f"        Path({str(pids)!r}).write_text(' '.join(map(str, processes(runner._pool))) + ' .')\n"
         "        return ToolResult(text='')\n"
         f"runner = ProgramRunner(Config(timeout_s=30.0), lambda *_: None, sandbox({tier!r}))\n"
-        "asyncio.run(runner.run('import time\\ntell()\\ntime.sleep(60)', Tell()))"
+        "asyncio.run(runner.run('import time\\nrecord()\\ntime.sleep(60)', Record()))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], env=environment) as host:
@@ -474,8 +475,10 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
 
 @pytest.mark.parametrize("named", ["remote", "arithmetic"])
 def test_a_tier_without_a_channel_is_refused(named: Tier):
-    with pytest.raises(UnsupportedError, match=f'does not work on sandbox tier {named}[\\s\\S]*mode = "arguments"'):
+    with pytest.raises(UnsupportedError, match=named) as caught:
         ProgramRunner(Config(), schema_error, Sandbox(tier=named))
+    assert caught.value.code == "setting-conflict"
+    assert 'mode = "arguments"' in caught.value.fix
 
 
 def test_the_worker_knows_the_same_numbers():

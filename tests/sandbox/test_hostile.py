@@ -31,7 +31,7 @@ from support.hostile_watch import Watch, descendants, parent_of, within
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
 
 SCRIPT = Path(__file__).parents[1] / "support" / "hostile_run.py"
-SOURCE = Path(__file__).parents[2] / "src"
+TESTS, SOURCE = Path(__file__).parents[1], Path(__file__).parents[2] / "src"
 NOBODY = "65534"
 LIMIT_S = 300
 TIERS = ("strong", "standard")
@@ -53,6 +53,7 @@ def need(tier: str) -> Sandbox:
 def command(user: str) -> tuple[list[str], dict[str, str]]:
     """How to run Python as a user, and the environment for it."""
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = f"{SOURCE}:{TESTS}"
     if user == "as_we_are":
         return [sys.executable], environment
     if os.getuid():
@@ -61,20 +62,33 @@ def command(user: str) -> tuple[list[str], dict[str, str]]:
     if not python or not shutil.which("setpriv"):
         pytest.skip("needs setpriv, and a Python of this version that everyone may run")
     packages = Path(sys.modules["pydantic"].__file__ or "").parents[1]
-    environment |= {"PYTHONPATH": f"{SOURCE}:{packages}", "HOME": "/nonexistent"}
+    environment |= {"PYTHONPATH": f"{SOURCE}:{TESTS}:{packages}", "HOME": "/nonexistent"}
     argv = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", python]
-    if subprocess.run([*argv, "-c", "import midstream.sandbox.pool"], env=environment, cwd="/", check=False).returncode:
+    if subprocess.run(
+        [*argv, "-c", "import midstream.sandbox.pool, support.hostile_run"], env=environment, cwd="/", check=False
+    ).returncode:
         pytest.skip("an ordinary user cannot read midstream and its packages here")
     return argv, environment
 
 
+LIMITS = {"endless_loop": "timeout", "catastrophic_pattern": "timeout", "memory_at_once": "memory"}
+SOME = [snippet for at, snippet in enumerate(CORPUS) if at % 6 == 0 or snippet.name in LIMITS]
+# `make test` tries some snippets of every kind in one warm pool, `make test-all` all of them in every way.
+RUNS = [pytest.param(tier, "as_we_are", "some", id=f"{tier}-some") for tier in TIERS]
+RUNS += [
+    pytest.param(tier, user, "all", id=f"{tier}-{user}", marks=pytest.mark.slow) for tier in TIERS for user in USERS
+]
+every_run = pytest.mark.parametrize(("tier", "user", "extent"), RUNS)
+
+
 @cache
-def found(tier: str, user: str) -> dict[str, Any]:
-    """What the corpus did. A tier that works for us and not for an ordinary user is a skip that says why."""
+def found(tier: str, user: str, extent: str) -> dict[str, Any]:
+    """The effects of the corpus. A tier that works for us and not for an ordinary user is a skip with the reason."""
     need(tier)
     argv, environment = command(user)
+    part = ["--modes", "warm", "--only", *(snippet.name for snippet in SOME)] if extent == "some" else []
     done = subprocess.run(
-        [*argv, str(SCRIPT), tier],
+        [*argv, str(SCRIPT), tier, *part],
         env=environment,
         cwd="/",
         capture_output=True,
@@ -89,48 +103,52 @@ def found(tier: str, user: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("mode", ["warm", "cold"])
-def test_only_what_is_documented_gets_through(tier: str, user: str, mode: str):
-    results = found(tier, user)[mode]
-    assert results.keys() == {snippet.name for snippet in CORPUS}
-    through = {name: result["effects"] for name, result in results.items() if result["effects"]}
-    leaks = {snippet.name for snippet in CORPUS if tier in snippet.leaks}
-    assert through.keys() == leaks, {name: effects for name, effects in through.items() if name not in leaks}
+def outcomes(tier: str, user: str, extent: str) -> dict[str, dict[str, Any]]:
+    """The outcome of every snippet by the mode of the run."""
+    modes = ("warm",) if extent == "some" else ("warm", "cold")
+    return {mode: found(tier, user, extent)[mode] for mode in modes}
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("tier", TIERS)
-def test_every_snippet_was_tried_and_ended_as_it_should(tier: str, user: str):
+@every_run
+def test_only_what_is_documented_gets_through(tier: str, user: str, extent: str):
+    snippets = SOME if extent == "some" else CORPUS
+    leaks = {snippet.name for snippet in snippets if tier in snippet.leaks}
+    for results in outcomes(tier, user, extent).values():
+        assert results.keys() == {snippet.name for snippet in snippets}
+        through = {name: result["effects"] for name, result in results.items() if result["effects"]}
+        assert through.keys() == leaks, {name: effects for name, effects in through.items() if name not in leaks}
+
+
+@every_run
+def test_every_snippet_was_tried_and_ended_as_it_should(tier: str, user: str, extent: str):
+    ends = {snippet.name: snippet.ends for snippet in CORPUS}
     problems = {}
-    for snippet in CORPUS:
-        for mode in ("warm", "cold"):
-            result = found(tier, user)[mode][snippet.name]
+    for mode, results in outcomes(tier, user, extent).items():
+        for name, result in results.items():
             said = re.search(r"^(held|tried|ESCAPED)", result["text"], re.M) or result["reason"] != "ok"
-            if not said or MISTYPED.search(result["text"]) or (snippet.ends and result["reason"] not in snippet.ends):
-                problems[snippet.name, mode] = result
+            if not said or MISTYPED.search(result["text"]) or (ends[name] and result["reason"] not in ends[name]):
+                problems[name, mode] = result
     assert not problems
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("tier", TIERS)
-def test_honest_code_works_and_nothing_is_left(tier: str, user: str):
-    results = found(tier, user)
+@every_run
+def test_honest_code_works_and_nothing_is_left(tier: str, user: str, extent: str):
+    results = found(tier, user, extent)
     assert len(results["honest"]) == len(HONEST)
     assert all(wanted == got for wanted, got in results["honest"].values()), results["honest"]
     assert results["left"] == []
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("endless_loop", "timeout"), ("catastrophic_pattern", "timeout"), ("memory_at_once", "memory")],
-)
-def test_what_uses_too_much_ends_in_time(tier: str, name: str, reason: str):
-    for mode in ("warm", "cold"):
-        result = found(tier, "as_we_are")[mode][name]
-        assert (result["reason"], result["wall_s"] < 20) == (reason, True)
+@every_run
+def test_what_uses_too_much_ends_in_time(tier: str, user: str, extent: str):
+    for results in outcomes(tier, user, extent).values():
+        for name, reason in LIMITS.items():
+            assert (results[name]["reason"], results[name]["wall_s"] < 20) == (reason, True)
+
+
+def test_some_snippets_are_of_every_kind():
+    assert {snippet.kind for snippet in SOME} == {snippet.kind for snippet in CORPUS}
+    assert len({snippet.kind for snippet in CORPUS}) == 8
 
 
 @pytest.fixture
@@ -178,13 +196,16 @@ def test_nothing_hostile_is_tried_where_nothing_confines(tmp_path: Path):
 
 def test_the_corpus_is_read_as_it_is_written():
     snippets = parse("==== a part\n\n-- one slow leaks:standard ends:timeout,memory\nx = 1\n\n-- two\ny\n\n==== more\n")
-    assert [(snippet.name, snippet.code) for snippet in snippets] == [("one", "x = 1"), ("two", "y")]
+    assert [(found.name, found.code, found.kind) for found in snippets] == [
+        ("one", "x = 1", "a part"),
+        ("two", "y", "a part"),
+    ]
     assert [snippet.slow for snippet in snippets] == [True, False]
     assert (snippets[0].leaks, snippets[0].ends) == (("standard",), ("timeout", "memory"))
     assert len({snippet.name for snippet in CORPUS}) == len(CORPUS)
 
 
-def test_the_document_tells_how_many_there_are_and_how_many_leak():
+def test_the_document_says_how_many_there_are_and_how_many_leak():
     document = (SOURCE.parent / "docs/sandbox.md").read_text(encoding="utf-8")
     assert f"\n{len(CORPUS)} pieces of hostile code" in document
     assert "On `strong` none of them gets through. On `standard` exactly two do" in document

@@ -25,7 +25,7 @@ from midstream.sandbox.tiers import Sandbox, attempt, choose
 LIMITS = Limits(memory_mb=100, disk_mb=7, libraries=())
 linux = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
 
-# Plays `docker run`: keeps what it was told, then starts the command in bubblewrap as a daemon would in a container.
+# Imitates `docker run`: keeps its options, then starts the command in bubblewrap as a daemon would in a container.
 DOCKER = """#!{python}
 import json, os, sys
 options, command, arguments = {{}}, [], sys.argv[1:]
@@ -55,10 +55,10 @@ os.execvp("bwrap", [*call, {base!r}, *command[1:]])
 
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A `docker` of ours on PATH; gives the file in which it keeps what it was told."""
+    """A fake `docker` on PATH; yields the file in which it keeps its options."""
     if not shutil.which("bwrap") or not isinstance(attempt("strong", ""), str):
         pytest.skip("the container is played with bubblewrap, which does not work here")
-    kept = tmp_path / "told.json"
+    kept = tmp_path / "options.json"
     program = tmp_path / "docker"
     text = DOCKER.format(python=sys.executable, kept=str(kept), prefix=sys.base_prefix, base=launch.BASE_PYTHON)
     program.write_text(text)
@@ -120,8 +120,9 @@ def test_an_image_that_is_not_there_is_said(container: Path):
 
 def test_without_docker_remote_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="docker is not installed"):
+    with pytest.raises(UnsupportedError, match="docker") as caught:
         launch.launch("remote", LIMITS, "python:3.12-slim")
+    assert caught.value.code == "program-not-installed"
 
 
 @linux
@@ -140,7 +141,7 @@ def test_strong_sees_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch):
     assert "--bind" not in words
     assert "--proc" not in words
     assert "secret" not in " ".join(words)
-    assert (start.environment, start.scratch) == ({}, None)
+    assert (start.environment, start.scratch) == ({}, "")
     bound = {words[at + 1] for at, word in enumerate(words) if word == "--ro-bind"}
     assert not bound & {"/", "/home", "/root", "/etc", "/var", "/tmp", str(Path.home())}
 
@@ -148,11 +149,11 @@ def test_strong_sees_what_it_needs_and_no_more(monkeypatch: pytest.MonkeyPatch):
 def test_standard_makes_a_directory_that_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     start = launch.launch("standard", LIMITS)
-    assert start.scratch is not None
+    assert start.scratch
     assert Path(start.scratch).stat().st_mode & 0o777 == 0o700
     assert start.environment["TMPDIR"] == start.environment["HOME"] == start.scratch
-    told = json.loads(start.command[-1])
-    assert (told["landlock"], told["scratch"], told["disk_mb"]) == (3, start.scratch, 7)
+    settings = json.loads(start.command[-1])
+    assert (settings["landlock"], settings["scratch"], settings["disk_mb"]) == (3, start.scratch, 7)
     assert json.loads(launch.launch("unsafe", LIMITS).command[-1])["landlock"] is None
     scratch.remove(start.scratch)
     scratch.remove(start.scratch)  # once more does nothing
@@ -184,6 +185,6 @@ def test_packages_are_where_the_libraries_are(monkeypatch: pytest.MonkeyPatch, t
 
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))))
 def test_directories_within_others_are_left_out(paths: list[str]):
-    kept = launch._without_inner(paths)
+    kept = launch.outermost(paths)
     for path in paths:
         assert sum(path == outer or path.startswith(outer + "/") for outer in kept) == 1

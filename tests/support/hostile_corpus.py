@@ -9,12 +9,14 @@ nothing else; where a call could hurt the machine, it comes in a form that does 
 What a snippet did is seen from outside: files, the victim, sockets, secrets in the answer. Where nothing can be seen,
 it prints a line that begins with ESCAPED. Otherwise it prints "held" or "tried", or raises.
 
-A snippet begins with "-- name flags". `kit`: it uses `KIT`. `slow`: it goes on until the clock stops it, and gets a
-short one. `leaks:TIER`: that tier is documented not to hold it. `ends:REASON,...`: how the sandbox must say it ended.
+A line "==== kind" begins the snippets of a kind, a line "-- name flags" a snippet. `kit`: it uses `KIT`. `slow`: it
+runs until the clock stops it, and gets a short one. `leaks:TIER`: that tier is documented not to hold it.
+`ends:REASON,...`: how the sandbox must say it ended.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -52,6 +54,7 @@ class Snippet:
 
     name: str
     code: str
+    kind: str = ""
     slow: bool = False
     leaks: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -61,14 +64,17 @@ class Snippet:
 
 
 def parse(text: str) -> list[Snippet]:
-    snippets = []
-    for block in ("\n" + text).split("\n-- ")[1:]:
+    snippets, kind = [], ""
+    for block in re.split(r"^(?===== |-- )", text, flags=re.MULTILINE)[1:]:
+        if block.startswith("==== "):
+            kind = block.partition("\n")[0].removeprefix("==== ")
+            continue
         head, _, code = block.partition("\n")
-        name, *flags = head.split()
+        _, name, *flags = head.split()
         lists = {key: tuple(value.split(",")) for key, _, value in (flag.partition(":") for flag in flags) if value}
-        code = code.partition("\n==== ")[0].rstrip("\n")
+        code = code.rstrip("\n")
         code = KIT + code if "kit" in flags else code
-        snippets.append(Snippet(name, code, slow="slow" in flags, **lists))
+        snippets.append(Snippet(name, code, kind, slow="slow" in flags, **lists))
     return snippets
 
 

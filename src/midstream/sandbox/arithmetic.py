@@ -1,18 +1,16 @@
 """Arithmetic instead of Python: what a machine without a sandbox offers.
 
-Also a script (`python arithmetic.py OUTPUT_LIMIT`), which evaluates in a process of its own what `calculator.py` sends:
-a line of JSON (a string) in, a line of JSON ([reason, text]) out.
+Expressions are evaluated in this process. That is safe without a time-out: the length of the text and the size of every
+intermediate integer are bounded, and no text takes longer than some milliseconds.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import operator
-import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 MAX_CHARACTERS = 500
 MAX_BITS = 10_000
@@ -45,14 +43,14 @@ class NotArithmetic(ValueError):
 
 
 def evaluate(expression: str) -> Number:
-    """The value that Python gives `expression`, for a closed list of things.
+    """Evaluate `expression` as Python does, for a closed list of constructs.
 
     Allowed: int and float literals, + - * / // % **, unary + and -, comparisons (chained too), and min, max, abs,
     round and sum over numbers or one list of them. Text over 500 characters and integers over 10,000 bits are refused.
 
     Raises:
-        NotArithmetic: anything else, also if Python could run it.
-        ArithmeticError: what Python raises too: division by zero, overflow.
+        NotArithmetic: anything else, also where Python could run it.
+        ArithmeticError: division by zero, overflow, as in Python.
     """
     if len(expression) > MAX_CHARACTERS:
         raise NotArithmetic(f"longer than {MAX_CHARACTERS} characters")
@@ -102,7 +100,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _compare(first: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> bool:
-    """A comparison chain; as in Python it ends at the first one that does not hold."""
+    """A comparison chain; as in Python it ends at the first comparison that is false."""
     if not all(type(op) in _COMPARE for op in ops):
         raise NotArithmetic("this comparison is not allowed")
     left = _value(first)
@@ -125,22 +123,10 @@ def _call(name: str, nodes: list[ast.expr]) -> Number:
     return _bounded(_FUNCTIONS[name](*values))
 
 
-def answer(expression: str, output_limit: int) -> tuple[str, str]:
-    """How evaluating ended ("ok", "raised", "output_limit"), and the value or the error as text."""
+def answer(expression: str, output_limit: int) -> tuple[Literal["ok", "raised", "output_limit"], str]:
+    """How the evaluation ended, and the value or the error as text."""
     try:
         text = repr(evaluate(expression))
     except (NotArithmetic, ArithmeticError) as error:
         return "raised", f"{type(error).__name__}: {error}"
     return ("ok", text) if len(text) <= output_limit else ("output_limit", text[:output_limit])
-
-
-def main() -> None:
-    """Answer lines until there are no more."""
-    output_limit = int(sys.argv[1])
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(json.loads(line), output_limit)) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

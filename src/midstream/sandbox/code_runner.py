@@ -1,11 +1,11 @@
 """Runs an executor's program: a short piece of Python that may call one tool as often as it needs, branch and compute.
 
 The program runs in a forked child of a `PythonPool`'s worker and reaches its tool only through a channel to this
-process (the messages are told in `inside/zygote.py`). The channel is a socket of its own, made for one program and
-closed with it, so nothing that a program writes can be taken for another's. Here its arguments are checked, the tool is
-called, and every call is recorded. A program that breaks a bound or the channel's form is ended with its worker.
+process (`inside/zygote.py` describes the messages). The channel is a new socket for every program and is closed with
+it, so no program can forge another's messages. This side checks the arguments, calls the tool and records every call. A
+program that exceeds a limit or violates the channel's format is ended together with its worker.
 
-What holds a program back is the pool's tier. A container and an arithmetic process have no such channel: refused.
+The pool's tier confines the program. Containers and arithmetic have no such channel and are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from midstream.core.data import unfit
 from midstream.core.errors import InfrastructureError, SandboxError, UnsupportedError
@@ -30,7 +30,7 @@ from midstream.core.trajectory import Call, Observation, ToolCall
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Library, Limits
 from midstream.sandbox.tiers import Sandbox
-from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied
+from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied, receive
 
 T = TypeVar("T")
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
@@ -43,7 +43,7 @@ NOTHING = "(the program printed nothing)"
 class Config(Limits):
     """Limits of one program; `max_tool_calls` bounds how often it calls its tool.
 
-    A program that waits for its tool holds one of the `workers`; its tool's time counts towards no limit of its own.
+    A program that waits for its tool holds one of the `workers`; the tool's time does not count as the program's.
     """
 
     workers: int = Field(default=16, ge=1, le=1000)
@@ -56,19 +56,19 @@ class _Ended(Exception):
 
 
 def function_name(tool: str) -> str:
-    """The name under which a program calls a tool: an identifier that hides nothing of Python's."""
+    """The name under which a program calls a tool: an identifier that shadows no built-in name."""
     name = re.sub(r"\W", "_", tool, flags=re.ASCII)
     name = f"_{name}" if not name or name[0].isdigit() else name
     return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "ToolError" else name
 
 
 class ProgramRunner:
-    """`core.protocols.CodeRunner` on a `PythonPool` of its own, so that programs may call the `python` tool.
+    """`core.protocols.CodeRunner` on a separate `PythonPool`, so that programs may call the `python` tool.
 
     Args:
         config: limits.
         sandbox: what holds programs back.
-        check: says what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`).
+        check: returns what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`).
 
     Raises:
         UnsupportedError: the sandbox's tier has no channel for programs.
@@ -78,7 +78,8 @@ class ProgramRunner:
         if sandbox.tier in ("remote", "arithmetic"):
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
-                cause="a program reaches its tool through a socket, which only a worker on this machine can be given",
+                code="setting-conflict",
+                cause="a program reaches its tool through a socket, which only a worker on this machine can have",
                 fix='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
             )
         self._config, self._check = config, check
@@ -90,10 +91,10 @@ class ProgramRunner:
         )
 
     async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
-        """Run a program; what it printed is the observation, with the calls that the tool made to an engine.
+        """Run a program; returns its output as an observation, and the calls that the tool made to an engine.
 
         Raises:
-            InfrastructureError: the tool's, whose requests so far are in `calls`; or `SandboxError`.
+            InfrastructureError: the tool failed (its requests so far are in `calls`), or the sandbox did.
         """
         clock = time.monotonic()
         conversation = _Conversation(tool, self._config, self._check)
@@ -121,7 +122,7 @@ class ProgramRunner:
 
 
 class _Conversation:
-    """The host's side of one program's channel. `made` are its tool calls, `calls` their requests to engines."""
+    """The host's side of one program's channel; `made` are its tool calls, `calls` their requests to engines."""
 
     def __init__(self, tool: Tool, config: Config, check: Check) -> None:
         self._tool, self._config, self._check = tool, config, check
@@ -135,20 +136,24 @@ class _Conversation:
         self._left_s = self._wall_s
         try:
             async with worker.start(program) as channel:
-                while (body := await self._within(_message(channel))) is not None:
-                    reply = await self._reply(body)
-                    if not await self._within(_send(channel, reply)):
-                        break
+                while (body := await self._within(_read_call(channel))) is not None:
+                    reply = json.dumps(await self._reply(body)).encode()
+                    message = len(reply).to_bytes(4, "big") + reply
+                    try:
+                        await self._within(asyncio.get_running_loop().sock_sendall(channel, message))
+                    except ConnectionError:
+                        break  # the program is gone
                 return await self._within(worker.result())
         except WorkerDied as error:
             raise SandboxError(
                 f"a program's worker died after {len(self.made)} calls of {self._tool.name}",
-                cause="the system ends its processes, for example for want of memory",
+                code="worker-died",
+                cause="the system ended its processes, for example for lack of memory",
                 fix="free some memory, or lower memory_mb and workers in [agent.executor.program]",
             ) from error
 
     async def _within(self, waiting: Awaitable[T]) -> T:
-        """Wait for the program on its own clock."""
+        """Wait for the program; the time counts towards its limit."""
         clock = time.monotonic()
         limit = asyncio.timeout(max(0.0, self._left_s))
         try:
@@ -160,14 +165,15 @@ class _Conversation:
         finally:
             self._left_s -= time.monotonic() - clock
 
-    async def _reply(self, body: bytes) -> bytes:
-        """Answer one call. One too many ends the program; if it goes on all the same, it is not asked again."""
+    async def _reply(self, body: bytes) -> dict[str, Any]:
+        """Answer one call. The first call over the limit is answered with the end, a second one ends the program."""
         arguments = _read_arguments(body)
+        too_many = f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
         if self._over:
-            raise _Ended(self._too_many())
+            raise _Ended(too_many)
         self._over = len(self.made) >= self._config.max_tool_calls
         if self._over:
-            return _message_of(ok=False, text=self._too_many(), end=True)
+            return {"ok": False, "text": too_many, "end": True}
         problem = unfit(arguments)
         if problem:
             arguments = {}
@@ -176,65 +182,32 @@ class _Conversation:
             text = f"invalid arguments for {self._tool.name}: {problem}"
             call = ToolCall(tool=self._tool.name, arguments=arguments, status="error", text=text)
         else:
-            call = await self._call(arguments)
+            clock = time.monotonic()
+            result = await call_tool(self._tool, arguments)
+            self.calls += result.calls
+            text = result.text
+            if len(text) > TEXT_LIMIT:
+                text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
+            call = ToolCall(
+                tool=self._tool.name,
+                arguments=arguments,
+                status="ok" if result.ok else "error",
+                text=text,
+                duration_s=time.monotonic() - clock,
+            )
         self.made.append(call)
-        return _message_of(ok=call.status == "ok", text=call.text)
-
-    def _too_many(self) -> str:
-        return f"more than {self._config.max_tool_calls} calls of {self._tool.name}"
-
-    async def _call(self, arguments: dict[str, JsonValue]) -> ToolCall:
-        clock = time.monotonic()
-        result = await call_tool(self._tool, arguments)
-        self.calls += result.calls
-        text = result.text
-        if len(text) > TEXT_LIMIT:
-            text = f"{text[:TEXT_LIMIT]}\n[cut after {TEXT_LIMIT} characters]"
-        return ToolCall(
-            tool=self._tool.name,
-            arguments=arguments,
-            status="ok" if result.ok else "error",
-            text=text,
-            duration_s=time.monotonic() - clock,
-        )
+        return {"ok": call.status == "ok", "text": call.text, "end": False}
 
 
-async def _message(channel: socket.socket) -> bytes | None:
-    """The program's next call, or None once it has closed the channel or is gone, be it in the middle of a call."""
-    header = await _read(channel, 4)
+async def _read_call(channel: socket.socket) -> bytes | None:
+    """The program's next call, or None once it has closed the channel or is gone, even in the middle of a call."""
+    header = await receive(channel, 4)
     if header is None:
         return None
     size = int.from_bytes(header, "big")
     if size > CALL_LIMIT:
         raise _Ended(f"the program sent its tool {size} bytes, more than {CALL_LIMIT}")
-    return await _read(channel, size)
-
-
-async def _read(channel: socket.socket, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            piece = await asyncio.get_running_loop().sock_recv(channel, min(size - len(data), 65536))
-        except ConnectionError:
-            return None
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
-
-
-async def _send(channel: socket.socket, data: bytes) -> bool:
-    """Whether the program was still there."""
-    try:
-        await asyncio.get_running_loop().sock_sendall(channel, data)
-    except ConnectionError:
-        return False
-    return True
-
-
-def _message_of(*, ok: bool, text: str, end: bool = False) -> bytes:
-    body = json.dumps({"ok": ok, "text": text, "end": end}).encode()
-    return len(body).to_bytes(4, "big") + body
+    return await receive(channel, size)
 
 
 def _read_arguments(body: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How a worker's process is started on each tier: its command, its environment, its scratch directory.
+"""How to start a worker's process on each tier: its command, its environment, its scratch directory.
 
-    strong      bubblewrap: namespaces of its own for users, files, processes, network, IPC and names; of files it sees
-                the system's and Python's, read-only, and a scratch of `disk_mb` in memory
+    strong      bubblewrap: new namespaces for users, files, processes, network, IPC and names; the only files are the
+                system's and Python's, read-only, and a scratch of `disk_mb` in memory
     standard    the process itself, with a scratch directory of the host's
     remote      a container: `docker run`, without a network
     unsafe      as standard, and the zygote confines nothing
@@ -47,7 +47,7 @@ OTHER_SCRATCH = "/scratch"  # where Python or a package lies beneath /tmp, and i
 SYSTEM = ("/usr", "/nix/store", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 ROOT_LINKS = ("/lib", "/lib32", "/lib64", "/libx32")
 CONTAINER_PLACE = "/midstream"
-CONTAINER_MEMORY_MB = 512  # the worker itself, beside what its code may take
+CONTAINER_MEMORY_MB = 512  # for the worker itself, on top of its code's memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Launch:
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    scratch: str | None = None
+    scratch: str = ""
 
 
 def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
@@ -72,17 +72,17 @@ def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
     if tier == "strong":
         return _bubblewrap(limits, packages)
     scratch = tempfile.mkdtemp(prefix="midstream-")
-    python = _python(BASE_PYTHON, str(INSIDE.parent), _settings(tier, limits, scratch, packages))
-    return Launch(command=python, environment=_variables(scratch), scratch=scratch)
+    command = _zygote(BASE_PYTHON, tier, limits, scratch, packages)
+    return Launch(command=command, environment=_variables(scratch), scratch=scratch)
 
 
 def installed(libraries: Iterable[str]) -> tuple[str, ...]:
-    """Those of `libraries` that this Python can import, none of which is imported for it."""
+    """Those of `libraries` that this Python can import; imports none of them."""
     return tuple(name for name in libraries if _spec_places(name))
 
 
 def package_directories(libraries: Iterable[str]) -> list[str]:
-    """Where code may import from beside the standard library: this Python's packages, and where `libraries` are."""
+    """Where code may import from besides the standard library: this Python's packages, and where `libraries` are."""
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     for name in libraries:
         found += _spec_places(name)
@@ -101,16 +101,15 @@ def _spec_places(name: str) -> list[str]:
     return [os.path.dirname(inside[0])] if inside else [os.path.dirname(os.__file__)]
 
 
-def _settings(tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> str:
-    """What the zygote is told (`inside.zygote.Settings`)."""
-    told = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
-    readable = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]
-    told |= {"packages": packages, "readable": readable, "landlock": LEAST_LANDLOCK[tier], "scratch": scratch}
-    return json.dumps(told)
-
-
-def _python(program: str, place: str, settings: str) -> tuple[str, ...]:
-    return (program, *PYTHON_FLAGS, BOOT.format(place=place), settings)
+def _zygote(python: str, tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
+    """The command of the zygote with its settings (`inside.zygote.Settings`); no `packages`: those of that Python."""
+    settings = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
+    settings["packages"] = packages
+    settings["readable"] = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]
+    settings["landlock"] = LEAST_LANDLOCK[tier]
+    settings["scratch"] = scratch
+    place = CONTAINER_PLACE if tier == "remote" else str(INSIDE.parent)
+    return (python, *PYTHON_FLAGS, BOOT.format(place=place), json.dumps(settings))
 
 
 def _variables(scratch: str) -> dict[str, str]:
@@ -119,7 +118,7 @@ def _variables(scratch: str) -> dict[str, str]:
 
 
 def _prefixes() -> list[str]:
-    """Where this Python itself is."""
+    """The directories of this Python itself."""
     return [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.realpath(BASE_PYTHON))]
 
 
@@ -131,7 +130,7 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     command += ["--die-with-parent", "--new-session", "--clearenv"]
     beneath = any(f"{path}/".startswith(f"{SCRATCH}/") for path in seen)
     scratch = OTHER_SCRATCH if beneath else SCRATCH
-    for path in _without_inner(seen):
+    for path in outermost(seen):
         command += ["--ro-bind", path, path]
     for link in ROOT_LINKS:
         if os.path.islink(link):
@@ -144,12 +143,11 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     for name, value in _variables(scratch).items():
         command += ["--setenv", name, value]
     command += ["--chdir", "/", "--"]
-    python = _python(BASE_PYTHON, str(INSIDE.parent), _settings("strong", limits, scratch, packages))
-    return Launch(command=(*command, *python), environment={})
+    return Launch(command=(*command, *_zygote(BASE_PYTHON, "strong", limits, scratch, packages)), environment={})
 
 
-def _without_inner(paths: Iterable[str]) -> list[str]:
-    """The directories, without those that lie in another one of them."""
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The directories that do not lie in another of the directories."""
     kept: list[str] = []
     for path in sorted(dict.fromkeys(paths), key=len):
         if not any(path.startswith(outer.rstrip("/") + "/") for outer in kept):
@@ -167,13 +165,14 @@ def _container(limits: Limits, image: str) -> Launch:
     command += ["--mount", f"type=bind,source={INSIDE},target={CONTAINER_PLACE}/inside,readonly"]
     for name, value in (VARIABLES | {"HOME": OTHER_SCRATCH, "TMPDIR": OTHER_SCRATCH}).items():
         command += ["--env", f"{name}={value}"]
-    python = _python("python", CONTAINER_PLACE, _settings("remote", limits, OTHER_SCRATCH, None))
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "PATH") or name.startswith("DOCKER_")}
-    return Launch(command=(*command, image, *python), environment=kept)
+    zygote = _zygote("python", "remote", limits, OTHER_SCRATCH, None)
+    return Launch(command=(*command, image, *zygote), environment=kept)
 
 
 def _find(program: str, package: str, fix: str) -> str:
     found = shutil.which(program)
     if found is None:
-        raise UnsupportedError(f"{package} is not installed", cause=f"no {program} on PATH", fix=fix)
+        cause = f"no {program} on PATH"
+        raise UnsupportedError(f"{package} is not installed", code="program-not-installed", cause=cause, fix=fix)
     return found

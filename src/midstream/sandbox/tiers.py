@@ -1,4 +1,4 @@
-"""Which sandbox this machine can give: each tier is tried out for real before it is chosen."""
+"""Choosing the sandbox: each tier is tried with real code on this machine before it is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.sandbox.settings import Config, Limits, Tier
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
-# What has to fail, and what has to work. A container without Landlock may read its own files.
+# The probe: attempts that must fail, then work that must succeed. A container without Landlock may read its own files.
 HIDDEN: dict[Tier, str] = {
     "strong": "lambda: os.listdir('/etc'), lambda: os.stat('/proc')",  # /proc: the host's files are not there
     "standard": "lambda: os.listdir('/etc')",
@@ -60,23 +60,22 @@ class Sandbox:
 
 
 def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
-    """The sandbox that a recipe asks for, tried out on this machine (once a process).
+    """The sandbox that a recipe asks for, tried on this machine (once a process).
 
     Raises:
         UnsupportedError: it does not work here; its fix is the command that makes it work.
     """
     config = config or Config()
     if config.tier == "arithmetic":
-        return _arithmetic("asked for")
-    if unsafe:
-        return _unsafe(config)
-    if config.tier == "unsafe":
+        return Sandbox(tier="arithmetic", mechanisms="arithmetic expressions alone (asked for)")
+    if config.tier == "unsafe" and not unsafe:
         raise UnsupportedError(
             'sandbox.tier = "unsafe" was not allowed',
+            code="sandbox-not-allowed",
             cause="it runs code that a model writes as you: with your files and your network",
             fix="say --unsafe as well, or remove the line",
         )
-    wanted: tuple[Tier, ...] = AUTO if config.tier == "auto" else (config.tier,)
+    wanted: tuple[Tier, ...] = ("unsafe",) if unsafe else AUTO if config.tier == "auto" else (config.tier,)
     failures: dict[Tier, MidstreamError] = {}
     for tier in wanted:
         image = config.image if tier == "remote" else ""
@@ -85,51 +84,50 @@ def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
             return Sandbox(tier=tier, mechanisms=outcome, image=image)
         failures[tier] = outcome
     if config.fallback == "arithmetic":
-        return _arithmetic("; ".join(f"no tier {tier}: {failure.what}" for tier, failure in failures.items()))
+        why = "; ".join(f"no tier {tier}: {failure.what}" for tier, failure in failures.items())
+        return Sandbox(tier="arithmetic", mechanisms=f"arithmetic expressions alone ({why})")
     raise UnsupportedError(
         f"no sandbox works on this machine (tried: {', '.join(wanted)})",
-        cause="; ".join(f"{tier}: {one.what} ({one.cause})" for tier, one in failures.items()),
-        fix="; or ".join(dict.fromkeys(one.fix for one in failures.values())),
-    )
-
-
-def _arithmetic(why: str) -> Sandbox:
-    return Sandbox(tier="arithmetic", mechanisms=f"arithmetic expressions alone, in a process of their own ({why})")
-
-
-def _unsafe(config: Config) -> Sandbox:
-    if hasattr(os, "fork"):
-        return Sandbox(tier="unsafe", mechanisms="none: limits of time, memory and output alone")
-    if config.fallback == "arithmetic":
-        return _arithmetic(f"{sys.platform} cannot fork")
-    raise UnsupportedError(
-        f"{sys.platform} cannot run Python code, not even unsafely",
-        cause="a worker forks a process for every piece of code",
-        fix='set sandbox.tier = "arithmetic", ' + DOCKER,
+        code="no-sandbox",
+        cause="; ".join(f"{tier}: {failure.what} ({failure.cause})" for tier, failure in failures.items()),
+        fix="; or ".join(dict.fromkeys(failure.fix for failure in failures.values())),
     )
 
 
 @cache
 def attempt(tier: Tier, image: str) -> str | MidstreamError:
-    """What holds code back on a tier, after a piece of code ran there; or why it does not work, with the fix."""
+    """Run the probe on a tier; returns what holds code back there, or the error with its fix."""
+    if tier == "unsafe":
+        if hasattr(os, "fork"):
+            return "none: limits of time, memory and output alone"
+        fix = 'set sandbox.tier = "arithmetic", ' + DOCKER
+        return _unusable(f"{sys.platform} cannot fork a process for every piece of code", "even unsafe needs it", fix)
     if tier != "remote" and sys.platform != "linux":
-        return UnsupportedError(f"{sys.platform} is not Linux", cause="it has no such sandbox", fix=DOCKER[3:])
+        return _unusable(f"{sys.platform} is not Linux", "it has no such sandbox", DOCKER[3:])
     try:
-        with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
-            hello, result = thread.submit(lambda: asyncio.run(_try_out(tier, image))).result()
+        with ThreadPoolExecutor(1) as thread:  # this thread may already run an event loop
+            hello, result = thread.submit(lambda: asyncio.run(_run_probe(tier, image))).result()
     except UnsupportedError as error:
         return error
     except (SandboxError, WorkerDied) as error:
-        return _explain(tier, getattr(error, "what", "the worker died over its first piece of code"))
+        return _explain(tier, getattr(error, "what", "the worker died during its first piece of code"))
     if result.reason not in ("ok", "raised"):
         fix = "try again on a quieter machine; if it stays, this Python does not run in the sandbox"
-        return UnsupportedError(f"its first piece of code ended early: {result.text}", cause=result.reason, fix=fix)
+        return _unusable(f"its first piece of code ended early: {result.text}", result.reason, fix)
     if result.text != "held":
-        return UnsupportedError(f"it does not hold: {result.text}", cause="a rule is ignored", fix=OLD_KERNEL)
-    return ", ".join([*_outer(tier, image), *_inner(hello)])
+        return _unusable(f"it does not hold: {result.text}", "a rule is ignored", OLD_KERNEL)
+    mechanisms: list[str] = []
+    if tier == "remote":
+        mechanisms.append(f"container of {image} without network")
+    elif tier == "strong":
+        version = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+        mechanisms.append(version or "bubblewrap")
+    if hello["landlock"]:
+        mechanisms.append(f"Landlock ABI {hello['landlock']}")
+    return ", ".join([*mechanisms, f"seccomp allowlist of {hello['calls']} calls"])
 
 
-async def _try_out(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult]:
+async def _run_probe(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult]:
     worker = Worker(Limits(libraries=()), tier, image, "sandbox")
     try:
         return await worker.ready(), await worker.ask(PROBE.format(hidden=HIDDEN[tier]).encode())
@@ -137,43 +135,25 @@ async def _try_out(tier: Tier, image: str) -> tuple[dict[str, Any], PythonResult
         await worker.kill()
 
 
-def _outer(tier: Tier, image: str) -> list[str]:
-    if tier == "remote":
-        return [f"container of {image} without network"]
-    if tier == "standard":
-        return []
-    told = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    return [told or "bubblewrap"]
-
-
-def _inner(hello: dict[str, Any]) -> list[str]:
-    found = [f"Landlock ABI {hello['landlock']}"] if hello["landlock"] else []
-    return [*found, f"seccomp allowlist of {hello['calls']} calls"]
-
-
 def _explain(tier: Tier, what: str) -> UnsupportedError:
     """The cause and the fix of a worker that did not start."""
     if "Landlock version" in what or "landlock" in what:
-        return UnsupportedError(what, cause="Linux 6.2 has version 3", fix=OLD_KERNEL)
+        return _unusable(what, "Linux 6.2 has version 3", OLD_KERNEL)
     if "no system calls are known" in what:
-        return UnsupportedError(what, cause="the list of allowed calls is for x86-64 and arm64", fix=DOCKER[3:])
+        return _unusable(what, "the list of allowed calls is for x86-64 and arm64", DOCKER[3:])
     if tier == "remote":
-        return UnsupportedError(
-            what,
-            cause="Docker or the container did not start",
-            fix="start Docker, and docker pull the image of [sandbox]",
-        )
+        fix = "start Docker, and docker pull the image of [sandbox]"
+        return _unusable(what, "Docker or the container did not start", fix)
     if "Unknown option" in what:
-        return UnsupportedError(what, cause="bubblewrap is older than 0.5", fix="install bubblewrap 0.5 or newer")
-    if tier == "strong":
-        return UnsupportedError(what, cause="bubblewrap could not make its namespaces", fix=_namespaces())
-    return UnsupportedError(what, cause="a process could not confine itself", fix=OLD_KERNEL)
-
-
-def _namespaces() -> str:
-    """The command that allows user namespaces on this machine."""
+        return _unusable(what, "bubblewrap is older than 0.5", "install bubblewrap 0.5 or newer")
+    if tier == "standard":
+        return _unusable(what, "a process could not confine itself", OLD_KERNEL)
     for name, forbids, fix in SWITCHES:
-        path = SYSCTL / name
-        if path.is_file() and path.read_text(encoding="ascii").strip() == forbids:
-            return fix
-    return IN_A_CONTAINER
+        switch = SYSCTL / name
+        if switch.is_file() and switch.read_text(encoding="ascii").strip() == forbids:
+            return _unusable(what, "a kernel setting forbids bubblewrap's namespaces", fix)
+    return _unusable(what, "bubblewrap could not make its namespaces", IN_A_CONTAINER)
+
+
+def _unusable(what: str, cause: str, fix: str) -> UnsupportedError:
+    return UnsupportedError(what, code="no-sandbox", cause=cause, fix=fix)

@@ -1,4 +1,4 @@
-"""One worker of the pool: a zygote process (`inside/zygote.py`), and our end of its input and output."""
+"""One worker of the pool: a zygote process (`inside/zygote.py`), and the host's end of its input and output."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ WALL_FACTOR = 5
 PLAIN, PROGRAM, READY = 0, 1, b"+"
 
 START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
-FAREWELL_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and go
+SHUTDOWN_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and exit
 LARGEST = 8 << 20  # bytes of an answer: no `output_limit` allows more
 REMOVALS = 100  # tries to remove a scratch directory, 10 ms apart
-GRACE_S = 10.0  # a zygote that takes longer than this, beside what its code and cleaning up after that may take, hangs
-CLEANING = 4  # times as long as making files, at most: what emptying the scratch directory takes
+# A zygote hangs if it takes longer than its code may, `CLEANING` times over, plus `GRACE_S`.
+CLEANING = 4  # emptying the scratch directory takes at most this many times as long as filling it
+GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PythonResult:
-    """What code gave back: everything it did wrong is data.
+    """The result of code; everything that the code did wrong is data.
 
     `text` holds what it printed, then the value of a last expression as a REPL shows it; if it raised, the error and
     the lines that led to it. `reason` says how it ended, `ok` is short for `reason == "ok"`.
@@ -52,18 +53,33 @@ class WorkerDied(Exception):
     """A zygote is gone or does not answer."""
 
 
-class Worker:
-    """One zygote, in a session of its own, and our end of its socket; belongs to no event loop.
+async def receive(end: socket.socket, size: int) -> bytes | None:
+    """Read exactly `size` bytes; None if the other end closes the stream first."""
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = await asyncio.get_running_loop().sock_recv(end, min(size - len(data), 65536))
+        except ConnectionError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
 
-    Whatever ends a run early (an error, a cancellation) must end the worker: it may be in the middle of an answer.
+
+class Worker:
+    """One zygote, in a new session, and the host's end of its socket; not bound to an event loop.
+
+    After anything that ends a run early (an error, a cancellation) the caller must end the worker, which may be in the
+    middle of an answer.
 
     Args:
         limits: of one piece of code.
         tier: what holds it back; `image` is that of tier "remote".
-        table: the recipe's table that the limits come from, for what errors advise.
+        table: the recipe's table that the limits come from, for the fixes of errors.
 
     Raises:
-        SandboxError: the process could not be started. Whether it then works is known once `ready` has returned.
+        SandboxError: the process could not be started. `ready` then finds out whether it works.
         UnsupportedError: what the tier needs is not installed.
     """
 
@@ -71,7 +87,7 @@ class Worker:
         self._deadline_s = CLEANING * WALL_FACTOR * limits.timeout_s + GRACE_S
         self._tier, self._table = tier, table
         self._hello: dict[str, Any] | None = None
-        self._scratch: str | None = None
+        self._scratch = ""
         self._socket, other = socket.socketpair()
         self._socket.setblocking(False)
         try:
@@ -91,6 +107,7 @@ class Worker:
             self._remove_scratch()
             raise SandboxError(
                 f"could not start a Python worker: {error}",
+                code="worker-not-started",
                 cause="the system is out of processes, memory or room for temporary files, or a program was moved",
                 fix=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
@@ -101,7 +118,7 @@ class Worker:
             other.close()
 
     async def ready(self) -> dict[str, Any]:
-        """What the zygote said of itself once it was up: `libraries`, `landlock`, `calls` (see inside/zygote.py).
+        """Wait until the zygote is up; returns its `libraries`, `landlock` and `calls` (see inside/zygote.py).
 
         Raises:
             SandboxError: it did not start.
@@ -118,19 +135,20 @@ class Worker:
         return self._hello
 
     def _no_start(self, error: Exception) -> SandboxError:
-        """The worker's own last words, or that it said nothing for too long."""
+        """The error of a worker that did not start: its last line on stderr, or that it was silent for too long."""
         self.stop()
         self._process.wait()
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)  # somebody else may hold its other end
         lines = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
-        lines = [line for line in lines if line.strip() and "--help" not in line]  # Docker's last line is an advice
+        lines = [line for line in lines if line.strip() and "--help" not in line]  # Docker's last line is advice
         said = lines[-1] if lines else f"it ended with exit code {self._process.returncode}"
         late = isinstance(error, TimeoutError)
         return SandboxError(
             f"a Python worker ({self._tier}) did not start" + (f" within {START_S:g} s" if late else f": {said[:500]}"),
+            code="worker-not-started",
             cause="the machine changed, or is out of memory" if not late else "its libraries take too long to import",
-            fix=f"midstream doctor says what the sandbox lacks; or shorten `libraries` in [{self._table}]",
+            fix=f"run midstream doctor to see what the sandbox lacks; or shorten `libraries` in [{self._table}]",
         )
 
     async def ask(self, code: bytes) -> PythonResult:
@@ -150,9 +168,9 @@ class Worker:
 
     @asynccontextmanager
     async def start(self, program: bytes) -> AsyncGenerator[socket.socket]:
-        """Start a program (JSON, as zygote.py says); gives our end of its channel, until the end of the block.
+        """Start a program (JSON, as in zygote.py); yields the host's end of its channel until the end of the block.
 
-        By then the program runs: what it took to start the worker is not to be counted as its time.
+        The program runs by then: the time to start the worker does not count as its time.
         """
         await self.ready()
         ours, theirs = socket.socketpair()
@@ -170,7 +188,7 @@ class Worker:
             yield ours
 
     async def result(self) -> PythonResult:
-        """How the program that was started ended; waits without end, because only the host knows its clock."""
+        """The result of the started program; waits without limit, because the caller keeps its clock."""
         try:
             return await self._receive()
         except OSError as error:
@@ -183,23 +201,19 @@ class Worker:
         """Read one answer: reason, length, text.
 
         Raises:
-            ConnectionError: it ended early, or no zygote wrote it.
+            ConnectionError: it ended early, or was not written by a zygote.
         """
-        head = await self._read(5)
+        head = await receive(self._socket, 5)
+        if head is None:
+            raise ConnectionResetError
         size = int.from_bytes(head[1:], "big")
         if head[0] >= len(REASONS) or size > LARGEST:
             raise ConnectionAbortedError
-        reason, text = REASONS[head[0]], await self._read(size)
+        text = await receive(self._socket, size)
+        if text is None:
+            raise ConnectionResetError
+        reason = REASONS[head[0]]
         return PythonResult(reason == "ok", text.decode("utf-8", "replace"), reason)
-
-    async def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = await asyncio.get_running_loop().sock_recv(self._socket, size - len(data))
-            if not piece:
-                raise ConnectionResetError
-            data += piece
-        return data
 
     def alive(self) -> bool:
         """Whether the zygote still holds its end of the socket."""
@@ -211,49 +225,45 @@ class Worker:
             return False
 
     def stop(self) -> None:
-        """End the zygote and its children at once; a call that waits for it sees the end of the stream, and kills."""
+        """End the zygote and its children at once; a call that waits for it sees the end of the stream."""
         if self._process.returncode is None:
-            # Gone already; macOS says PermissionError of a process that is not reaped yet.
+            # It may have ended already; macOS then raises PermissionError for a process that is not reaped yet.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def kill(self) -> None:
-        """Close our end, upon which the zygote ends by itself and tidily; and if it does not, stop it.
+        """Close the host's end, so that the zygote cleans up and exits; stop it if it does not.
 
-        In a thread, which a cancellation does not end: what code has left may take seconds to remove.
+        Runs in a thread, which a cancellation does not end: the code's files may take seconds to remove.
         """
         self._socket.close()
-        await asyncio.to_thread(self._bury)
+        await asyncio.to_thread(self._end_process)
 
-    def _bury(self) -> None:
-        """See the process end, reap it, and leave nothing of it."""
-        until = time.monotonic() + FAREWELL_S
-        while not self._ended() and time.monotonic() < until:
-            time.sleep(0.001)
+    def _end_process(self) -> None:
+        """Wait for the process to end, reap it, and remove its scratch directory."""
+        until = time.monotonic() + SHUTDOWN_S
+        # WNOWAIT does not reap the process, so that its id stays valid as its group's for `stop`.
+        with contextlib.suppress(ChildProcessError):  # reaped already
+            while time.monotonic() < until:
+                if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    break
+                time.sleep(0.001)
         self.stop()
         self._process.wait()
         self._remove_scratch()
         if self._process.stderr is not None:
             self._process.stderr.close()
 
-    def _ended(self) -> bool:
-        """Whether the process has ended; it is not reaped by this, so that its number stays its group's."""
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # reaped already
-            return True
-
     def _remove_scratch(self) -> None:
         """Remove the host's scratch directory; a child that was just killed may still be in its last system call."""
-        for _ in range(REMOVALS):
-            if self._scratch is None:
-                return
+        for _ in range(REMOVALS if self._scratch else 0):
             try:
                 scratch.remove(self._scratch)
             except OSError:
                 time.sleep(0.01)
             else:
-                self._scratch = None
+                self._scratch = ""
+                return
 
 
 def _header(kind: int, code: bytes) -> bytes:
