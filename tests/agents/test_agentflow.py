@@ -322,8 +322,8 @@ def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
     assert trajectory.error
     assert trajectory.error.type == "DeadlineError"
     what, cause, fix = trajectory.error.message.splitlines()
-    assert what == f"the run's time was up after {kept} whole turns"
-    assert cause == "  cause: a tool or a module was still at work"
+    assert what == f"the run's deadline passed after {kept} whole turns"
+    assert cause == "  cause: a tool or a module was still running"
     assert "rollout.deadline_s" in fix
     assert [turn.error for turn in trajectory.turns] == [None] * kept + [trajectory.error]
     assert 0.3 <= trajectory.duration_s < 10

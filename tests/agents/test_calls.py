@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from midstream.agents.calls import ToolCall, by_name, read_calls
+from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ToolResult
 from midstream.core.stream import Block, Template, load_template
@@ -249,24 +249,26 @@ def test_any_body_gives_calls_that_can_be_kept(template, body, closed):
 
 def test_tools_go_by_the_names_in_the_marks():
     search = load_template("search-r1")
-    assert by_name([CODE], search, {"search": "python"}) == {"search": CODE}
-    assert by_name(list(TOOLS.values()), JSON, {}) == TOOLS
-    assert by_name(list(TOOLS.values()), JSON, {"tank": "fill"}).keys() == {"tank", "status"}
+    assert tools_by_name([CODE], search, {"search": "python"}) == {"search": CODE}
+    assert tools_by_name(list(TOOLS.values()), JSON, {}) == TOOLS
+    assert tools_by_name(list(TOOLS.values()), JSON, {"tank": "fill"}).keys() == {"tank", "status"}
 
 
 @pytest.mark.parametrize(
-    ("tools", "template", "names", "said"),
+    ("tools", "template", "names", "code", "named"),
     [
-        ([CODE], load_template("search-r1"), {}, "has marks for 'search', and the agent no such tool"),
-        ([], TEXT, {}, "has marks for 'python'"),
-        ([CODE], TEXT, {"python": "snake"}, "has marks for 'python'"),
-        ([CODE, Tank()], TEXT, {}, "cannot call fill"),
-        ([TOOLS["status"]], TEXT, {"python": "status"}, "cannot call python"),
-        ([Tank("wiki"), Tank("search")], JSON, {"search": "wiki"}, "two of the tools wiki, search go by one name"),
-        ([Tank(), Tank()], JSON, {}, "two of the tools fill, fill go by one name"),
-        ([Tank()], JSON, {"tank": "fill", "fuel": "fill"}, "has marks for 'tank', and the agent no such tool"),
+        ([CODE], load_template("search-r1"), {}, "unknown-tool", "'search'"),
+        ([], TEXT, {}, "unknown-tool", "'python'"),
+        ([CODE], TEXT, {"python": "snake"}, "unknown-tool", "'python'"),
+        ([CODE, Tank()], TEXT, {}, "template-mismatch", "fill"),
+        ([TOOLS["status"]], TEXT, {"python": "status"}, "template-mismatch", "python"),
+        ([Tank("wiki"), Tank("search")], JSON, {"search": "wiki"}, "name-clash", "wiki, search"),
+        ([Tank(), Tank()], JSON, {}, "name-clash", "fill, fill"),
+        ([Tank()], JSON, {"tank": "fill", "fuel": "fill"}, "unknown-tool", "'tank'"),
     ],
 )
-def test_tools_that_do_not_fit_the_marks(tools, template, names, said):
-    with pytest.raises(RecipeError, match=said):
-        by_name(tools, template, names)
+def test_tools_that_do_not_fit_the_marks(tools, template, names, code, named):
+    with pytest.raises(RecipeError) as caught:
+        tools_by_name(tools, template, names)
+    assert caught.value.code == code
+    assert named in caught.value.what

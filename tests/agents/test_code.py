@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlow, Config
-from midstream.agents.code import CodeExecutor, parse_program
 from midstream.agents.formats import schema_error
 from midstream.agents.prompted import (
-    Config as GeneratorConfig,
-)
-from midstream.agents.prompted import (
+    CodeExecutor,
     ExecutorConfig,
     PlannerConfig,
     PromptedGenerator,
     PromptedPlanner,
     PromptedVerifier,
     VerifierConfig,
+    parse_program,
+)
+from midstream.agents.prompted import (
+    Config as GeneratorConfig,
 )
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
@@ -55,7 +55,7 @@ class Echo:
 
 TOOLS = (Echo(),)
 QUESTION = "What costs $5 {{memory}} \\1?"
-STYLES: tuple[MemoryStyle, ...] = ("json", "toon", "table")
+STYLES: tuple[MemoryStyle, ...] = ("json", "toon")
 PLAN = "Context: c\nSub-Goal: g\nTool Name: echo"
 VERDICT = '{"analysis": "a", "result_valid": true, "memory_sufficient": false}'
 
@@ -120,7 +120,6 @@ hostile = st.lists(parts).map("".join)
 
 @pytest.mark.parametrize("style", STYLES)
 @given(results=st.lists(hostile, min_size=1, max_size=4), question=hostile)
-@settings(deadline=None, max_examples=25)
 def test_whatever_memory_holds_prompts_share_all_up_to_its_end(style: MemoryStyle, results: list[str], question: str):
     """Turn t + 1 repeats turn t up to the end of its memory, in this rollout and in one that parts from it there."""
     engine = ScriptedEngine(lambda request: PLAN)
@@ -345,13 +344,15 @@ def test_the_executor_has_no_memory_to_style():
 def test_a_missing_library_is_told_before_the_first_turn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "toon_format", None)
     PromptedPlanner(PlannerConfig())
-    with pytest.raises(UnsupportedError, match="toon-format is not installed"):
+    with pytest.raises(UnsupportedError, match="toon-format") as caught:
         PromptedPlanner(PlannerConfig(memory_style="toon"))
+    assert caught.value.code == "missing-extra"
 
 
 def test_a_module_without_an_engine_says_so():
-    with pytest.raises(RecipeError, match="the generator has no engine"):
+    with pytest.raises(RecipeError, match="generator") as caught:
         asyncio.run(PromptedGenerator(Config()).generate("q", Memory(), ModuleContext()))
+    assert caught.value.code == "engine-missing"
 
 
 def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
@@ -375,3 +376,11 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
     with LLMServer(fault_rate=0.3) as server:
         engine = OpenAICompatibleEngine(EngineConfig(model="m", base_url=server.base_url, first_pause_s=0.001), "all")
         assert asyncio.run(run(engine)) == ([False, True], "hello")
+
+
+@pytest.mark.parametrize("config", [PlannerConfig, VerifierConfig, Config])
+def test_the_removed_table_style_is_named(config: type[Config]):
+    with pytest.raises(RecipeError) as caught:
+        config.model_validate({"memory_style": "table"})
+    assert caught.value.code == "setting-removed"
+    assert '"table"' in caught.value.what

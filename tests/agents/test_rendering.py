@@ -6,19 +6,32 @@ import json
 import random
 import re
 import sys
+from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.agents.rendering import MemoryStyle, parse_memory, render_memory
-from midstream.core.errors import UnsupportedError
+from midstream.agents.rendering import MemoryStyle, PromptTemplate, render_memory, toon_library
+from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.trajectory import Action, Command, Verdict
 
-STYLES: tuple[MemoryStyle, ...] = ("json", "toon", "table")
-RECORD_START = {"json": r'^\{"turn":', "toon": r"^turn: ", "table": r"^\d+ \| "}
+
+def parse_memory(text: str, style: MemoryStyle) -> Memory:
+    """The memory that `render_memory` wrote: every text that a prompt holds can be read back."""
+    if style == "json":
+        read = [json.loads(line) for line in text.split("\n")[:-1]]
+    else:
+        documents = text.split("\n\n") if text else []
+        escape = re.compile(r"\\u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])")
+        read = [toon_library().decode(escape.sub(lambda found: chr(int(found[1], 16)), one)) for one in documents]
+    return Memory(records=tuple(MemoryRecord.model_validate(record) for record in read))
+
+
+STYLES: tuple[MemoryStyle, ...] = ("json", "toon")
+RECORD_START = {"json": r'^\{"turn":', "toon": r"^turn: "}
 TOKENS = (
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),  # ChatML
     *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "<s>", "</s>"),  # Llama 2
@@ -104,7 +117,6 @@ memories = st.lists(records, max_size=3).map(lambda made: Memory(records=tuple(m
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
-@settings(deadline=None, max_examples=80)
 @example(memory=Memory(records=(MemoryRecord(turn=1, action=Action(), command=Command(tool="t", arguments={"": {}})),)))
 def test_parse_gives_back_what_was_rendered(style: MemoryStyle, memory: Memory):
     assert parse_memory(render_memory(memory, style), style) == memory
@@ -112,7 +124,6 @@ def test_parse_gives_back_what_was_rendered(style: MemoryStyle, memory: Memory):
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories, record=records)
-@settings(deadline=None, max_examples=60)
 def test_rendering_only_grows(style: MemoryStyle, memory: Memory, record: MemoryRecord):
     longer = render_memory(memory.append(record), style)
     assert longer.startswith(render_memory(memory, style))
@@ -129,7 +140,6 @@ def is_safe(text: str, style: MemoryStyle, records: int) -> bool:
 
 @pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
-@settings(deadline=None, max_examples=60)
 def test_no_text_forges_a_token_or_a_record(style: MemoryStyle, memory: Memory):
     assert is_safe(render_memory(memory, style), style, len(memory))
 
@@ -175,17 +185,13 @@ class Maker:
         )
 
 
-@pytest.fixture(scope="module")
-def ten_thousand() -> list[tuple[Memory, Memory]]:
-    """(a memory of no or one record, the same with one more)."""
-    maker = Maker(seed=7)
-    shorter = [Memory(records=(maker.record(1),) if maker.random.random() < 0.5 else ()) for _ in range(10_000)]
-    return [(memory, memory.append(maker.record(2))) for memory in shorter]
-
-
 @pytest.mark.parametrize("style", STYLES)
-def test_ten_thousand_memories(style: MemoryStyle, ten_thousand: list[tuple[Memory, Memory]]):
-    for shorter, memory in ten_thousand:
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_memories(style: MemoryStyle, count: int):
+    maker = Maker(seed=7)
+    for _ in range(count):
+        shorter = Memory(records=(maker.record(1),) if maker.random.random() < 0.5 else ())
+        memory = shorter.append(maker.record(2))
         text = render_memory(memory, style)
         assert parse_memory(text, style) == memory
         assert is_safe(text, style, len(memory))
@@ -193,7 +199,6 @@ def test_ten_thousand_memories(style: MemoryStyle, ten_thousand: list[tuple[Memo
 
 
 @given(value=values)
-@settings(deadline=None)
 def test_json_is_one_line_and_equal(value: object):
     line = to_json(value)
     assert json.loads(line) == value
@@ -210,10 +215,6 @@ def test_the_styles_read_as_documented():
         "turn: 1\naction:\n  sub_goal: find height\n  tool: search\nresult: height 105\n"
     )
     assert render_memory(memory.append(memory.records[0]), "toon").count("\n\nturn: ") == 1
-    assert render_memory(memory, "table").splitlines() == [
-        "turn | sub_goal | tool | context | command | result | error | more",
-        "1 | find height | search |  | null | height 105 | null | {}",
-    ]
 
 
 def test_comparisons_stay_readable():
@@ -239,11 +240,45 @@ def test_neutral_text_differs_in_tokens_alone():
 
 def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "toon_format", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'midstream\[toon\]'"):
+    with pytest.raises(UnsupportedError, match="toon-format") as caught:
         render_memory(Memory(), "toon")
+    assert caught.value.code == "missing-extra"
 
 
-@pytest.mark.parametrize(("text", "style"), [("nonsense\n", "json"), ("   x\n", "toon"), ("h\na | b\n", "table")])
-def test_other_text_is_refused(text: str, style: MemoryStyle):
-    with pytest.raises(ValueError, match=r".+"):
-        parse_memory(text, style)
+# --- prompt files: what they must hold, and what values can do in them ------------------------------------------------
+
+PROMPT_LAYOUT = ("query", "memory")
+
+
+def template(tmp_path: Path, text: str) -> PromptTemplate:
+    path = tmp_path / "generator.md"
+    path.write_text(text, encoding="utf-8")
+    return PromptTemplate("generator", PROMPT_LAYOUT, path)
+
+
+def test_values_go_where_their_names_stand(tmp_path: Path):
+    made = template(tmp_path, "Be brief.\n{{lessons}}\n<!-- user -->\n{{query}}\n{{memory}}>\n\n")
+    system, user = made.messages({"query": "{{memory}} \\1", "memory": "m"})
+    assert (system.role, system.content) == ("system", "Be brief.")
+    assert (user.role, user.content) == ("user", "{{memory}} \\1\nm>")
+    assert made.messages({"query": "q", "memory": "", "lessons": "L"})[0].content == "Be brief.\nL"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{query}} {{memory}}",
+        "<!-- user -->\n{{memory}} {{query}}",
+        "<!-- user -->\n{{query}} {{memory}} {{lessons}}",
+        "<!-- user -->\n{{query}} {{memory}} {{date}}",
+    ],
+)
+def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str):
+    with pytest.raises(RecipeError, match="prompt file") as caught:
+        template(tmp_path, text)
+    assert "{{query}}, {{memory}} once each in this order" in caught.value.fix
+
+
+def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):
+    with pytest.raises(RecipeError, match="cannot be read"):
+        PromptTemplate("generator", PROMPT_LAYOUT, tmp_path / "none.md")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from midstream.agents.code import CodeExecutor
+from midstream.agents.prompted import CodeExecutor
 from midstream.core.component import registered
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.protocols import Row

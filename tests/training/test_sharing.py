@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
-from midstream.agents.template import prompt_text
+from midstream.agents.rendering import prompt_text
 from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import ModuleContext, Planner

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.running import Contexts, Draft, Record, observe, recorded
+from midstream.agents.running import Contexts, Draft, Record, observe, record_run
 from midstream.core.data import Frozen
 from midstream.core.dialogue import Dialogue
 from midstream.core.errors import UnsupportedError
@@ -29,18 +28,15 @@ from midstream.core.trajectory import Action, Call, Command, Observation, Trajec
 
 
 class Config(Frozen):
-    """Settings of the loop. `memory_update="every_turn"` is Algorithm 1, "on_continue" section 3.1 of the paper."""
+    """Settings of the loop.
+
+    `memory_update`: "every_turn" is Algorithm 1 of the paper, "on_continue" its section 3.1. `record_time` puts each
+    turn's seconds into memory.
+    """
 
     max_turns: int = Field(default=3, ge=1)
     memory_update: Literal["every_turn", "on_continue"] = "every_turn"
     record_time: bool = False
-
-
-@dataclass(kw_only=True)
-class _Run(Record):
-    """What one run gathers, its memory too."""
-
-    memory: Memory = field(default_factory=Memory)
 
 
 class AgentFlow:
@@ -75,79 +71,75 @@ class AgentFlow:
         listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
-        """Run one task to an answer (`agents.running.recorded` says what becomes of failures).
+        """Run one task to an answer (`agents.running.record_run` handles failures).
 
         Raises `UnsupportedError` for a dialogue: the four modules answer one question.
         """
         if dialogue is not None:
             raise UnsupportedError(
-                "the agent agentflow was given a task that is a dialogue",
-                cause="its modules answer one question, and no user speaks in between",
+                "the agent agentflow was given a task that is a dialogue, and answers single questions",
+                code="dialogues-not-supported",
                 fix='set agent.type = "interleaved"',
             )
         contexts = Contexts(
             engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
         )
-        run = _Run()
-        work = self._work(run, task.question, tools, contexts)
-        return await recorded(run, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
+        record = Record()
+        work = self._work(record, task.question, tools, contexts)
+        return await record_run(record, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """End what runs commands' code."""
+        """Close the code runner."""
         if self.code_runner is not None:
             await self.code_runner.close()
 
-    async def _work(self, run: _Run, question: str, tools: Sequence[Tool], contexts: Contexts) -> None:
-        await self._turns(run, question, tools, contexts)
-        await self._answer(run, question, contexts)
-
-    async def _turns(self, run: _Run, question: str, tools: Sequence[Tool], contexts: Contexts) -> None:
+    async def _work(self, record: Record, question: str, tools: Sequence[Tool], contexts: Contexts) -> None:
+        """Algorithm 1: turns until a STOP verdict or the limit, then the answer."""
+        memory = Memory()
         for _ in range(self.config.max_turns):
             clock = time.monotonic()
-            await self._turn(run.open(), run.memory, question, tools, contexts)
-            turn = run.keep()
+            await self._turn(record.begin_turn(), memory, question, tools, contexts)
+            turn = record.end_turn()
             stop = turn.verdict is not None and turn.verdict.memory_sufficient
             if self.config.memory_update == "every_turn" or not stop:
                 elapsed_s = time.monotonic() - clock if self.config.record_time else None
-                run.memory = run.memory.append(_record(turn, elapsed_s))
+                memory = memory.append(_memory_record(turn, elapsed_s))
             if stop:
-                run.stop_reason = "verified"
-                return
+                record.stop_reason = "verified"
+                break
+        context = contexts.begin("generator", len(record.turns) + 1)
+        record.answer, record.closing_calls = await self.generator.generate(question, memory, context)
+        context.emit("answer", record.answer)
 
     async def _turn(
         self, draft: Draft, memory: Memory, question: str, tools: Sequence[Tool], contexts: Contexts
     ) -> None:
         """One decision: plan, act, observe, verify. A malformed action costs the turn: nothing is executed."""
-        context = contexts.of("planner", draft.index)
+        context = contexts.begin("planner", draft.index)
         draft.action, calls = await self.planner.plan(question, tools, memory, context)
-        draft.called(calls)
+        draft.add_calls(calls)
         draft.events.append("action")
         context.emit("action", draft.action)
         if draft.action.error:
             draft.observation = Observation(status="error", text=draft.action.error)
         else:
-            context = contexts.of("executor", draft.index)
+            context = contexts.begin("executor", draft.index)
             draft.command, calls = await self.executor.command(draft.action, tools, context)
-            draft.called(calls)
+            draft.add_calls(calls)
             draft.events.append("command")
             context.emit("command", draft.command)
             draft.observation, calls = await self._observe(draft.command, tools)
-            draft.called(calls)
+            draft.add_calls(calls)
         draft.events.append("observation")
         context.emit("observation", draft.observation)
-        context = contexts.of("verifier", draft.index)
+        context = contexts.begin("verifier", draft.index)
         draft.verdict, calls = await self.verifier.verify(question, draft.observation, memory, context)
-        draft.called(calls)
+        draft.add_calls(calls)
         draft.events.append("verdict")
         context.emit("verdict", draft.verdict)
 
-    async def _answer(self, run: _Run, question: str, contexts: Contexts) -> None:
-        context = contexts.of("generator", len(run.turns) + 1)
-        run.answer, run.closing_calls = await self.generator.generate(question, run.memory, context)
-        context.emit("answer", run.answer)
-
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
-        """What came of a command, and its tool's own requests; an invalid one is an error observation."""
+        """The result of a command, and the requests that its tool made; an invalid command is an error observation."""
         if command.error:
             return Observation(status="error", text=command.error), ()
         tool = next(tool for tool in tools if tool.name == command.tool)
@@ -157,7 +149,7 @@ class AgentFlow:
         return await self.code_runner.run(command.code, tool)
 
 
-def _record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:
+def _memory_record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:
     """f_mem: the turn as memory keeps it."""
     observation = turn.observation
     failed = observation is not None and observation.status == "error"

@@ -4,8 +4,8 @@
     json     {"name": "fill_tank", "arguments": {"litres": 20}}       or a list of such objects
     python   [fill_tank(litres=20), status()]                  calls with literal arguments
 
-Nothing that a model wrote is ever run here: Python is parsed, and of the tree only calls, names and literals are read.
-What cannot be read is data: a call with `error`, for the policy to read.
+Nothing that a model wrote is ever run here: Python is parsed, and only calls, names and literals of the tree are read.
+A call that cannot be read is data: it has an `error`, for the policy to read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -29,16 +28,17 @@ from midstream.core.stream import Block, Template
 from midstream.core.trajectory import Action, Command
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)```", re.DOTALL)
-_MAX_PYTHON = 50_000  # characters: parsing more would hold up every other run
-_BROKEN = (ValueError, RecursionError, MemoryError, OverflowError)  # what text may do to a parser, SyntaxError besides
+_MAX_PYTHON = 50_000  # characters: parsing more would block every other run
+_BROKEN = (ValueError, RecursionError, MemoryError, OverflowError)  # parser errors besides SyntaxError
+_FORM = '{"name": "...", "arguments": {...}}'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A call as it was written: whose, the text of it, its arguments or what is wrong.
+    """A call as it was written: the name of its tool, its text, and its arguments or what is wrong with them.
 
-    `tool` is the name that the policy called it by, `command` what is to be run. `unreadable`: no tool or no arguments
-    could be made out; with a `command` that has an error, the arguments are none that the tool takes.
+    `tool` is the name that the policy used, `command` what is to be run. `unreadable`: no tool or no arguments were
+    found; a `command` with an error has arguments that the tool does not take.
     """
 
     tool: str = ""
@@ -53,68 +53,48 @@ class ToolCall:
         return Action(tool=tool, context=self.text, error=self.unreadable or None)
 
 
-def by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str]) -> dict[str, Tool]:
-    """The tools by what the policy calls them: `names` leads from the names in its marks to those of tools.
+def tools_by_name(tools: Sequence[Tool], template: Template, names: Mapping[str, str]) -> dict[str, Tool]:
+    """The tools by the names that the policy calls them; `names` maps names in its marks to names of tools.
 
     Raises:
-        RecipeError: a name leads to no tool, two tools go by one name or one by two, the template's marks call none of
-            them or not all, or one of them takes more or less than the one text that a call holds.
+        RecipeError: a name has no tool, two tools have one name or one tool two, the template's marks call no tool or
+            not all of them, or a tool takes more or less than the one text that a call holds.
     """
     marks = {tool: mark for mark, tool in names.items()}
     found = {marks.get(tool.name, tool.name): tool for tool in tools}
     if len(found) < len(tools):
         raise RecipeError(
-            f"two of the tools {', '.join(tool.name for tool in tools)} go by one name",
-            cause="a recipe's tool has the name of another of agent.tools, or of a function of the task's own",
-            fix="name it otherwise in agent.tools",
+            f"two of the tools {', '.join(tool.name for tool in tools)} have one name",
+            code="name-clash",
+            cause="a recipe's tool has the name of another of agent.tools, or of a function of the task",
+            fix="rename it in agent.tools",
         )
     own = {tool.name: mark for mark, tool in found.items()}
     missing = [mark for mark, tool in names.items() if own.get(tool) != mark]
     missing += [template.tool] if template.tool and template.tool not in found else []
     if missing:
         raise RecipeError(
-            f"the template {template.name!r} has marks for {missing[0]!r}, and the agent no such tool",
-            cause=f"its tools are {', '.join(found) or 'none'}",
-            fix=f'add it to [tools], or say which one it is: agent.tools = {{ {missing[0]} = "..." }}',
+            f"the template {template.name!r} has marks for {missing[0]!r}, which is not a tool of the agent"
+            f" ({', '.join(found) or 'it has none'})",
+            code="unknown-tool",
+            fix=f'add it to [tools], or name the tool that it is: agent.tools = {{ {missing[0]} = "..." }}',
         )
-    _require_callable(found, template)
-    return found
-
-
-def _require_callable(found: Mapping[str, Tool], template: Template) -> None:
-    """Refuse tools that the template's marks and bodies cannot call."""
     beyond = sorted(set(found) - {template.tool}) if template.tool else []
     if beyond:
         raise RecipeError(
-            f"the template {template.name!r} cannot call {', '.join(beyond)}",
-            cause=f"its marks call one tool, {template.tool}",
+            f"the template {template.name!r} cannot call {', '.join(beyond)}: its marks call {template.tool} alone",
+            code="template-mismatch",
             fix="take the others out of [tools], or choose a template whose marks or calls name their tool",
         )
     several = sorted(name for name, tool in found.items() if len(tool.parameters.get("required", ())) != 1)
     if several and template.body == "text":
         raise RecipeError(
             f"the template {template.name!r} cannot call {', '.join(several)}",
-            cause="a call of it is one text, and a tool must require one argument to take that",
+            code="template-mismatch",
+            cause="its calls are one text, for a tool that requires exactly one argument",
             fix='choose a template with body = "json"',
         )
-
-
-def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
-    """The calls that a call's block holds, at least one."""
-    body = block.body.encode("utf-8", "replace").decode()
-    text = body.strip()
-    if not block.closed:
-        close = template.call.close.replace("{tool}", block.tool)
-        return [ToolCall(tool=block.tool, text=text, unreadable=f"the call is never closed: {close} is missing")]
-    named = block.tool or template.tool
-    if template.body == "text":
-        return [_written(named, body, tools)]
-    read = _json if template.body == "json" else _python
-    try:
-        asked = read(_unfenced(text).strip())
-    except _Unreadable as failure:
-        return [ToolCall(tool=named, text=text, unreadable=f"the call cannot be read: {failure}")]
-    return [_asked(one, named, tools) for one in asked]
+    return found
 
 
 class _Unreadable(Exception):
@@ -122,8 +102,8 @@ class _Unreadable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """A call before its tool is known: by position, by name, and as it was written."""
+class _Written:
+    """A call before its tool is known: its name, arguments by position (`values`) and by name, and its text."""
 
     name: str
     text: str
@@ -131,39 +111,46 @@ class _Asked:
     arguments: dict[str, JsonValue]
 
 
-def _unfenced(text: str) -> str:
-    found = _FENCED.fullmatch(text)
-    return found[1] if found else text
-
-
-def _written(name: str, body: str, tools: Mapping[str, Tool]) -> ToolCall:
-    """A call whose body is its tool's one argument; the indentation that all its lines share is none of it."""
+def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+    """The calls in a call's block, at least one."""
+    body = block.body.encode("utf-8", "replace").decode()
     text = body.strip()
-    if name not in tools:
-        return ToolCall(tool=name, text=text, unreadable=_unknown(name, tools))
-    code = _unfenced(text)
-    said = textwrap.dedent(body if code == text else code).strip()
-    argument = tools[name].parameters["required"][0]
-    return _valid(name, text, {argument: said}, tools[name])
+    if not block.closed:
+        close = template.call.close.replace("{tool}", block.tool)
+        return [ToolCall(tool=block.tool, text=text, unreadable=f"the call is never closed: {close} is missing")]
+    name = block.tool or template.tool
+    fenced = _FENCED.fullmatch(text)
+    if template.body == "text":
+        if name not in tools:
+            return [ToolCall(tool=name, text=text, unreadable=_unknown(name, tools))]
+        # The body is the tool's one argument, without the indentation that all its lines share.
+        value = textwrap.dedent(fenced[1] if fenced else body).strip()
+        return [_valid(name, text, {tools[name].parameters["required"][0]: value}, tools[name])]
+    parse = _json_calls if template.body == "json" else _python_calls
+    try:
+        written = parse((fenced[1] if fenced else text).strip())
+    except _Unreadable as failure:
+        return [ToolCall(tool=name, text=text, unreadable=f"the call cannot be read: {failure}")]
+    return [_resolved(call, name, tools) for call in written]
 
 
-def _asked(one: _Asked, marks: str, tools: Mapping[str, Tool]) -> ToolCall:
-    """A call that names its tool, or, where marks do, leaves that to them."""
-    name = marks or one.name
-    if name not in tools or (marks and one.name not in ("", marks)):
-        return ToolCall(tool=one.name, text=one.text, unreadable=_unknown(one.name, tools))
+def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> ToolCall:
+    """The call with its tool: the one that its marks name, or else the one that it names itself."""
+    name = marks or call.name
+    if name not in tools or (marks and call.name not in ("", marks)):
+        return ToolCall(tool=call.name, text=call.text, unreadable=_unknown(call.name, tools))
     tool = tools[name]
     known = list(tool.parameters.get("properties", {}))
-    arguments = dict(zip(known, one.values, strict=False))
-    twice = sorted(set(arguments) & set(one.arguments))
+    arguments = dict(zip(known, call.values, strict=False))
+    twice = sorted(set(arguments) & set(call.arguments))
     problem = f"{twice[0]} is given twice" if twice else None
-    if len(one.values) > len(known):
-        problem = f"{len(one.values)} arguments without a name, where it takes {len(known)}"
-    return _valid(name, one.text, arguments | one.arguments, tool, problem)
+    if len(call.values) > len(known):
+        problem = f"{len(call.values)} arguments without a name, where it takes {len(known)}"
+    return _valid(name, call.text, arguments | call.arguments, tool, problem)
 
 
 def _valid(name: str, text: str, arguments: dict[str, JsonValue], tool: Tool, problem: str | None = None) -> ToolCall:
-    """A call with arguments, which may be none that its tool takes."""
+    """The call as a command, with an error if its tool does not take these arguments."""
     problem = problem or schema_error(arguments, tool.parameters)
     if problem is None:
         return ToolCall(tool=name, text=text, command=Command(tool=tool.name, arguments=arguments))
@@ -175,7 +162,7 @@ def _unknown(name: str, tools: Mapping[str, Tool]) -> str:
     return f"no tool is called {name[:80]!r} (tools: {', '.join(tools) or 'none'})"
 
 
-def _json(text: str) -> list[_Asked]:
+def _json_calls(text: str) -> list[_Written]:
     """An object, or a list of objects, with a name and arguments."""
     try:
         value = json.loads(text)
@@ -184,30 +171,27 @@ def _json(text: str) -> list[_Asked]:
     problem = unfit(value)
     if problem:
         raise _Unreadable(problem)
-    calls = value if isinstance(value, list) else [value]
+    calls: list[_Written] = []
+    for call in value if isinstance(value, list) else [value]:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise _Unreadable(f"a call is an object {_FORM}, not {json.dumps(call)[:200]}")
+        arguments = call.get("arguments", {})
+        beyond = sorted(set(call) - {"name", "arguments"})
+        if not isinstance(arguments, dict) or beyond:
+            raise _Unreadable(f"a call is an object {_FORM}, with nothing else: {', '.join(beyond) or 'bad arguments'}")
+        calls.append(_Written(name=call["name"], text=json.dumps(call, ensure_ascii=False), arguments=arguments))
     if not calls:
         raise _Unreadable("the list of calls is empty")
-    return [_json_call(one) for one in calls]
+    return calls
 
 
-def _json_call(value: Any) -> _Asked:
-    form = '{"name": "...", "arguments": {...}}'
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise _Unreadable(f"a call is an object {form}, not {json.dumps(value)[:200]}")
-    arguments = value.get("arguments", {})
-    beyond = sorted(set(value) - {"name", "arguments"})
-    if not isinstance(arguments, dict) or beyond:
-        raise _Unreadable(f"a call is an object {form}, with nothing else: {', '.join(beyond) or 'bad arguments'}")
-    return _Asked(name=value["name"], text=json.dumps(value, ensure_ascii=False), arguments=arguments)
-
-
-def _python(text: str) -> list[_Asked]:
+def _python_calls(text: str) -> list[_Written]:
     """Python calls with literal arguments: one, or a list of them."""
     if len(text) > _MAX_PYTHON:
         raise _Unreadable(f"its {len(text)} characters are more than {_MAX_PYTHON}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string is not the library's user's concern
+            warnings.simplefilter("ignore")  # a warning about "\d" in a string is not for the library's user
             tree = ast.parse(text, mode="eval").body
         nodes = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
         calls = [_python_call(node, text) for node in nodes]
@@ -220,7 +204,7 @@ def _python(text: str) -> list[_Asked]:
     return calls
 
 
-def _python_call(node: ast.expr, text: str) -> _Asked:
+def _python_call(node: ast.expr, text: str) -> _Written:
     if not isinstance(node, ast.Call):
         raise _Unreadable(f"it is no call: {_source(node, text)}")
     arguments: dict[str, JsonValue] = {}
@@ -229,7 +213,7 @@ def _python_call(node: ast.expr, text: str) -> _Asked:
             raise _Unreadable("an argument is given twice, or as **arguments")
         arguments[keyword.arg] = _literal(keyword.value, text)
     values = tuple(_literal(value, text) for value in node.args)
-    return _Asked(name=_dotted(node.func, text), text=_source(node, text), values=values, arguments=arguments)
+    return _Written(name=_dotted(node.func, text), text=_source(node, text), values=values, arguments=arguments)
 
 
 def _dotted(node: ast.expr, text: str) -> str:
@@ -242,7 +226,7 @@ def _dotted(node: ast.expr, text: str) -> str:
 
 
 def _literal(node: ast.expr, text: str) -> JsonValue:
-    """A literal as JSON holds it: numbers, texts, None, True, False, lists (of tuples too) and dicts of such."""
+    """A literal as JSON holds it: numbers, texts, None, True, False, lists (also from tuples) and dicts of these."""
     try:
         value = json.loads(json.dumps(ast.literal_eval(node)))
     except (TypeError, *_BROKEN):

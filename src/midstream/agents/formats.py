@@ -2,14 +2,21 @@
 
 A model's bad output is data, so no parser raises: a planner reply becomes an `Action` (with `error` if it is
 malformed), an executor reply a `Command` (likewise), a verifier reply a `Verdict` or None, a generator reply a text.
-Error texts name what was missing and what would do, for the model that reads them next.
-
-JSON is read strictly; only when the last ask has failed may it be repaired (`repair=True`, `agents/json_replies.py`).
+Error texts name what was missing and what is accepted, for the model that reads them next.
 
     Justification: the height is not known yet          {"query": "height of Amberbank"}
     Context: Amberbank is a hill
     Sub-Goal: find the height of Amberbank              {"analysis": "...", "result_valid": true,
     Tool Name: local_search                              "memory_sufficient": false}
+
+JSON is read strictly; only after the last ask may it be repaired (`repair=True`, by the library json-repair). A repair
+may change white space, quotation marks, commas, colons, escapes and the spelling of true, false and null, and nothing
+else: every word, number and bracket of the object must stand in the reply in the same order. So neither a reply that
+breaks off nor prose becomes an object, and no value appears that the model did not write.
+
+    {'query': 'height', "top_k": 3,}                    {"query": "height", "top_k": 3}
+    {"query": "height of Am                             not repaired: the closing brace is missing
+    {"query": "height", "top_k": }                      not repaired: a value would have to be invented
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -27,7 +35,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from midstream.agents.json_replies import json_objects, repaired_objects
+from midstream.core.data import unfit
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool
 from midstream.core.replies import spoken
@@ -51,52 +59,42 @@ _FENCE = re.compile(r"^[ \t]*```[\w+-]*[ \t]*$", re.MULTILINE)
 _CONCLUSION = re.compile(r"conclusion[*_`\s]*:[*_`\s]*(stop|continue)\b", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 
+_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
+# What a repair may change: white space, quotation marks, commas, colons, and escapes.
+_PUNCTUATION = re.compile(r"\\.|[\s\"'“”‘’`,:]+", re.DOTALL)
+_QUOTES = "\"'“”‘’`"
+_MAX_REPAIRED = 8_000  # characters: a repair may take a second for as many brackets, and blocks every other run
+_MAX_OBJECTS = 16
+
 
 def parse_action(text: str, tools: Sequence[Tool]) -> Action:
     """The planner's decision from its labelled sections, in any order; the first of each label counts.
 
     Sub-goal and tool are required. The tool's name is matched without regard to case, spaces and punctuation.
     """
-    sections = _sections(spoken(text))
-    sub_goal, context = sections.get("sub_goal", ""), sections.get("context", "")
+    text = _FENCE.sub("", spoken(text))
+    marks = list(_SECTION.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    sections: dict[str, str] = {}
+    for mark, end in zip(marks, ends, strict=False):  # no marks: no sections
+        label = _LABELS[re.sub(r"[\s_-]", "", mark[1].lower())]
+        sections.setdefault(label, text[mark.end() : end].strip().rstrip("*_`").strip())
+
+    sub_goal, context, named = (sections.get(label, "") for label in ("sub_goal", "context", "tool"))
     names = ", ".join(tool.name for tool in tools) or "none"
-    labels = (("Sub-Goal:", sub_goal), ("Tool Name:", sections.get("tool", "")))
-    missing = [label for label, value in labels if not value]
+    missing = [label for label, value in (("Sub-Goal:", sub_goal), ("Tool Name:", named)) if not value]
     if missing:
         error = f"the reply has no section {' and no section '.join(missing)} (tools: {names})"
         return Action(sub_goal=sub_goal, context=context, error=error)
-    tool = _find_tool(sections["tool"], tools)
-    if tool is None:
-        said = _first_line(sections["tool"])[:80]
-        error = f"no tool is called {said!r} (tools: {names})"
-        return Action(sub_goal=sub_goal, context=context, error=error)
-    return Action(sub_goal=sub_goal, tool=tool.name, context=context)
 
-
-def _sections(text: str) -> dict[str, str]:
-    text = _FENCE.sub("", text)
-    marks = list(_SECTION.finditer(text))
-    sections: dict[str, str] = {}
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    for mark, end in zip(marks, ends, strict=False):  # no marks: no sections
-        label = _LABELS[re.sub(r"[\s_-]", "", mark[1].lower())]
-        body = text[mark.end() : end]
-        sections.setdefault(label, body.strip().rstrip("*_`").strip())
-    return sections
-
-
-def _find_tool(said: str, tools: Sequence[Tool]) -> Tool | None:
-    """The tool meant by a "Tool Name" section: its first line, or that line's first word ("python (to add up)")."""
-    line = _first_line(said)
+    # The section's first line names a tool, or that line's first word does: "python (to add up)".
+    line = named.splitlines()[0].strip()
     for candidate in (line, line.split("(")[0], line.split()[0]):
         for tool in tools:
             if candidate == tool.name or (_plain(candidate) and _plain(candidate) == _plain(tool.name)):
-                return tool
-    return None
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0].strip() if text.strip() else ""
+                return Action(sub_goal=sub_goal, tool=tool.name, context=context)
+    error = f"no tool is called {line[:80]!r} (tools: {names})"
+    return Action(sub_goal=sub_goal, context=context, error=error)
 
 
 def _plain(name: str) -> str:
@@ -106,11 +104,14 @@ def _plain(name: str) -> str:
 def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     """The executor's tool call: the first JSON object, fenced or bare, that satisfies the tool's schema.
 
-    Arguments the schema does not name are refused unless it says `additionalProperties`.
+    Arguments that the schema does not name are refused unless it sets `additionalProperties`.
     """
     problem = "the reply holds no JSON object with the arguments"
     for count, found in enumerate(_objects(text, repair)):
-        arguments = _unwrapped(found, tool.parameters)
+        arguments = found
+        for key in ("parameters", "arguments"):  # a function-call envelope such as {"name": ..., "arguments": {...}}
+            if isinstance(found.get(key), dict) and key not in tool.parameters.get("properties", {}):
+                arguments = found[key]
         invalid = schema_error(arguments, tool.parameters)
         if invalid is None:
             return Command(tool=tool.name, arguments=arguments)
@@ -118,26 +119,21 @@ def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     return Command(tool=tool.name, error=f"invalid arguments for {tool.name}: {problem}")
 
 
-def _unwrapped(found: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments inside a function-call envelope such as {"name": ..., "arguments": {...}}."""
-    for key in ("arguments", "parameters"):
-        inner = found.get(key)
-        if isinstance(inner, dict) and key not in schema.get("properties", {}):
-            return inner
-    return found
-
-
 def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
     """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
 
-    Raises `ToolServerError` for a schema that is none: that is no model's fault.
+    Raises `ToolServerError` for an invalid schema, which is not the model's fault.
     """
     try:
         error = best_match(_validator(json.dumps(schema)).iter_errors(arguments))
-    except SchemaError as failure:
-        raise _broken_schema(schema, failure.message) from failure
-    except (Unresolvable, RecursionError) as failure:
-        raise _broken_schema(schema, f"{type(failure).__name__}: {failure}") from failure
+    except (SchemaError, Unresolvable, RecursionError) as failure:
+        why = failure.message if isinstance(failure, SchemaError) else f"{type(failure).__name__}: {failure}"
+        raise ToolServerError(
+            f"a tool's schema cannot be used: {why[:300]}",
+            code="tool-schema-invalid",
+            cause=f"it is not a JSON schema that is complete in itself: {json.dumps(schema)[:300]}",
+            fix="correct the tool's `parameters`",
+        ) from failure
     if error is not None:
         where = f"at {error.json_path}: " if error.path else ""
         return where + error.message[:300]
@@ -151,25 +147,17 @@ def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Validator:
-    """The validator of a schema's JSON text, made once; a schema that is none raises `SchemaError`."""
+    """The validator of a schema's JSON text, made once; an invalid schema raises `SchemaError`."""
     parsed = json.loads(schema)
     kind = validator_for(parsed, default=Draft202012Validator)
     kind.check_schema(parsed)
     return kind(parsed, registry=Registry())
 
 
-def _broken_schema(schema: Mapping[str, Any], why: str) -> ToolServerError:
-    return ToolServerError(
-        f"a tool's schema cannot be used: {why[:300]}",
-        cause=f"it is no JSON schema that is complete in itself: {json.dumps(schema)[:300]}",
-        fix="correct the tool's `parameters`",
-    )
-
-
 def parse_verdict(text: str, *, repair: bool = False) -> Verdict | None:
-    """The verifier's judgement from a JSON object, or from a text that ends in "Conclusion: STOP" or "CONTINUE".
+    """The verifier's judgment from a JSON object, or from a text that ends in "Conclusion: STOP" or "CONTINUE".
 
-    The text form says nothing about the newest result alone: it is then taken as valid. None if neither is there.
+    The text form does not judge the newest result alone: it is then taken as valid. None if neither form is there.
     """
     for found in _objects(text, repair):
         valid, sufficient = _truth(found.get("result_valid")), _truth(found.get("memory_sufficient"))
@@ -196,11 +184,76 @@ def _truth(value: object) -> bool | None:
 
 
 def parse_answer(text: str) -> str:
-    """The generator's answer: inside the last `<answer>` tag, or else the whole text; "" if there is none."""
+    """The generator's answer: inside the last `<answer>` tag, or else the whole text; "" if there is no answer."""
     text = spoken(text)
     tagged = _ANSWER.findall(text)
     return (tagged[-1] if tagged else text).strip()
 
 
+# --- JSON in a reply --------------------------------------------------------------------------------------------------
+
+
 def _objects(text: str, repair: bool) -> Iterator[dict[str, Any]]:
     return repaired_objects(spoken(text)) if repair else json_objects(spoken(text))
+
+
+def json_objects(text: str) -> Iterator[dict[str, Any]]:
+    """JSON objects in a reply: those of fenced blocks first, then bare ones, outermost, in order."""
+    for block in islice(_FENCED.findall(text), _MAX_OBJECTS):
+        found, _ = _read_object(block.strip(), 0)
+        if found is not None:
+            yield found
+    start = text.find("{")
+    for _ in range(_MAX_OBJECTS):
+        if start < 0:
+            return
+        found, end = _read_object(text, start)
+        if found is not None:
+            yield found
+        start = text.find("{", end)
+
+
+def _read_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    """The object that starts at `start` and where to read on; None for anything that a `Command` cannot hold."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start + 1
+    return (value if isinstance(value, dict) and unfit(value) is None else None), end
+
+
+def repaired_objects(text: str) -> Iterator[dict[str, Any]]:
+    """The one object of a reply that is almost JSON: its first fenced block, or all from its first brace on."""
+    from json_repair import repair_json  # 40 ms, and few runs need it
+
+    fenced = _FENCED.search(text)
+    written = (fenced[1] if fenced else text[max(text.find("{"), 0) :]).strip()
+    if len(written) > _MAX_REPAIRED:
+        return
+    try:
+        value = repair_json(written, return_objects=True)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(value, dict) or unfit(value):
+        return
+    if _words(json.dumps(value, ensure_ascii=False)) != _words(written):
+        return
+    # An empty text may fill a gap, and a quotation mark at the edge of a text ('it's here') was not part of it.
+    if all(text and text == text.strip(_QUOTES) for text in _texts(value)):
+        yield value
+
+
+def _words(text: str) -> str:
+    """What a repair must leave as it was."""
+    return _PUNCTUATION.sub("", re.sub(r"\bNone\b", "null", text)).casefold()
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text and key in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _texts(item)

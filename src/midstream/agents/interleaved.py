@@ -1,4 +1,4 @@
-"""One policy that thinks, calls tools and answers in one stream (ARTIST and its kin).
+"""One policy that thinks, calls tools and answers in one stream (ARTIST and similar agents).
 
 Source: arXiv 2505.01441. A template's marks drive the loop: sample until a mark closes a call, or the reply ends; run
 the tool; append its output to the stream; sample on; until the answer's mark, an end without one, or a limit.
@@ -6,8 +6,8 @@ the tool; append its output to the stream; sample on; until the answer's mark, a
     <think>..</think><python>..</python>   <output>..</output>   <think>..</think><answer>..</answer>
     reply 1, turn 1                        appended              reply 2, which ends the run
 
-With a dialogue a reply without a call is said to its user, whose next words are appended, until the dialogue is over.
-The agent object holds a policy and settings only, nothing of a task: any number of runs may share it at once.
+With a dialogue, a reply without a call goes to its user, whose next words are appended, until the dialogue is over. The
+agent object holds a policy and settings only, nothing of a task: any number of runs may share it at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.calls import ToolCall, by_name, read_calls
-from midstream.agents.prompted import render_lessons
-from midstream.agents.running import Contexts, Draft, Record, observe, recorded
-from midstream.agents.stream_policy import ModelPolicy, Policy, PolicyConfig, Stream, as_stopped
+from midstream.agents.calls import ToolCall, read_calls, tools_by_name
+from midstream.agents.rendering import render_lessons
+from midstream.agents.running import Contexts, Draft, Record, observe, record_run
+from midstream.agents.stream_policy import ModelPolicy, Policy, PolicyConfig, Stream, stopped_at_mark
 from midstream.core.data import Frozen
 from midstream.core.dialogue import Dialogue, UserTurn
 from midstream.core.errors import RecipeError
@@ -30,7 +30,7 @@ from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Tool
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import POLICY, Block, Template, answer_of, escape_marks, said
+from midstream.core.stream import POLICY, Template, answer_of, escape_marks, said
 from midstream.core.task import Task
 from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
 
@@ -43,10 +43,10 @@ __all__ = ["Config", "Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "St
 class Config(Frozen):
     """Settings of the loop. 8,000 tokens are the paper's (mathematics).
 
-    `max_turns` bounds the replies that call tools, in a dialogue those in each user turn: the one after them may
-    answer. `max_tokens` bounds the stream after the prompt, sampled and appended together (without token ids four
-    characters count as one). `tools` leads from names in the template's marks to tools of the recipe; a tool that is
-    not there goes by its own name.
+    `max_turns` bounds the replies that call tools, in a dialogue those in each user turn: the next reply may answer.
+    `max_tokens` bounds the stream after the prompt, sampled and appended together (without token ids, four characters
+    count as one). `tools` maps names in the template's marks to tools of the recipe; a tool that is not there keeps its
+    own name.
     """
 
     max_turns: int = Field(default=10, ge=1)
@@ -77,21 +77,33 @@ class Interleaved:
     ) -> Trajectory:
         """Run one task to an answer, or its dialogue to the end.
 
-        Raises `RecipeError` where template, tools, lessons and dialogue do not fit each other.
+        Raises `RecipeError` if template, tools, lessons and dialogue do not fit each other.
         """
+        if dialogue is not None and self.template.appends == "inline":
+            raise RecipeError(
+                f"the template {self.template.name!r} cannot hold a dialogue: it writes one reply to one question",
+                code="template-mismatch",
+                fix='choose one with appends = "message", such as artist-function-calling or native',
+            )
+        if lessons.get(POLICY) and not self.template.shows_lessons:
+            raise RecipeError(
+                f"the template {self.template.name!r} has no place for the policy's lessons",
+                code="template-mismatch",
+                fix="put {{lessons}} into its prompt, or run without the library",
+            )
         contexts = Contexts(
             engines=engines, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
         )
         run = _Run(self, tools, contexts, dialogue)
-        work = run.play(task.question)
-        return await recorded(run.record, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
+        work = run.run(task.question)
+        return await record_run(run.record, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class _Run:
-    """One run under way: its stream, what is recorded of it, what the user said last."""
+    """One run under way: its stream, its record, and what the user said last."""
 
     def __init__(
         self, agent: Interleaved, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
@@ -102,35 +114,30 @@ class _Run:
         self.user: UserTurn | None = None
         self.calling = 0  # replies with calls in this user turn
         self.over = False
-        self._check()
 
-    def _check(self) -> None:
-        if self.dialogue is not None and self.template.appends == "inline":
-            raise RecipeError(
-                f"the template {self.template.name!r} cannot hold a dialogue",
-                cause="it writes one reply to one question",
-                fix='choose one with appends = "message", such as artist-function-calling or native',
-            )
-        if self.contexts.lessons.get(POLICY) and not self.template.shows_lessons:
-            raise RecipeError(
-                f"the template {self.template.name!r} has no place for lessons",
-                cause="there are some for the policy, and it would never see them",
-                fix="put {{lessons}} into its prompt, or run without the library",
-            )
-
-    async def play(self, question: str) -> None:
+    async def run(self, question: str) -> None:
         """The whole run."""
         first = UserTurn(text=question, tools=())
         if self.dialogue is not None:
             self.user = first = await self.dialogue.begin()
         self.tools = self._tools(first)
-        codec = getattr(self.contexts.engines.get(POLICY), "codec", None)
+        rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
+        values = {
+            "tools": render_offers(self.tools, self.template),
+            "lessons": render_lessons(self.contexts.lessons.get(POLICY, "")),
+            "query": neutral(first.text),
+        }
+        system = (rules + self.template.filled(self.template.system, **values)).strip()
+        user = self.template.filled(self.template.user, **values)
+        prompt = (Message(role="user", content=user if self.template.chat else system + user),)
+        if self.template.chat and system:
+            prompt = (Message(role="system", content=system), *prompt)
         self.stream = Stream(
             template=self.template,
-            messages=self._prompt(first.text),
+            messages=prompt,
             tools=self.tools,
             max_tokens=self.config.max_tokens,
-        ).begun(codec)
+        ).encoded(getattr(self.contexts.engines.get(POLICY), "codec", None))
         while not self.over:
             if self.stream.remaining <= 0:
                 self.record.stop_reason = "token_limit"
@@ -139,36 +146,28 @@ class _Run:
             await self._reply()
 
     def _tools(self, user: UserTurn) -> dict[str, Tool]:
-        return by_name([*self.own_tools, *user.tools], self.template, self.config.tools)
-
-    def _prompt(self, question: str) -> tuple[Message, ...]:
-        rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
-        values = {
-            "tools": render_offers(self.tools, self.template),
-            "lessons": render_lessons(self.contexts.lessons.get(POLICY, "")),
-            "query": neutral(question),
-        }
-        system = (rules + self.template.filled(self.template.system, **values)).strip()
-        user = self.template.filled(self.template.user, **values)
-        if not self.template.chat:
-            return (Message(role="user", content=system + user),)
-        return (*([Message(role="system", content=system)] if system else []), Message(role="user", content=user))
+        return tools_by_name([*self.own_tools, *user.tools], self.template, self.config.tools)
 
     async def _reply(self) -> None:
-        """One reply, and what follows from it."""
-        draft = self.record.open()
+        """One reply, and what follows from it: tool calls, the user's words, or the end."""
+        draft = self.record.begin_turn()
         if self.user is not None:
             draft.user = self.user.text
             draft.events.append("user")
-            draft.called(self.user.calls)
+            draft.add_calls(self.user.calls)
             self.contexts.emitter(POLICY, draft.index)("user", draft.user)
             self.user = None
-        how = await self._sample(draft)
-        found = self.stream.latest
-        answered = any(block.kind == "answer" and block.closed for block in found)
-        runs = how == "ended" if self.template.appends == "message" else how == "stopped" and not answered
-        calls = self._read([block for block in found if runs and block.kind == "call"])
-        if how == "cut":
+        ending = await self._sample(draft)
+        blocks = self.stream.latest
+        answered = any(block.kind == "answer" and block.closed for block in blocks)
+        # Inline, a call counts when sampling stopped at its mark; as messages, when the reply has ended.
+        runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
+        written = [block for block in blocks if runs and block.kind == "call"]
+        calls = [call for block in written for call in read_calls(block, self.template, self.tools)]
+        if len(calls) > _MOST_CALLS:
+            problem = f"the reply holds {len(calls)} calls, and at most {_MOST_CALLS} are run at once"
+            calls = [ToolCall(unreadable=problem)]
+        if ending == "cut":
             self._end("token_limit")
         elif calls and self.calling == self.config.max_turns:
             self._end("turn_limit")
@@ -181,25 +180,18 @@ class _Run:
             self.contexts.emitter(POLICY, draft.index)("answer", self.record.answer)
             self._end("answered" if answered or self.record.answer is not None else "ended")
 
-    def _read(self, found: Sequence[Block]) -> list[ToolCall]:
-        """The calls of a reply in order; of too many none is run."""
-        calls = [call for block in found for call in read_calls(block, self.template, self.tools)]
-        if len(calls) <= _MOST_CALLS:
-            return calls
-        return [ToolCall(unreadable=f"the reply holds {len(calls)} calls, and at most {_MOST_CALLS} are run at once")]
-
     async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut"]:
         """Sample until a mark closes a call or the answer, the policy ends its reply, or a limit of tokens.
 
-        A closing mark that closes nothing (one that a thought mentions, or a program prints) stops sampling too: the
-        policy then writes on as if nothing had been, so many times that a reply of nothing but such marks has ended.
+        A closing mark that closes nothing (one that a thought mentions, or a program prints) stops sampling too. The
+        policy then continues as if nothing had happened; a reply of nothing but such marks ends after `_VAIN_STOPS`.
         """
-        context = self.contexts.of(POLICY, draft.index)
+        context = self.contexts.begin(POLICY, draft.index)
         for _ in range(_VAIN_STOPS):
             seed = derive_seed(context.seed, len(draft.calls))
-            call = as_stopped(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
-            self.stream = self.stream.sampled(call, draft.index)
-            draft.called([call])
+            call = stopped_at_mark(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
+            self.stream = self.stream.with_reply(call, draft.index)
+            draft.add_calls([call])
             context.emit("call", call)
             if not any(stop in call.completion for stop in self.stream.stops):
                 return "cut" if call.finish_reason == "length" else "ended"
@@ -211,20 +203,20 @@ class _Run:
         return "ended"
 
     async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
-        """Run a reply's calls in order, each in a turn of its own, and append what came of them all."""
+        """Run a reply's calls in order, each in its own turn, and append the output of all."""
         self.calling += 1
         outputs: list[str] = []
         for place, call in enumerate(calls):
             if place:
-                self.record.keep()
-                draft = self.record.open()
+                self.record.end_turn()
+                draft = self.record.begin_turn()
             draft.observation = await self._observe(draft, call)
             outputs.append(draft.observation.text)
-        self.stream, draft.appended = self.stream.answered(outputs, draft.index)
-        self.record.keep()
+        self.stream, draft.appended = self.stream.with_outputs(outputs, draft.index)
+        self.record.end_turn()
 
     async def _observe(self, draft: Draft, call: ToolCall) -> Observation:
-        """What came of one call; one that cannot be run is told what is wrong with it."""
+        """The result of one call; of an invalid one, what is wrong with it."""
         emit = self.contexts.emitter(POLICY, draft.index)
         draft.action, draft.command = call.action, call.command
         draft.events.append("action")
@@ -238,44 +230,43 @@ class _Run:
         else:
             assert draft.command is not None, "a call that can be read has a command"
             observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
-            draft.called(inner)
+            draft.add_calls(inner)
         draft.events.append("observation")
         emit("observation", observation)
         return observation
 
     async def _converse(self, draft: Draft, dialogue: Dialogue) -> None:
-        """Say the reply to the user, and append what that says to it."""
+        """Send the reply to the user, and append the user's answer to the stream."""
         self.record.answer = text = said(self.stream.pieces, self.template)
         draft.events.append("answer")
         self.contexts.emitter(POLICY, draft.index)("answer", text)
         self.user = await dialogue.reply(text)
         if self.user.over:
-            draft.called(self.user.calls)
+            draft.add_calls(self.user.calls)
             self._end("answered")
             return
         before, self.tools = self.tools, self._tools(self.user)
         new = {name: tool for name, tool in self.tools.items() if name not in before}
-        told = escape_marks(neutral(self.user.text), self.template)
+        draft.appended = escape_marks(neutral(self.user.text), self.template)
         if new:
-            told = f"{told}\n\nNew functions:\n{render_offers(new, self.template)}"
+            draft.appended += f"\n\nNew functions:\n{render_offers(new, self.template)}"
         self.calling = 0
-        self.stream = replace(self.stream, tools=self.tools)
-        self.stream = self.stream.told([Message(role="user", content=told)], told, draft.index)
-        draft.appended = told
-        self.record.keep()
+        message = Message(role="user", content=draft.appended)
+        self.stream = replace(self.stream, tools=self.tools).with_messages([message], draft.appended, draft.index)
+        self.record.end_turn()
 
     def _end(self, reason: StopReason) -> None:
-        """The run is over with the reply under way, which in a dialogue is a turn like any other."""
+        """End the run with the reply under way, which in a dialogue is a turn like any other."""
         self.over, self.record.stop_reason = True, reason
         draft = self.record.draft
         if self.dialogue is None and draft is not None:
             self.record.closing_calls, self.record.draft = tuple(draft.calls), None
         else:
-            self.record.keep()
+            self.record.end_turn()
 
 
 def render_offers(tools: Mapping[str, Tool], template: Template) -> str:
-    """A line for each tool, by what the policy calls it: what it does, and its arguments, if a call names them."""
+    """A line for each tool, by the policy's name for it: its description, and its parameters if calls name them."""
     if template.body == "text":
         return "\n".join(f"- {name}: {neutral(tool.description)}" for name, tool in tools.items())
     return "\n".join(

@@ -1,14 +1,14 @@
-"""The four modules of AgentFlow as an engine with a prompt.
+"""The four modules of AgentFlow, each an engine with a prompt.
 
 Every prompt is laid out for sharing: instructions, lessons and tools (the system message), then the query, then the
 append-only memory, then the shortest possible tail. Nothing that changes from turn to turn comes before memory, so turn
-t + 1 repeats all of turn t up to the end of its memory, and all rollouts of a task share it from the start.
+t + 1 repeats all of turn t up to the end of its memory, and all rollouts of a task share a prefix from the start.
 
 A reply that cannot be used is data. The planner's costs the turn at once; executor, verifier and generator are asked a
-second time with what was wrong. JSON that is broken even then is repaired if it is whole, and the call marked so. All
-calls are returned, unusable ones too.
+second time, with what was wrong. JSON that is still broken is repaired if it is complete, and the call marked as
+repaired. All calls are returned, unusable ones too.
 
-What others wrote cannot start a chat turn: tools and results are escaped JSON, memory has its own rendering, and in the
+Foreign text cannot start a chat turn: tools and results are escaped JSON, memory has its own rendering, and in the
 query, in lessons and in a reply that is shown to its model again, chat-template tokens are broken by an escape.
 """
 
@@ -17,24 +17,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import field_validator
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
-from midstream.agents.rendering import MemoryStyle, render_memory, toon_library
-from midstream.agents.template import PromptTemplate
+from midstream.agents.rendering import (
+    MemoryStyle,
+    PromptTemplate,
+    render_lessons,
+    render_memory,
+    render_tools,
+    toon_library,
+)
 from midstream.core.component import ComponentConfig, Context
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.memory import Memory
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import ModuleContext, Request, Tool
-from midstream.core.replies import spoken
+from midstream.core.replies import find_program, spoken
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Verdict
 from midstream.sandbox import code_runner
-
-if TYPE_CHECKING:
-    from midstream.agents.code import CodeExecutor
+from midstream.sandbox.code_runner import function_name
 
 Value = TypeVar("Value")
 
@@ -52,16 +58,27 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
 
 
 class ModuleConfig(Frozen):
-    """What every prompted module can be told. `prompt_file` replaces the prompt that ships with midstream."""
+    """Settings of every prompted module. `prompt_file` replaces the prompt that ships with midstream."""
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
     prompt_file: Path | None = None
 
 
 class Config(ModuleConfig):
-    """For modules that see the memory: planner, verifier, generator."""
+    """Settings of modules that see the memory: planner, verifier, generator."""
 
     memory_style: MemoryStyle = "json"
+
+    @field_validator("memory_style", mode="before")
+    @classmethod
+    def _not_removed(cls, value: object) -> object:
+        if value == "table":
+            raise RecipeError(
+                'memory_style = "table" was removed',
+                code="setting-removed",
+                fix='set memory_style = "json" or "toon"',
+            )
+        return value
 
 
 class PlannerConfig(Config, ComponentConfig):
@@ -101,7 +118,7 @@ class GeneratorConfig(Config, ComponentConfig):
 class ExecutorConfig(ModuleConfig, ComponentConfig):
     """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
-    `program` limits what such a program may use up; `structured_output` has the engine's server enforce the tool's
+    `program` limits the resources of such a program; `structured_output` has the engine's server enforce the tool's
     schema on arguments.
     """
 
@@ -113,13 +130,11 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
 
     def build(self, context: Context) -> CodeExecutor | PromptedExecutor:
         """Build it."""
-        from midstream.agents.code import CodeExecutor  # which reads this module
-
         return CodeExecutor(self) if self.mode == "code" else PromptedExecutor(self)
 
 
 class PromptedModule:
-    """What the four modules share: a prompt, and asking an engine until the reply can be used."""
+    """A prompt, and requests to an engine until the reply can be used: the base of the four modules."""
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
@@ -129,6 +144,13 @@ class PromptedModule:
         self.config = config
         self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
+        self._style: MemoryStyle = config.memory_style if isinstance(config, Config) else "json"
+        if self._style == "toon":
+            toon_library()  # if it is missing, fail now and not in the first turn
+
+    def _values(self, question: str, memory: Memory) -> dict[str, str]:
+        """The prompt's values for planner, verifier and generator; the executor sees neither query nor memory."""
+        return {"query": neutral(question), "memory": render_memory(memory, self._style)}
 
     async def _ask(
         self,
@@ -137,16 +159,18 @@ class PromptedModule:
         parse: Callable[[str], tuple[Value, str | None]],
         *,
         asks: int = _MAX_ASKS,
-        fix: Callable[[str], tuple[Value, str | None]] | None = None,
+        repair: Callable[[str], tuple[Value, str | None]] | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
-        """Ask up to `asks` times; `parse` gives a value and what is wrong with it (None: nothing).
+        """Ask up to `asks` times; `parse` returns a value and its problem (None: no problem).
 
-        The module's lessons are put in beside `values`. `fix` is tried on the last reply if that could not be parsed,
-        and was not cut off.
+        The module's lessons are added to `values`. `repair` is tried on the last reply if that could not be parsed and
+        was not cut off.
         """
         if context.engine is None:
-            raise RecipeError(f"the {self.role} has no engine", fix=f"name one for the {self.role} in the recipe")
+            raise RecipeError(
+                f"the {self.role} has no engine", code="engine-missing", fix=f"name one for the {self.role}"
+            )
         messages: tuple[Message, ...] = self._template.messages({**values, "lessons": render_lessons(context.lessons)})
         calls: tuple[Call, ...] = ()
         while True:
@@ -168,49 +192,21 @@ class PromptedModule:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
-            if problem is not None and last and fix is not None and call.finish_reason != "length":
-                mended, problem = fix(call.completion)
+            if problem is not None and last and repair is not None and call.finish_reason != "length":
+                repaired, problem = repair(call.completion)
                 if problem is None:
-                    value, calls = mended, (*calls[:-1], call.model_copy(update={"repaired": True}))
+                    value, calls = repaired, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.emit("call", calls[-1])
             if problem is None or last:
                 return value, calls
-            messages = (*messages, *_correction(call.completion, problem))
+            # The next request shows the unusable reply without its thoughts, and what was wrong with it.
+            said = neutral(spoken(call.completion).strip()) or "(no text)"
+            advice = f"This reply cannot be used: {problem}. Reply again in the form asked for, and with nothing else."
+            correction = Message(role="user", content=neutral(advice))
+            messages = (*messages, Message(role="assistant", content=said), correction)
 
 
-def _correction(completion: str, problem: str) -> tuple[Message, Message]:
-    """The unusable reply without its thoughts, and what was wrong with it."""
-    said = neutral(spoken(completion).strip()) or "(no text)"
-    advice = f"This reply cannot be used: {problem}. Reply again in the form asked for, and with nothing else."
-    return Message(role="assistant", content=said), Message(role="user", content=neutral(advice))
-
-
-def render_lessons(lessons: str) -> str:
-    """The part of a prompt that holds lessons; without any the prompt is what it is without this part."""
-    text = neutral(lessons.strip())
-    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
-
-
-class _Remembering(PromptedModule):
-    """What planner, verifier and generator share: they see the query and the memory."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._style: MemoryStyle = config.memory_style
-        if self._style == "toon":
-            toon_library()  # a missing one is told now, not in the first turn
-
-    def _values(self, question: str, memory: Memory) -> dict[str, str]:
-        return {"query": neutral(question), "memory": render_memory(memory, self._style)}
-
-
-def render_tools(tools: Sequence[Tool]) -> str:
-    """One line of JSON a tool: name, description, parameters. Escaped like memory: a tool may come from anywhere."""
-    fields = ("name", "description", "parameters")
-    return "\n".join(to_json({field: getattr(tool, field) for field in fields}) for tool in tools)
-
-
-class PromptedPlanner(_Remembering):
+class PromptedPlanner(PromptedModule):
     """`core.protocols.Planner` on an engine. A malformed reply is an action with `error`, without a second ask."""
 
     role, layout = "planner", ("tools", "query", "memory")
@@ -226,7 +222,7 @@ class PromptedPlanner(_Remembering):
 class PromptedExecutor(PromptedModule):
     """`core.protocols.Executor` on an engine: JSON arguments, validated against the tool's schema.
 
-    It sees the action, the tools and lessons of its own, never the query or the memory.
+    It sees the action, the tools and its lessons, never the query or the memory.
     """
 
     role, layout = "executor", ("tools", "action")
@@ -250,10 +246,64 @@ class PromptedExecutor(PromptedModule):
             return command, command.error
 
         schema = tool.parameters if self._structured else None
-        return await self._ask(values, context, parse, fix=partial(parse, repair=True), json_schema=schema)
+        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
 
 
-class PromptedVerifier(_Remembering):
+class CodeExecutor(PromptedModule):
+    """The executor's code mode: the model writes a short program around the action's tool.
+
+    Source: arXiv 2510.05592, section 3.1: a command may be code, so that calls of a tool can be chained, branched on
+    and post-processed within one turn; `sandbox.code_runner` runs it. The prompt's first values are the tools as
+    functions, its last one is the action.
+
+        ```python
+        heights = [float(local_search(query=f"{name} height").split()[-1]) for name in ("Amberbank", "Coldmere")]
+        print(sum(heights))
+        ```
+
+    Raises:
+        RecipeError: `structured_output` is on, or the prompt file is not valid.
+    """
+
+    role, layout, prompt = "executor", ("tools", "action"), "executor_code"
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        if config.structured_output:
+            raise RecipeError(
+                'agent.executor.structured_output = true with mode = "code"',
+                code="setting-conflict",
+                cause="a server can enforce the schema of arguments, not of a program",
+                fix='set structured_output = false, or mode = "arguments"',
+            )
+        super().__init__(config)
+
+    async def command(
+        self, action: Action, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[Command, tuple[Call, ...]]:
+        """Write the program for an action; one that still does not compile after a second ask has `error`."""
+        if all(tool.name != action.tool for tool in tools):
+            return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
+        functions = [
+            {"function": function_name(tool.name), "description": tool.description, "parameters": tool.parameters}
+            for tool in tools
+        ]
+        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
+        values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
+
+        def parse(reply: str) -> tuple[Command, str | None]:
+            command = parse_program(reply, action.tool)
+            return command, command.error
+
+        return await self._ask(values, context, parse)
+
+
+def parse_program(text: str, tool: str) -> Command:
+    """The executor's program (`core.replies.find_program`); without one, a command with `error`, never an exception."""
+    code, problem = find_program(text)
+    return Command(tool=tool, code=code, error=None if code is not None else f"no program for {tool}: {problem}")
+
+
+class PromptedVerifier(PromptedModule):
     """`core.protocols.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
     role, layout = "verifier", ("query", "memory", "observation")
@@ -269,22 +319,21 @@ class PromptedVerifier(_Remembering):
         values = self._values(question, memory)
         # Without its duration: a prompt that holds a measured time can never be repeated exactly.
         values["observation"] = to_json({"status": observation.status, "text": observation.text})
+
+        def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
+            verdict = parse_verdict(reply, repair=repair)
+            if verdict is not None:
+                return verdict, None
+            problem = "it holds no JSON object with result_valid and memory_sufficient as true or false"
+            unreadable = f"unparseable verdict: {reply[:500]}".encode("utf-8", "replace").decode()
+            return Verdict(result_valid=False, memory_sufficient=False, analysis=unreadable), problem
+
         schema = VERDICT_SCHEMA if self._structured else None
-        fix = partial(_readable_verdict, repair=True)
-        return await self._ask(values, context, _readable_verdict, fix=fix, json_schema=schema)
+        return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
 
 
-def _readable_verdict(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
-    verdict = parse_verdict(reply, repair=repair)
-    if verdict is not None:
-        return verdict, None
-    problem = "it holds no JSON object with result_valid and memory_sufficient as true or false"
-    unreadable = f"unparseable verdict: {reply[:500]}".encode("utf-8", "replace").decode()
-    return Verdict(result_valid=False, memory_sufficient=False, analysis=unreadable), problem
-
-
-class PromptedGenerator(_Remembering):
-    """`core.protocols.Generator` on an engine. A reply without any answer, twice, is None."""
+class PromptedGenerator(PromptedModule):
+    """`core.protocols.Generator` on an engine. Two replies without any answer give None."""
 
     role, layout = "generator", ("query", "memory")
 
@@ -292,10 +341,9 @@ class PromptedGenerator(_Remembering):
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
-        values = self._values(question, memory)
-        return await self._ask(values, context, _readable_answer)
 
+        def parse(reply: str) -> tuple[str | None, str | None]:
+            answer = parse_answer(reply) or None
+            return answer, None if answer else "it holds no answer"
 
-def _readable_answer(reply: str) -> tuple[str | None, str | None]:
-    answer = parse_answer(reply) or None
-    return answer, None if answer else "it holds no answer"
+        return await self._ask(self._values(question, memory), context, parse)

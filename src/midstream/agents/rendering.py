@@ -1,150 +1,124 @@
-"""Memory as prompt text, and back: pure functions, `parse_memory(render_memory(m, style), style) == m`.
+"""Prompts of modules: files with places for values, and the values as text (memory, tools, lessons).
 
-Three styles hold the same records. Fields at their default are left out, so a short turn is a short text.
+Memory has two styles with the same content. Fields at their default are left out, so a short turn is a short text.
 
     json    {"turn":1,"action":{"sub_goal":"find height","tool":"search"},"result":"height 105"}
 
-    toon    turn: 1                         token-oriented object notation, by the library toon-format: each record is a
-            action:                         document of its own, an empty line between two
+    toon    turn: 1                         token-oriented object notation, by the library toon-format: each record is
+            action:                         a document of its own, an empty line between two
               sub_goal: find height
               tool: search
             result: height 105
 
-    table   turn | sub_goal | tool | context | command | result | error | more
-            1 | find height | search |  | null | height 105 | null | {}
-
-Two properties hold for any text a tool or model may have produced:
+Two properties hold for any text that a tool or model may have produced:
 - Append-only: the text of n records is a prefix of the text of n + 1, so turns of one trajectory share their prompt.
 - No forgery: line breaks, control characters and whatever opens a chat-template token or a tag (`<|im_start|>`,
-  `</s>`, `[INST]`, `<div>`) come out as unicode escapes, so no text can start a record or a chat turn.
+  `</s>`, `[INST]`, `<div>`) become unicode escapes, so no text can start a record or a chat turn.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import JsonValue
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.memory import Memory
+from midstream.core.prompt_text import BRACKETS, BREAKS, neutral, to_json, unicode_escape
+from midstream.core.protocols import Tool
+from midstream.core.trajectory import Message
 
-from midstream.core.errors import UnsupportedError
-from midstream.core.memory import Memory, MemoryRecord
-from midstream.core.prompt_text import BRACKETS, BREAKS, UNSAFE, to_json, unicode_escape
+MemoryStyle = Literal["json", "toon"]
 
-MemoryStyle = Literal["json", "toon", "table"]
-
-# TOON knows no escape for `<` and the like: theirs are put on top of it, and where they stand already, on themselves.
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_USER_PART = "<!-- user -->\n"
+# TOON has no escape for `<` and the like: theirs are put on top of it, and where they already stand, on themselves.
 _ESCAPE = "u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])"
-_ESCAPED = re.compile(rf"\\{_ESCAPE}")
 _UNSAFE_IN_TOON = re.compile(rf"[{BREAKS}<\[\\](?:(?<![<\[\\])|{BRACKETS}|(?<=\\)(?={_ESCAPE}))")
-_CONTROL = re.compile(r"[\x00-\x1f]")
-_COLUMNS = ("turn", "sub_goal", "tool", "context", "command", "result", "error", "more")
-_TABLE_HEADER = " | ".join(_COLUMNS) + "\n"
+
+
+def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
+    """The text of the prompt file that ships with a package for a role, or of the user's `override`."""
+    shipped = resources.files(package) / "prompts" / f"{role}.md"
+    try:
+        return (override or shipped).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise RecipeError(
+            f"the {role}'s prompt file {override} cannot be read: {failure}",
+            code="file-not-readable",
+            fix="correct prompt_file",
+        ) from failure
+
+
+class PromptTemplate:
+    """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
+
+    Args:
+        role: names the file that ships with midstream.
+        layout: the values the prompt must hold, once each and in this order; `lessons` may stand before the query.
+        override: a file of the user; without a place for lessons it shows none (`shows_lessons`).
+        package: the package that the file ships with.
+    """
+
+    def __init__(
+        self, role: str, layout: tuple[str, ...], override: Path | None = None, *, package: str = "midstream.agents"
+    ) -> None:
+        text = prompt_text(role, override, package=package)
+        names = _PLACEHOLDER.findall(text)
+        in_place = names.count("lessons") == 0 or (names[0] == "lessons" and names.count("lessons") == 1)
+        if text.count(_USER_PART) != 1 or not in_place or tuple(name for name in names if name != "lessons") != layout:
+            raise RecipeError(
+                f"the {role}'s prompt file {override} holds {names or 'no placeholder'}",
+                code="prompt-invalid",
+                cause="prompts of successive turns are only shared if what changes comes last",
+                fix=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
+                f"all) first, and one line {_USER_PART.strip()} where the user message starts",
+            )
+        self.shows_lessons = "lessons" in names
+        self._system, self._user = text.split(_USER_PART)
+
+    def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:
+        """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
+        fill = {"lessons": "", **values}
+        system, user = (_PLACEHOLDER.sub(lambda place: fill[place[1]], part) for part in (self._system, self._user))
+        return Message(role="system", content=system.strip()), Message(role="user", content=user.rstrip("\n"))
 
 
 def render_memory(memory: Memory, style: MemoryStyle) -> str:
-    """The records as text; every record ends with a line break. The empty memory is "" (table: the header).
+    """The records as text; every record ends with a line break. The empty memory is "".
 
     Raises `UnsupportedError` for the style toon without its library.
     """
+    records = [record.model_dump(exclude_defaults=True) for record in memory.records]
     if style == "json":
-        return "".join(to_json(record.model_dump(exclude_defaults=True)) + "\n" for record in memory.records)
-    if style == "toon":
-        encode = toon_library().encode
-        documents = (
-            _UNSAFE_IN_TOON.sub(unicode_escape, encode(record.model_dump(exclude_defaults=True)))
-            for record in memory.records
-        )
-        return "\n".join(document + "\n" for document in documents)
-    return _TABLE_HEADER + "".join(_table_row(record.model_dump(exclude_defaults=True)) for record in memory.records)
-
-
-def parse_memory(text: str, style: MemoryStyle) -> Memory:
-    """The memory that `render_memory` wrote; any other text raises `ValueError`."""
-    if style == "toon":
-        decode = toon_library().decode
-        documents = text.split("\n\n") if text else []
-        records = [decode(_ESCAPED.sub(_unescape, document)) for document in documents]
-    elif style == "json":
-        records = [json.loads(line) for line in text.split("\n")[:-1]]
-    else:
-        records = [_table_parse(line) for line in text.split("\n")[1:-1]]
-    return Memory(records=tuple(MemoryRecord.model_validate(record) for record in records))
+        return "".join(to_json(record) + "\n" for record in records)
+    encode = toon_library().encode
+    return "\n".join(_UNSAFE_IN_TOON.sub(unicode_escape, encode(record)) + "\n" for record in records)
 
 
 def toon_library() -> ModuleType:
-    """The library `toon_format`, or `UnsupportedError` where it is not installed."""
+    """The library `toon_format`. Raises `UnsupportedError` if it is not installed."""
     try:
         import toon_format
     except ImportError as failure:
         raise UnsupportedError(
-            'memory_style = "toon" cannot be written',
-            cause="the library toon-format is not installed",
+            'memory_style = "toon" needs the library toon-format, which is not installed',
+            code="missing-extra",
             fix="pip install 'midstream[toon]', or set another memory_style",
         ) from failure
     return toon_format
 
 
-def _unescape(match: re.Match[str]) -> str:
-    return chr(int(match[1], 16))
+def render_lessons(lessons: str) -> str:
+    """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
+    text = neutral(lessons.strip())
+    return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
 
 
-def _is_bare(text: str) -> bool:
-    """Whether `text` may stand without quotes: no JSON reader would take it, nothing in it is unsafe."""
-    if not text or text != text.strip() or text[0] in '"[{' or _CONTROL.search(text) or UNSAFE.search(text):
-        return False
-    try:
-        json.loads(text)
-    except ValueError:
-        return True
-    return False
-
-
-def _scalar(value: object) -> str:
-    return value if isinstance(value, str) and _is_bare(value) else to_json(value)
-
-
-def _parse_scalar(text: str) -> JsonValue:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-# --- table --------------------------------------------------------------------------------------------------------
-
-
-def _table_row(record: dict[str, Any]) -> str:
-    """One line. A cell holds no "|": it is escaped in quoted text. `more` gathers what has no column of its own."""
-    action = record["action"]
-    cells = {name: action.get(name, "") for name in ("sub_goal", "tool", "context")}
-    cells |= {"turn": record["turn"], "command": record.get("command"), "error": record.get("error")}
-    cells["result"] = record.get("result", "")
-    more = {name: record[name] for name in ("verdict", "elapsed_s") if name in record}
-    if "error" in action:
-        more["action_error"] = action["error"]
-    cells["more"] = more
-    return " | ".join(_cell(cells[name]) for name in _COLUMNS) + "\n"
-
-
-def _cell(value: object) -> str:
-    if value == "":
-        return ""
-    text = _scalar(value)
-    if "|" not in text:
-        return text
-    return to_json(value).replace("|", "\\u007c")
-
-
-def _table_parse(line: str) -> dict[str, Any]:
-    texts = line.split(" | ")
-    if len(texts) != len(_COLUMNS):
-        raise ValueError(f"table: {len(texts)} cells instead of {len(_COLUMNS)} in {line!r}")
-    cells: dict[str, Any] = {
-        name: _parse_scalar(text) if text else "" for name, text in zip(_COLUMNS, texts, strict=True)
-    }
-    more = cells.pop("more")
-    action = {name: cells.pop(name) for name in ("sub_goal", "tool", "context")}
-    action["error"] = more.pop("action_error", None)
-    return {"action": action, **cells, **more}
+def render_tools(tools: Sequence[Tool]) -> str:
+    """A line of JSON for each tool: name, description, parameters. Escaped like memory: a tool may be anyone's."""
+    fields = ("name", "description", "parameters")
+    return "\n".join(to_json({field: getattr(tool, field) for field in fields}) for tool in tools)

@@ -1,4 +1,4 @@
-"""What the loops of agents share: the turn under way, what a run gathers, its deadline, and what is kept of a break."""
+"""What every agent loop shares: the turn under way, the record of a run, its deadline, and module contexts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from midstream.core.trajectory import (
     Verdict,
 )
 
-_GRACE_S = 0.25  # an engine keeps the deadline itself, and then says what it asked and how often that failed
+_GRACE_S = 0.25  # engines keep the deadline themselves, and then report the request and its failures
 
 
 @dataclass(kw_only=True)
 class Draft:
-    """The turn under way: what it holds when something breaks is what the trajectory keeps of it."""
+    """The turn under way. If something breaks, the trajectory keeps what it holds by then."""
 
     index: int
     user: str = ""
@@ -46,8 +46,8 @@ class Draft:
     verdict: Verdict | None = None
     appended: str = ""
 
-    def called(self, calls: Sequence[Call]) -> None:
-        """Requests that a module made."""
+    def add_calls(self, calls: Sequence[Call]) -> None:
+        """Add a module's requests."""
         self.calls += calls
         self.events.extend("call" for _ in calls)
 
@@ -69,7 +69,7 @@ class Draft:
 
 @dataclass(kw_only=True)
 class Record:
-    """What one run gathers; made fresh for each, never kept on the agent."""
+    """What one run produces; a new one for each run, never kept on the agent."""
 
     turns: list[Turn] = field(default_factory=list)
     draft: Draft | None = None
@@ -77,56 +77,59 @@ class Record:
     answer: str | None = None
     stop_reason: StopReason = "turn_limit"
 
-    def open(self) -> Draft:
+    def begin_turn(self) -> Draft:
         """Begin the next turn."""
         self.draft = Draft(index=len(self.turns) + 1)
         return self.draft
 
-    def keep(self) -> Turn:
+    def end_turn(self) -> Turn:
         """End the turn under way."""
-        assert self.draft is not None, "a turn is kept once, after it was opened"
+        assert self.draft is not None, "a turn ends once, after it began"
         turn, self.draft = self.draft.turn(), None
         self.turns.append(turn)
         return turn
 
-    def keep_broken(self, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
-        """Record what there is of the turn that broke, or of closing requests; `calls` are the failed module's."""
+    def end_broken(self, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
+        """Record the turn that broke, or the closing requests; `calls` are the failed module's."""
         if self.draft is None:
             self.closing_calls = calls
             return
-        self.draft.called(calls)
+        self.draft.add_calls(calls)
         self.turns.append(self.draft.turn(error))
 
 
-async def recorded(
+async def record_run(
     record: Record, work: Coroutine[None, None, None], *, task: Task, agent: str, seed: int, deadline_s: float | None
 ) -> Trajectory:
-    """Do the work, which fills the record, and make a trajectory of it.
+    """Await `work`, which fills the record, and return the record as a trajectory.
 
-    A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"`, the turns so far and
-    what there is of the broken one: what broke around the model is no verdict on it.
+    A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"`, the turns so far and the
+    broken one as far as it got: a failure around the model is not the model's.
     """
     started, clock = time.time(), time.monotonic()
     error: ErrorInfo | None = None
-    limit = asyncio.timeout_at(_loop_time(deadline_s))
+    # `deadline_s` is a time of `time.monotonic()`; the event loop has another clock.
+    left_s = None if deadline_s is None else deadline_s + _GRACE_S - clock
+    limit = asyncio.timeout(left_s)
     try:
         async with limit:
             await work
     except (TimeoutError, DeadlineError) as failure:
         if isinstance(failure, TimeoutError) and not limit.expired():
-            raise  # by another clock than this run's
+            raise  # a time-out of another clock than this run's
         record.stop_reason = "deadline"
         late = DeadlineError(
-            f"the run's time was up after {len(record.turns)} whole turns",
-            cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still at work",
+            f"the run's deadline passed after {len(record.turns)} whole turns",
+            code="deadline",
+            cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still running",
             fix="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
         )
         error = ErrorInfo(type=DeadlineError.__name__, message=str(late))
-        record.keep_broken(error, getattr(failure, "calls", ()))
+        record.end_broken(error, getattr(failure, "calls", ()))
     except InfrastructureError as failure:
         record.stop_reason = "error"
         error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
-        record.keep_broken(error, failure.calls)
+        record.end_broken(error, failure.calls)
     calls = [call for turn in record.turns for call in turn.calls] + list(record.closing_calls)
     return Trajectory(
         id=task.id,
@@ -158,8 +161,8 @@ class Contexts:
     deadline_s: float | None
     listener: TurnListener | None
 
-    def of(self, module: str, turn: int) -> ModuleContext:
-        """The context of a module that begins now."""
+    def begin(self, module: str, turn: int) -> ModuleContext:
+        """The context of a module that begins now; emits "start"."""
         emit = self.emitter(module, turn)
         emit("start", None)
         return ModuleContext(
@@ -172,7 +175,7 @@ class Contexts:
         )
 
     def emitter(self, module: str, turn: int) -> Emit:
-        """The function that emits a module's events of a turn to the listener."""
+        """The function that sends a module's events in a turn to the listener."""
         listener = self.listener
         if listener is None:
             return ignore_event
@@ -180,15 +183,8 @@ class Contexts:
 
 
 async def observe(tool: Tool, arguments: Mapping[str, JsonValue]) -> tuple[Observation, tuple[Call, ...]]:
-    """What a tool says to valid arguments, and its own requests."""
+    """A tool's answer to valid arguments, and the requests that the tool made itself."""
     clock = time.monotonic()
     result = await call_tool(tool, arguments)
     status = "ok" if result.ok else "error"
     return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
-
-
-def _loop_time(deadline_s: float | None) -> float | None:
-    """A little after a deadline of `time.monotonic()`, on the running loop's clock."""
-    if deadline_s is None:
-        return None
-    return asyncio.get_running_loop().time() + deadline_s + _GRACE_S - time.monotonic()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from midstream.agents.template import prompt_text
+from midstream.agents.rendering import prompt_text
 from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
 from midstream.core.prompt_text import neutral

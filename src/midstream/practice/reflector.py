@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from midstream.agents.template import PromptTemplate
+from midstream.agents.rendering import PromptTemplate
 from midstream.core.errors import RecipeError
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Request
@@ -249,4 +249,4 @@ class Reflector:
 
     def _template(self, role: str, prompt: str) -> PromptTemplate:
         override = self._client.config(role).prompt_file
-        return PromptTemplate(prompt, _LAYOUTS[prompt], override, room="midstream.practice")
+        return PromptTemplate(prompt, _LAYOUTS[prompt], override, package="midstream.practice")

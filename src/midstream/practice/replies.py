@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from midstream.agents.json_replies import json_objects, repaired_objects
+from midstream.agents.formats import json_objects, repaired_objects
 from midstream.core.prompt_text import to_json
 from midstream.core.replies import spoken
 from midstream.practice.library import Origin

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import EngineError, StorageError
@@ -196,7 +196,6 @@ def test_faults_on_the_way_lose_no_adapter(tmp_path: Path):
 
 
 @given(versions=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=1)), min_size=1, max_size=12))
-@settings(deadline=None, max_examples=50)
 def test_whatever_the_order_one_adapter_is_loaded(tmp_path_factory: pytest.TempPathFactory, versions):
     """Steps, resumes and repeats in any order: the server holds the newest hand-over alone, the disk at most two."""
     root = tmp_path_factory.mktemp("adapters")

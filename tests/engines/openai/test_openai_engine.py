@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
@@ -345,7 +345,6 @@ json_values = st.recursive(
 @given(
     data=st.dictionaries(st.sampled_from(["choices", "usage", "prompt_token_ids"]), json_values), exact=st.booleans()
 )
-@settings(deadline=None, max_examples=300)
 def test_any_body_is_a_reply_or_a_named_error(data: dict[str, Any], exact: bool):
     try:
         reply = checked_reply(data, token_ids=exact)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.http import TransientError
@@ -73,7 +73,6 @@ def chunks_of(data: bytes, cuts: list[int]) -> list[bytes]:
     comment=st.booleans(),
     cuts=st.lists(st.integers(min_value=0, max_value=10_000), max_size=30),
 )
-@settings(deadline=None, max_examples=300)
 def test_any_split_gives_the_same_reply(
     text: str, chat: bool, exact: bool, ends: bytes, comment: bool, cuts: list[int]
 ):
@@ -161,7 +160,6 @@ def test_what_is_no_reply(raw: bytes):
     ),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=200)
 def test_any_chunks_are_a_reply_or_a_named_error(chunks: list[Any], finished: bool):
     raw = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import EngineError, UnsupportedError, UsageError
@@ -112,7 +112,6 @@ def test_a_cancelled_waiter_takes_no_slot():
     limit=st.integers(1, 3),
     jobs=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.integers(0, 8)), max_size=8),
 )
-@settings(deadline=None, max_examples=300)
 def test_slots_hold_their_limit_whoever_is_cancelled(limit: int, jobs: list[tuple[int, int, int | None]]):
     """Jobs (start, length, cancelled at), in turns of the event loop."""
     inside: list[int] = []

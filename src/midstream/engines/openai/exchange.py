@@ -1,4 +1,4 @@
-"""One attempt at a request: the body that is sent, and the checked reply or the reason why there is none.
+"""One attempt at a request: the body that is sent, and the checked reply or the reason for its absence.
 
 The key is read from the environment for each request, sent as a header, and stored nowhere: a server's words are shown
 without it.

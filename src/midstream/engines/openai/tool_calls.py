@@ -43,7 +43,7 @@ def with_calls(content: Any, calls: object) -> Any:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise TransientError("the answer holds a tool call without a function's name")
-        # Nearly all servers send arguments as the text of an object, "" where there are none.
+        # Nearly all servers send arguments as the text of an object, "" for no arguments.
         arguments = function.get("arguments")
         if arguments is None or arguments == "":
             arguments = {}

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.agents.json_replies import json_objects, repaired_objects
+from midstream.agents.formats import json_objects, repaired_objects
 
 words = st.text(alphabet="abc é😀.-", min_size=1, max_size=8)
 scalars = words | st.integers() | st.booleans() | st.none()
@@ -73,7 +73,6 @@ def test_what_nobody_wrote_is_not_made_up(reply: str):
 
 
 @given(value=objects, data=st.data())
-@settings(deadline=None)
 def test_a_reply_that_breaks_off_is_never_repaired(value: dict[str, Any], data: st.DataObject):
     whole = json.dumps(value, ensure_ascii=False)
     end = data.draw(st.integers(0, len(whole) - 1))
@@ -81,7 +80,6 @@ def test_a_reply_that_breaks_off_is_never_repaired(value: dict[str, Any], data: 
 
 
 @given(value=objects)
-@settings(deadline=None)
 def test_what_is_repaired_has_the_reply_s_value(value: dict[str, Any]):
     """A comma too many, before the last brace, changes nothing."""
     broken = json.dumps(value, ensure_ascii=False)[:-1] + ",}"
@@ -89,7 +87,6 @@ def test_what_is_repaired_has_the_reply_s_value(value: dict[str, Any]):
 
 
 @given(reply=st.lists(st.sampled_from(SHARDS), max_size=30).map("".join))
-@settings(deadline=None, max_examples=300)
 @example(reply="{" * 20_000)
 @example(reply='{"a":' * 400 + "1" + "}" * 400 + ",")
 @example(reply="{'\"" * 300)
