@@ -13,8 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from midstream.tools.web.page import NoPage, Page
-from midstream.tools.web.page_reader import read_page
+from midstream.tools.web.page import NoPage, Page, read_page
 
 SIZE = 1_000_000
 WORDS = "The river rises in the hills north of the town and turns east beyond the old mill. "

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Self
 from urllib.parse import urlsplit
 
-PARAGRAPH = b"<p>Paragraph %d tells of harbours, herons and hay, with words enough to count as an article's text.</p>\n"
+PARAGRAPH = b"<p>Paragraph %d shows the harbors, herons and hay, with words enough to count as an article's text.</p>\n"
 FACT = b"<p>The lighthouse of Amberbank is 105 metres high.</p>\n"
 ARTICLE = (
     b"<!DOCTYPE html><html><head><title>Amberbank &amp; its sights</title><script>var hidden = 1</script></head><body>"

@@ -31,7 +31,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def _no_proxy_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.tools.web.fetch._AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr("midstream.tools.web.fetch._RETRY_AFTER_S", 0.01)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -44,7 +44,7 @@ def site() -> Iterator[PageServer]:
 
 
 class Resolver:
-    """Resolves `NAMES` and keeps what it was asked."""
+    """Resolves `NAMES` and keeps the names."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -70,7 +70,7 @@ def refusal(url: str, site: PageServer, resolver: Resolver | None = None, **limi
     return str(reason.value)
 
 
-# --- what comes -------------------------------------------------------------------------------------------------------
+# --- pages -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,23 +140,23 @@ def test_a_request_says_who_asks_and_nothing_else(site: PageServer):
         ("/nowhere", "status 302"),
         ("/pdf", "is a PDF"),
         ("/pdf-as-html", "is a PDF"),
-        ("/binary", "no text but 'application/octet-stream'"),
+        ("/binary", "not text but 'application/octet-stream'"),
         ("/binary-as-text", "binary data"),
         ("/image", "image/png"),
-        ("/brotli", "packed as 'br'"),
+        ("/brotli", "compressed as 'br'"),
         ("/not-gzip", "damaged"),
         ("/gzip-broken", "damaged"),
         ("/loop", "more than 5 redirects"),
-        ("/odd-target", "no address of a page"),
+        ("/odd-target", "not the address of a page"),
         ("/to-metadata", "169.254.169.254 is not on the public internet"),
         ("/refresh-metadata", "169.254.169.254 is not on the public internet"),
         ("/to-localhost", "there is no host localhost"),
-        ("/to-file", "no whole address"),
+        ("/to-file", "not a complete address"),
         ("/to-user", "user name or password"),
-        ("/not-http", "did not answer properly"),
-        ("/bad-header", "did not answer properly"),
-        ("/huge-header", "did not answer properly"),
-        ("/silence", "did not answer properly"),
+        ("/not-http", "did not send a valid response"),
+        ("/bad-header", "did not send a valid response"),
+        ("/huge-header", "did not send a valid response"),
+        ("/silence", "did not send a valid response"),
     ],
 )
 def test_why_there_is_no_page(site: PageServer, path: str, why: str):
@@ -164,13 +164,13 @@ def test_why_there_is_no_page(site: PageServer, path: str, why: str):
 
 
 @pytest.mark.parametrize("path", ["/429", "/500", "/silence", "/bad-header"])
-def test_what_may_pass_is_tried_once_more(site: PageServer, path: str):
+def test_a_transient_failure_is_retried_once(site: PageServer, path: str):
     before = site.paths.count(path)
     refusal(site.url(path), site)
     assert site.paths.count(path) == before + 2
 
 
-def test_what_will_not_pass_is_asked_once(site: PageServer):
+def test_a_permanent_failure_is_not_retried(site: PageServer):
     before = site.paths.count("/404")
     refusal(site.url("/404"), site)
     assert site.paths.count("/404") == before + 1
@@ -191,13 +191,13 @@ def test_a_resolver_that_hangs_is_bounded(site: PageServer):
         asyncio.run(Fetcher(Limits(fetch_s=0.1), hang).fetch("http://site.example/"))
 
 
-def test_nobody_listens(site: PageServer):
+def test_a_closed_port(site: PageServer):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert "no connection to 127.0.0.1" in refusal(f"http://127.0.0.1:{port}/", site, ports=(port,))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=300)
     | st.tuples(
@@ -213,7 +213,7 @@ def test_nobody_listens(site: PageServer):
         )
     )
 )
-def test_no_answer_is_an_error(site: PageServer, answer: bytes):
+def test_any_response_is_a_page_or_refused(site: PageServer, answer: bytes):
     site.fixed["/any"] = answer
     try:
         page = fetch(site.url("/any"), site, fetch_s=5)
@@ -222,7 +222,7 @@ def test_no_answer_is_an_error(site: PageServer, answer: bytes):
     assert len(page.body) <= 300 * 1032  # deflate's best
 
 
-# --- whom it asks -----------------------------------------------------------------------------------------------------
+# --- destinations -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,15 +235,15 @@ def test_no_answer_is_an_error(site: PageServer, answer: bytes):
         ("http://[::1]/", "not on the public internet"),
         ("http://[::ffff:169.254.169.254]/", "not on the public internet"),
         ("http://[fe80::1%25eth0]/", "not on the public internet"),
-        ("http://2130706433/", "is no host name"),
-        ("http://0x7f.1/", "is no host name"),
-        ("http://127.1/", "is no host name"),
-        ("http://0177.0.0.1/", "no address of a page"),
-        ("http://１２７.0.0.1/", "no address of a page"),
-        ("http://ex%61mple.com/", "is no host name"),
-        ("http://a b.example/", "is no host name"),
-        (f"http://{'a' * 64}.example/", "is no host name"),
-        (f"http://{'a.' * 130}example/", "is no host name"),
+        ("http://2130706433/", "is not a host name"),
+        ("http://0x7f.1/", "is not a host name"),
+        ("http://127.1/", "is not a host name"),
+        ("http://0177.0.0.1/", "not the address of a page"),
+        ("http://１２７.0.0.1/", "not the address of a page"),
+        ("http://ex%61mple.com/", "is not a host name"),
+        ("http://a b.example/", "is not a host name"),
+        (f"http://{'a' * 64}.example/", "is not a host name"),
+        (f"http://{'a.' * 130}example/", "is not a host name"),
         ("http://site.example\\@10.0.0.1/", "user name or password"),
         ("http://me:secret@site.example/", "user name or password"),
         ("http://none.example/", "there is no host none.example"),
@@ -252,14 +252,14 @@ def test_no_answer_is_an_error(site: PageServer, answer: bytes):
         ("http://site.example:0/", "port 0 is not allowed"),
         ("http://site.example:99999/", "port 99999 is not allowed"),
         ("ftp://site.example/", "ftp:// addresses cannot be read"),
-        ("file:///etc/passwd", "no whole address"),
-        ("javascript:alert(1)", "no whole address"),
-        ("site.example/page", "no whole address"),
-        ("//site.example/page", "no whole address"),
-        ("the page about herons", "no whole address"),
-        ("", "no whole address"),
+        ("file:///etc/passwd", "not a complete address"),
+        ("javascript:alert(1)", "not a complete address"),
+        ("site.example/page", "not a complete address"),
+        ("//site.example/page", "not a complete address"),
+        ("the page about herons", "not a complete address"),
+        ("", "not a complete address"),
         ("http://site.example/" + "a" * 2000, "longer than 2000"),
-        ("http://site.example/\x00", "no address of a page"),
+        ("http://site.example/\x00", "not the address of a page"),
     ],
 )
 def test_addresses_that_are_not_fetched(site: PageServer, url: str, why: str):
@@ -268,13 +268,13 @@ def test_addresses_that_are_not_fetched(site: PageServer, url: str, why: str):
     assert len(site.heads) == before
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(max_size=60)
     | st.text(max_size=40).map("http://".__add__)
     | st.from_regex(r"https?://[\w.:\[\]@%-]{1,40}/?")
 )
-def test_no_address_is_an_error(site: PageServer, url: str):
+def test_any_address_is_refused_without_an_error(site: PageServer, url: str):
     with pytest.raises(NoPage):
         asyncio.run(Fetcher(Limits(ports=(1,)), Resolver()).fetch(url))
 
@@ -314,7 +314,7 @@ def test_the_systems_resolver(site: PageServer):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ports": (0,)}, {"ports": (65536,)}, *({"allow_private": (one,)} for one in ("h:80", "a b", "http://h", ""))],
+    [{"ports": (0,)}, {"ports": (65536,)}, *({"allow_private": (host,)} for host in ("h:80", "a b", "http://h", ""))],
 )
 def test_limits_that_could_never_match_are_refused(wrong: dict[str, Any]):
     with pytest.raises(ValidationError):
@@ -323,10 +323,9 @@ def test_limits_that_could_never_match_are_refused(wrong: dict[str, Any]):
 
 
 def test_names_that_cannot_be_resolved_now_are_an_error(site: PageServer):
-    with pytest.raises(
-        ToolServerError, match=r"away\.example could not be resolved.*\n  cause: .*\n  fix: "
-    ) as failure:
+    with pytest.raises(ToolServerError, match="away") as failure:
         fetch("http://away.example/", site)
+    assert failure.value.code == "network"
     assert failure.value.retryable
 
 
@@ -402,10 +401,12 @@ def test_inner_hosts_are_refused_with_a_proxy_too(site: PageServer, monkeypatch:
 def test_a_proxy_that_does_not_answer_is_an_error(site: PageServer, monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free.getsockname()[1]}")
-    with pytest.raises(ToolServerError, match="the proxy for http:// addresses does not answer"):
+    with pytest.raises(ToolServerError) as failed:
         fetch("http://far.example/article", site)
+    assert failed.value.code == "network"
+    assert "proxy" in failed.value.what
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{site.port}")  # a web site, which knows no CONNECT
-    assert "far.example did not answer properly" in refusal("https://far.example/article", site)
+    assert "far.example did not send a valid response" in refusal("https://far.example/article", site)
     monkeypatch.setenv("http_proxy", "gopher://127.0.0.1")
-    with pytest.raises(UnsupportedError, match="cannot be used"):
+    with pytest.raises(UnsupportedError):
         fetch("http://far.example/article", site)

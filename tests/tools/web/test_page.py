@@ -1,3 +1,5 @@
+"""Pages: charsets, compression, redirects by meta tags."""
+
 import codecs
 import zlib
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.web.page import NoPage, Page, characters, check_readable, moved_to, unpacker, without_controls
+from midstream.tools.web.page import NoPage, Page, characters, check_readable, redirect_of, unpacker, without_controls
 from support.page_server import FIXED
 
 
@@ -31,7 +33,7 @@ def served(path: str) -> Page:
         ("/odd-charset", "\\x41 105"),
     ],
 )
-def test_characters_are_found_in_spite_of_what_is_said(path: str, text: str):
+def test_the_charset_is_found_in_spite_of_wrong_declarations(path: str, text: str):
     assert text in characters(served(path))
 
 
@@ -49,14 +51,14 @@ def test_a_page_that_was_cut_within_a_character_is_still_utf_8():
     | st.text(max_size=20),
     st.booleans(),
 )
-def test_no_bytes_are_an_error(body: bytes, charset: str, cut: bool):
+def test_any_bytes_become_text(body: bytes, charset: str, cut: bool):
     text = characters(page(body, charset=charset, cut=cut))
     assert not set(text) & {"\x00", "\x1b", "\x07", "\x9b", "\u202e"}
     assert "\\x" in text or "\\" not in text or b"\\" in body
 
 
 @given(st.text(max_size=200))
-def test_utf_8_is_read_as_it_is(text: str):
+def test_utf_8_is_read_unchanged(text: str):
     written = text.encode("utf-8", "replace").decode()
     assert characters(page(written.encode(), charset="shift_jis")) == without_controls(written).removeprefix("\ufeff")
 
@@ -70,7 +72,7 @@ def test_controls_become_spaces():
     st.sampled_from(["gzip", "x-gzip", "deflate", "raw", "", "identity"]),
     st.data(),
 )
-def test_unpacks_what_was_packed_in_any_pieces(body: bytes, encoding: str, data: st.DataObject):
+def test_unpacks_a_body_in_any_pieces(body: bytes, encoding: str, data: st.DataObject):
     bits = {"gzip": 31, "x-gzip": 31, "deflate": 15, "raw": -15}.get(encoding)
     packer = zlib.compressobj(wbits=bits) if bits else None
     packed = packer.compress(body) + packer.flush() if packer else body
@@ -81,14 +83,14 @@ def test_unpacks_what_was_packed_in_any_pieces(body: bytes, encoding: str, data:
 
 
 @given(st.integers(1, 5000))
-def test_a_bomb_gives_no_more_than_is_asked(most: int):
+def test_a_bomb_gives_no_more_than_the_limit(most: int):
     packed = zlib.compress(b"x" * 10**6)
     assert len(unpacker("deflate")(packed, most)) == most
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-def test_other_packings_are_refused(encoding: str):
-    with pytest.raises(NoPage, match="not asked for"):
+def test_other_encodings_are_refused(encoding: str):
+    with pytest.raises(NoPage, match="not requested"):
         unpacker(encoding)
 
 
@@ -117,6 +119,6 @@ def test_text_can_be_read(media_type: str):
         (b" " * 20_000 + b'<meta http-equiv="refresh" content="0;url=/a">', None),
     ],
 )
-def test_where_a_page_moved_to(body: bytes, target: str | None):
-    assert moved_to(page(body)) == target
-    assert moved_to(page(body, media_type="text/plain")) is None
+def test_redirects_of_pages(body: bytes, target: str | None):
+    assert redirect_of(page(body)) == target
+    assert redirect_of(page(body, media_type="text/plain")) is None

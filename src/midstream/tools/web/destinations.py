@@ -1,11 +1,12 @@
-"""Where a fetch may go: which hosts, ports and addresses, directly or by way of a proxy.
+"""Which hosts, ports and addresses may be fetched, directly or through a proxy.
 
-Only http and https, only the ports that settings allow, only hosts whose addresses are all public (`addresses.py`).
+Only http and https, only the ports that settings allow, only hosts whose addresses all belong to the public internet,
+in whatever form they are written. The registries are IANA's special-purpose address registries (RFC 6890 and its
+updates); IPv6 forms that carry an IPv4 address (RFC 4291, 3056, 6052) count as that address.
 
-Where the environment names a proxy for an address (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), the proxy resolves
-names, and so no one here can check them: private addresses are then refused only where they are written as numbers,
-names only where they are plainly inner ones ("localhost", "printer.local"). What other names lead to is the proxy's to
-restrict.
+If the environment names a proxy for an address (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), the proxy resolves
+names, so they cannot be checked here: private addresses are then refused only if they are written as numbers, names
+only if they are clearly internal ("localhost", "printer.local"). Restricting other names is up to the proxy.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
 from midstream.core.errors import ToolServerError
-from midstream.tools.web.addresses import is_disguised, is_literal, is_public
 from midstream.tools.web.page import NoPage
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]  # (host, port) -> addresses
@@ -29,8 +30,12 @@ _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 _HOST_CHARACTERS = 253
 _PORTS = {"http": 80, "https": 443}
-# With a proxy a name's address is unknown; these are never a public site's.
-_INNER = re.compile(r"[^.]+|(.*\.)?(localhost|local|internal|home\.arpa)")
+# Names that are never a public site's.
+_INTERNAL = re.compile(r"[^.]+|(.*\.)?(localhost|local|internal|home\.arpa)")
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # all IPv6 addresses that are assigned
+_NAT64 = IPv6Network("64:ff9b::/96")
+# Not private by number, but never a web site: the metadata services of cloud machines.
+_CLOUD_SERVICES = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -40,10 +45,10 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def parsed(address: str, base: httpx2.URL | None = None) -> httpx2.URL:
-    """An address as its parts; `base` is what a redirect's is relative to.
+    """An address in its parts; a redirect's is relative to `base`.
 
     Raises:
-        NoPage: it is none.
+        NoPage: it is not a complete address.
     """
     address = address.strip()
     try:
@@ -51,9 +56,9 @@ def parsed(address: str, base: httpx2.URL | None = None) -> httpx2.URL:
             raise httpx2.InvalidURL(f"longer than {_URL_CHARACTERS} characters")
         url = base.join(address) if base else httpx2.URL(address)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise NoPage(f"{address[:200]!r} is no address of a page: {error}") from error
+        raise NoPage(f"{address[:200]!r} is not the address of a page: {error}") from error
     if not url.scheme or not url.host:
-        raise NoPage(f"{address[:200]!r} is no whole address; give one such as https://example.org/page")
+        raise NoPage(f"{address[:200]!r} is not a complete address; give one such as https://example.org/page")
     return url
 
 
@@ -69,20 +74,27 @@ async def targets_of(
     host, port = url.host, _PORTS.get(url.scheme, 0) if url.port is None else url.port
     raw_host = url.raw_host.decode("ascii")
     literal = is_literal(raw_host)
+    is_name = len(raw_host) <= _HOST_CHARACTERS and _HOST.fullmatch(raw_host) and not is_disguised(raw_host)
     if url.scheme not in _PORTS:
         raise NoPage(f"{url.scheme}:// addresses cannot be read; give one that begins with https:// or http://")
     if url.userinfo:
         raise NoPage("an address with a user name or password in it is not fetched")
-    if not literal and not _is_name(raw_host):
-        raise NoPage(f"{host!r} is no host name")
+    if not literal and not is_name:
+        raise NoPage(f"{host!r} is not a host name")
     if port not in ports:
         raise NoPage(f"port {port} is not allowed; allowed: {', '.join(map(str, ports))}")
-    proxy = _proxy(url, raw_host)
+    proxies = getproxies()
+    proxy = None if proxy_bypass(raw_host) else proxies.get(url.scheme) or proxies.get("all")
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy}"
     targets = [raw_host] if literal or proxy else await _resolved(raw_host, port, resolver)
-    public = not _is_inner(raw_host) if proxy and not literal else all(map(is_public, targets))
+    if proxy and not literal:
+        public = not _INTERNAL.fullmatch(raw_host.rstrip("."))
+    else:
+        public = all(is_public(target) for target in targets)
     if not public and not {host, raw_host} & set(allow_private):
         raise NoPage(f"{host} is not on the public internet, so it is not fetched")
-    return targets, proxy
+    return targets, proxy or None
 
 
 async def _resolved(host: str, port: int, resolver: Resolver) -> Sequence[str]:
@@ -93,6 +105,7 @@ async def _resolved(host: str, port: int, resolver: Resolver) -> Sequence[str]:
             raise NoPage(f"there is no host {host}") from error
         raise ToolServerError(
             f"{host} could not be resolved: {error.strerror}",
+            code="network",
             cause="this machine has no network, or its name server does not answer",
             fix=f"try: getent hosts {host}",
         ) from error
@@ -101,18 +114,30 @@ async def _resolved(host: str, port: int, resolver: Resolver) -> Sequence[str]:
     return found
 
 
-def _is_name(host: str) -> bool:
-    return len(host) <= _HOST_CHARACTERS and bool(_HOST.fullmatch(host)) and not is_disguised(host)
+def is_public(address: str) -> bool:
+    """Whether `address` is an IPv4 or IPv6 address of the public internet."""
+    try:
+        number = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(number, IPv6Address):
+        carried = IPv4Address(int(number) & 0xFFFFFFFF) if number in _NAT64 else number.ipv4_mapped or number.sixtofour
+        if carried is None:
+            return number in _GLOBAL_UNICAST and number.is_global
+        number = carried
+    return number.is_global and not number.is_multicast and not any(number in network for network in _CLOUD_SERVICES)
 
 
-def _is_inner(host: str) -> bool:
-    return bool(_INNER.fullmatch(host.rstrip(".")))
+def is_literal(host: str) -> bool:
+    """Whether a host is an address itself, in a form with only one meaning."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
-def _proxy(url: httpx2.URL, host: str) -> str | None:
-    """The environment's proxy for `url`, if it has one."""
-    proxies = getproxies()
-    named = proxies.get(url.scheme) or proxies.get("all")
-    if not named or proxy_bypass(host):
-        return None
-    return named if "://" in named else f"http://{named}"
+def is_disguised(host: str) -> bool:
+    """Whether a host is a number that some systems read as an IPv4 address: 127.1, 0x7f000001, 2130706433."""
+    last = host.rstrip(".").rpartition(".")[2]
+    return bool(re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last)) and not is_literal(host)

@@ -1,11 +1,11 @@
 """Reading a web page with a query in mind: its passages that say most about it, or an engine's summary of them.
 
-A page is fetched once because an agent asks for it, as a person's browser would, and nothing is crawled: robots.txt,
-which addresses crawlers, is not consulted. The requests name themselves (`user_agent`), and a site that answers 403 or
-429 is taken at its word.
+A page is fetched once, on an agent's request, as a person's browser would, and nothing is crawled: robots.txt, which
+addresses crawlers, is not read. Requests identify themselves (`user_agent`), and a site that answers 403 or 429 is not
+asked again.
 
-What a page says is data. It is cleared of control characters and otherwise left as it is; that it cannot pass for
-anything else in a prompt is the work of whoever renders it there.
+A page's text is data. Control characters are removed and the rest is unchanged; the code that renders a prompt makes
+sure that it cannot pass for anything else there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.web.fetch import Fetcher, Limits
-from midstream.tools.web.page import NoPage, without_controls
-from midstream.tools.web.page_reader import PageReader, Reading
+from midstream.tools.web.page import NoPage, PageReader, without_controls
 
 _LIBRARIES = ("trafilatura", "lxml_html_clean")
 _PROMPT = """Answer the query from the web page below, briefly and only with what the page says. Keep names, numbers and
@@ -40,10 +39,10 @@ Query, once more: {query}"""
 
 
 class Config(Limits, ToolConfig):
-    """Settings of the web page tool: what may be fetched, and what is made of it.
+    """Settings of the web page tool: `Limits` of what may be fetched, and how it is read.
 
     `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
-    `temperature` and `max_tokens` are those of the summary, where the tool has an engine. `timeout_s` bounds one call
+    `temperature` and `max_tokens` are those of the summary, if the tool has an engine. `timeout_s` bounds one call
     and `output_tokens` its text.
     """
 
@@ -63,7 +62,7 @@ class Config(Limits, ToolConfig):
 
 
 class WebPage:
-    """Fetches one page (`fetch.py`), takes it apart (`page_reader.py`), and has an engine, if it has one, summarise it.
+    """Fetches one page (`fetch.py`), extracts its passages (`page.py`), and has its engine, if any, summarize them.
 
     Raises:
         UnsupportedError: the libraries of the extra `web` are missing.
@@ -88,7 +87,13 @@ class WebPage:
 
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
         config = config or Config()
-        _require_libraries()
+        missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
+        if missing:
+            raise UnsupportedError(
+                f"the tool web_page needs {' and '.join(missing)}",
+                code="missing-extra",
+                fix="pip install 'midstream[web]'",
+            )
         self.timeout_s, self.output_tokens = config.timeout_s, config.output_tokens
         self._fetcher = Fetcher(config)
         self._reader = PageReader(config.parse_s, config.passage_characters)
@@ -96,7 +101,7 @@ class WebPage:
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """What `arguments["url"]` says about `arguments["query"]`; why there is no page is `ok=False`.
+        """The passages of `arguments["url"]` about `arguments["query"]`; `ok=False` with the reason without a page.
 
         Raises:
             ToolServerError: names cannot be resolved, the proxy or the engine failed.
@@ -104,7 +109,7 @@ class WebPage:
         query = str(arguments["query"])
         try:
             page = await self._fetcher.fetch(str(arguments["url"]))
-            # Title and address are shown too, and take less than a quarter.
+            # The rest is for title and address.
             reading = await self._reader.read(page, query, self.output_tokens * CHARACTERS_PER_TOKEN * 3 // 4)
         except NoPage as reason:
             return ToolResult(text=without_controls(str(reason)), ok=False)
@@ -112,27 +117,13 @@ class WebPage:
         found = head + reading.text + ("\n[only the beginning of this page was read]" if page.cut else "")
         if self._engine is None:
             return ToolResult(text=found)
-        return await self._summary(self._engine, query, head, reading, found)
-
-    async def _summary(self, engine: Engine, query: str, head: str, reading: Reading, found: str) -> ToolResult:
-        """The engine's answer; the passages themselves where it gives none."""
         prompt = _PROMPT.format(query=query, title=reading.title, text=reading.text)
-        answer = await ask(engine, self.name, prompt, self._sampling)
+        answer = await ask(self._engine, self.name, prompt, self._sampling)
         return ToolResult(text=head + answer.text if answer.ok else found, calls=answer.calls)
 
     async def close(self) -> None:
-        """End the processes that read pages; the engine belongs to whoever made it."""
+        """End the processes that read pages; the engine's owner closes it."""
         await self._reader.close()
-
-
-def _require_libraries() -> None:
-    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(
-            f"the tool web_page needs {' and '.join(missing)}",
-            cause="the extra `web` is not installed",
-            fix="pip install 'midstream[web]'",
-        )
 
 
 Config.tool = WebPage

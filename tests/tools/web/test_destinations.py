@@ -1,12 +1,14 @@
+"""Which addresses are public, in whatever form."""
+
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.web.addresses import is_disguised, is_public
+from midstream.tools.web.destinations import is_disguised, is_public
 
-INNER = [
+INTERNAL = [
     IPv4Network(text)
     for text in (
         "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16",
@@ -14,7 +16,7 @@ INNER = [
         "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
     )
 ]  # fmt: skip
-INNER_6 = [
+INTERNAL_6 = [
     IPv6Network(text)
     for text in (
         "::/96", "64:ff9b:1::/48", "100::/64", "2001::/32", "2001:db8::/32", "fc00::/7", "fe80::/10", "fec0::/10",
@@ -39,14 +41,14 @@ def carriers(address: IPv4Address) -> list[IPv6Address]:
     ]
 
 
-@given(within(INNER))
-def test_inner_addresses_are_not_public_in_any_form(address: IPv4Address):
+@given(within(INTERNAL))
+def test_internal_addresses_are_not_public_in_any_form(address: IPv4Address):
     assert not is_public(str(address))
     assert not [form for form in carriers(address) if is_public(str(form))]
 
 
-@given(within(INNER_6))
-def test_inner_addresses_of_version_6_are_not_public(address: IPv6Address):
+@given(within(INTERNAL_6))
+def test_internal_addresses_of_version_6_are_not_public(address: IPv6Address):
     assert not is_public(str(address))
     assert not is_public(f"{address}%eth0")
 
@@ -63,7 +65,7 @@ def test_public_addresses_of_version_6():
 
 
 @given(st.text(max_size=30))
-def test_text_is_no_public_address(text: str):
+def test_other_text_is_not_a_public_address(text: str):
     assert not is_public(text + "x")
 
 
@@ -76,5 +78,5 @@ def test_text_is_no_public_address(text: str):
         ("0xyz", False),
     ],
 )  # fmt: skip
-def test_numbers_that_pass_for_names(host: str, disguised: bool):
+def test_numbers_written_as_names(host: str, disguised: bool):
     assert is_disguised(host) is disguised
