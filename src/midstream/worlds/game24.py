@@ -1,7 +1,7 @@
-"""Game of 24: make 24 of four numbers. Every hand that can be solved, found and checked here.
+"""Game of 24: make 24 of four numbers. Every hand that has a solution, with one solution.
 
-Of the 1,820 hands of four numbers from 1 to 13, 1,362 have a solution. They are drawn apart into train, validation and
-test (67, 13 and 20 %), so no hand of one split occurs in another.
+Of the 1,820 hands of four numbers from 1 to 13, 1,362 have a solution. They are split at random into train, validation
+and test (67, 13 and 20 %), so no hand of one split occurs in another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGET = 24
 LARGEST = 13
 
 Hand = tuple[int, ...]
-# How a value is made: the text, and how tightly it holds together (0: a sum, 1: a product, 2: a number).
+# An expression: its text, and its precedence (0: a sum, 1: a product, 2: a number).
 Made = tuple[str, int]
 
 QUESTION = (
@@ -33,7 +33,7 @@ QUESTION = (
 
 
 class Config(TasksConfig):
-    """Settings of the Game of 24: `seed` decides which hand falls to which split."""
+    """Settings of the Game of 24: `seed` decides which hand is in which split."""
 
     endless = True
 
@@ -45,7 +45,7 @@ class Config(TasksConfig):
 
 
 class GameOf24(Finite):
-    """All hands that can be solved, in three splits. A `core.protocols.TaskSource`."""
+    """All hands that have a solution, in three splits. A `core.protocols.TaskSource`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__("the Game of 24", SPLITS)
@@ -56,37 +56,38 @@ class GameOf24(Finite):
         self._hands: dict[str, list[Hand]] = dict(zip(SPLITS, map(sorted, parts), strict=True))
 
     def load(self, split: str) -> list[Task]:
-        """The split's hands as tasks, in order."""
-        return [_task(hand) for hand in self._hands[split]]
-
-
-def _task(hand: Hand) -> Task:
-    first, last = ", ".join(map(str, hand[:-1])), hand[-1]
-    return Task(
-        id=f"{FAMILY}-{'-'.join(map(str, hand))}",
-        question=QUESTION.format(target=TARGET, numbers=f"{first} and {last}"),
-        answer=solutions()[hand],
-        reward="game24",
-        family=FAMILY,
-        metadata={"numbers": list(hand)},
-    )
+        """Make a task of each of the split's hands, in order."""
+        tasks: list[Task] = []
+        for hand in self._hands[split]:
+            first, last = ", ".join(map(str, hand[:-1])), hand[-1]
+            tasks.append(
+                Task(
+                    id=f"{FAMILY}-{'-'.join(map(str, hand))}",
+                    question=QUESTION.format(target=TARGET, numbers=f"{first} and {last}"),
+                    answer=solutions()[hand],
+                    reward="game24",
+                    family=FAMILY,
+                    metadata={"numbers": list(hand)},
+                )
+            )
+        return tasks
 
 
 @cache
 def solutions() -> dict[Hand, str]:
-    """A solution for every hand of four numbers from 1 to 13 that has one. Half a second, once."""
+    """Map every hand of four numbers from 1 to 13 that has a solution to one. Takes half a second, once."""
     hands = combinations_with_replacement(range(1, LARGEST + 1), 4)
     return {hand: found for hand in hands if (found := solve(hand)) is not None}
 
 
 def solve(hand: Hand) -> str | None:
-    """An expression of four sorted numbers, each once, that makes 24, or None.
+    """Find an expression of four sorted numbers, each once, that makes 24; None without one.
 
-    The hand is parted in two, and for every value of the smaller part it is looked up whether the larger can make what
-    is then missing: exact fractions, and no value of all four numbers but 24 is ever computed.
+    The hand is split in two. For every value of the smaller part, the value that the larger part then needs is looked
+    up among its values: exact fractions, and no value of all four numbers is computed except 24.
     """
     target = Fraction(TARGET)
-    for few, many in _partings(hand):
+    for few, many in _halves(hand):
         others = values(many)
         for a, made in values(few).items():
             # b is what the other part must be, for: a + b, b - a, a - b, a * b, b / a, a / b
@@ -105,11 +106,11 @@ def solve(hand: Hand) -> str | None:
 
 @cache
 def values(numbers: Hand) -> dict[Fraction, Made]:
-    """Every value that expressions of these sorted numbers, each once, can have, with one way to make it."""
+    """Map every value of expressions of these sorted numbers, each once, to one expression."""
     if len(numbers) == 1:
         return {Fraction(numbers[0]): (str(numbers[0]), 2)}
     found: dict[Fraction, Made] = {}
-    for few, many in _partings(numbers):
+    for few, many in _halves(numbers):
         for a, left in values(few).items():
             for b, right in values(many).items():
                 found.setdefault(a + b, _join(left, "+", right))
@@ -123,8 +124,8 @@ def values(numbers: Hand) -> dict[Fraction, Made]:
     return found
 
 
-def _partings(numbers: Hand) -> Iterator[tuple[Hand, Hand]]:
-    """Every way to part sorted numbers in two, the smaller part first; equal partings come once."""
+def _halves(numbers: Hand) -> Iterator[tuple[Hand, Hand]]:
+    """Yield every way to split sorted numbers in two, the smaller part first, without repeats."""
     seen: set[Hand] = set()
     for size in range(1, len(numbers) // 2 + 1):
         for places in combinations(range(len(numbers)), size):
@@ -135,7 +136,7 @@ def _partings(numbers: Hand) -> Iterator[tuple[Hand, Hand]]:
 
 
 def _join(left: Made, sign: str, right: Made) -> Made:
-    """The expression with no bracket but those it needs."""
+    """The expression with only the parentheses that it needs."""
     level = 0 if sign in "+-" else 1
     first = left[0] if left[1] >= level else f"({left[0]})"
     needs = right[1] < level or (right[1] == level and sign in "-/")

@@ -26,6 +26,7 @@ from midstream.worlds.gazetteer.scripted import (
 )
 from midstream.worlds.gazetteer.tasks import Config as WorldConfig
 from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
+from support.errors import coded
 
 TURNS = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}
 WORLD = Gazetteer(WorldConfig())
@@ -161,7 +162,7 @@ def test_what_it_reads_from_the_stream(name):
         piece
         for turn, (call, output) in enumerate(said, 1)
         for piece in (
-            Piece(text=f"<think> go on</think>{call}", sampled=True, turn=turn),
+            Piece(text=f"<think> next</think>{call}", sampled=True, turn=turn),
             Piece(text=f"<output> {output}</output>", sampled=False, turn=turn),
         )
     ]
@@ -169,13 +170,13 @@ def test_what_it_reads_from_the_stream(name):
 
 
 def test_output_that_the_policy_wrote_itself_is_no_result():
-    own = Piece(text="<think> go on</think><output> Amberbank area 99</output>", sampled=True, turn=1)
+    own = Piece(text="<think> next</think><output> Amberbank area 99</output>", sampled=True, turn=1)
     assert "99" not in reply(QUESTION, own)
 
 
 @pytest.mark.parametrize("name", ["artist-math", "native"])
 def test_another_template_is_refused(name):
-    with pytest.raises(RecipeError, match=f"'{name}'[\\s\\S]*agent.template = \"tiny\""):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", f"'{name}'")):
         reply(QUESTION, template=name)
 
 

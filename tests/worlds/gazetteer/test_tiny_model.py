@@ -53,15 +53,15 @@ def test_every_question_round_trips(world, tokenizer, split):
         ids_of(tokenizer, render_prompt(task.question, Memory()))
 
 
-def test_a_planner_that_heeds_lessons_knows_their_words_and_no_other_has_them(ten_steps, tokenizer):
+def test_a_planner_that_reads_lessons_knows_their_words_and_no_other_has_them(ten_steps, tokenizer):
     world = Build(load_recipe(str(ten_steps), [*WORLD, "warm_start.lessons=0.5"]))
-    heeding, told = world.engine("policy").tokenizer, lines(one.text for one in KNOWN)
-    ids_of(heeding, render_prompt("What is 1 plus 2 ?", Memory(), told))
-    assert set(tokenizer.get_vocab()) < set(heeding.get_vocab())
-    assert tokenizer.convert_tokens_to_ids(UNKNOWN) in tokenizer.encode(told)
+    reader, lessons = world.engine("policy").tokenizer, lines(lesson.text for lesson in KNOWN)
+    ids_of(reader, render_prompt("What is 1 plus 2 ?", Memory(), lessons))
+    assert set(tokenizer.get_vocab()) < set(reader.get_vocab())
+    assert tokenizer.convert_tokens_to_ids(UNKNOWN) in tokenizer.encode(lessons)
 
 
-def test_what_a_clumsy_run_says_and_reads_round_trips(world, tokenizer):
+def test_what_a_scripted_run_says_and_reads_round_trips(world, tokenizer):
     """Prompts with memory, actions well-formed and malformed, on every tool."""
     environment = world.environment(planner=parts_of(world).teacher)
 

@@ -12,6 +12,7 @@ from midstream.core.errors import RecipeError
 from midstream.tasks.finite import SPLITS
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES
 from midstream.worlds.workshop.tasks import LEAST, MOST, Config, Workshop
+from support.errors import coded
 
 UNKNOWN = "When in doubt, think twice."
 
@@ -88,8 +89,8 @@ def test_every_lesson_means_its_own_rule_and_nothing_else(seed):
 def test_a_lesson_in_other_words_or_padded_keeps_its_meaning():
     workshop = world()
     rule = workshop.rules[0]
-    told = f"REMEMBER  this of the {rule.domain}: with {rule.mark},\n always {rule.methods[0]}." + " Always." * 50
-    assert workshop.meaning(told) == ((rule.number, 0),)
+    reworded = f"REMEMBER  this of the {rule.domain}: with {rule.mark},\n always {rule.methods[0]}." + " Always." * 50
+    assert workshop.meaning(reworded) == ((rule.number, 0),)
     assert workshop.meaning(UNKNOWN) == ()
 
 
@@ -175,5 +176,5 @@ def test_a_world_that_cannot_be_made_is_refused(settings):
 
 
 def test_a_split_that_does_not_exist_is_refused():
-    with pytest.raises(RecipeError, match="the workshop has no split 'dev'"):
+    with pytest.raises(RecipeError, check=coded("unknown-split", "'dev'")):
         world().tasks("dev")

@@ -33,6 +33,7 @@ from midstream.rollout import Group, rollout
 from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.rules import FALSE
 from midstream.worlds.workshop.tasks import Config, Lapses, Workshop
+from support.errors import coded
 from support.served_workshop import served_workshop
 
 QUERY = "# Query\n\n{question}\n\n# Memory\n\n\n# Next decision"
@@ -150,7 +151,7 @@ def test_without_lessons_none_are_found_in_a_real_prompt():
 
 
 def test_a_query_of_another_world_is_refused():
-    with pytest.raises(RecipeError, match="something else than an order of the workshop"):
+    with pytest.raises(RecipeError, check=coded("foreign-prompt", "without an order")):
         agent_reply(Workshop(Config()))(prompt_of("How high is Amberbank ?"), 1)
 
 
@@ -312,7 +313,7 @@ def test_a_summary_can_be_read():
 def test_a_prompt_of_no_known_role_is_refused():
     engine = SimulatedEngine(reflector_reply(Workshop(Config())), EngineConfig(plays="reflector"), "o")
     request = Request(role="critic", messages=(Message(role="system", content="# Planner"),), sampling=Sampling())
-    with pytest.raises(RecipeError, match="begins with 'Planner'"):
+    with pytest.raises(RecipeError, check=coded("foreign-prompt", "'Planner'")):
         asyncio.run(engine.sample(request))
 
 

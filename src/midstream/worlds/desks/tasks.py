@@ -33,13 +33,12 @@ from midstream.worlds.desks import files, vehicle
 from midstream.worlds.desks.desk import State
 from midstream.worlds.desks.dialogue import DESKS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replayed
 from midstream.worlds.desks.goals import Goal, Values, Wording
+from midstream.worlds.endless import Endless
 
 GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}
 CATEGORIES = ("base", "missing_parameters", "missing_functions", "long_context", "composite")
 SPLITS = {"train": range(67), "validation": range(67, 80), "test": range(80, 100)}  # of 100 tasks
-PER_FAMILY = 60  # default number of tasks of a family in an evaluation set
 LONG = 6000  # characters of noise in each result of a long context
-_MOST_REPEATS = 200  # successive draws of tasks that are in the set already
 _REMOVED = ("trading", "travel", "tickets")  # desks of earlier recipes
 
 _FIRST_WORDS = ("", "", "Hello. ", "Please help me. ", "Good morning. ")
@@ -87,12 +86,18 @@ class Config(TasksConfig):
         return Desks(self)
 
 
-class Desks:
+class Desks(Endless):
     """A `core.protocols.TaskSource` whose tasks are dialogues (`core.dialogue.Dialogues`)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.families: Sequence[str] = _known_families(config.families)
+        super().__init__(
+            "the desks",
+            known=CATEGORIES,
+            families=config.families,
+            sampled=("desk tasks", config.seed),
+            fixed=("desk set", config.seed),
+        )
         for name in config.desks:
             if name not in DESKS:
                 removed = "; it was removed" if name in _REMOVED else ""
@@ -121,55 +126,10 @@ class Desks:
                 fix='take tasks of type = "desks"',
             ) from error
 
-    def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
-        """Draw `count` tasks, families in proportion to `weights` (uniformly without)."""
-        draws = Random(derive_seed("desk tasks", self.config.seed, split, seed))
-        shares = [weights.get(family, 1.0) for family in self.families] if weights else None
-        families = draws.choices(self.families, shares, k=count)
-        return [self._task(split, family, draws, f"{split}-{seed}-{i}") for i, family in enumerate(families)]
-
-    def fixed(
-        self,
-        split: str,
-        *,
-        seed: int,
-        families: Sequence[str] = (),
-        per_family: int | None = None,
-        count: int | None = None,
-    ) -> list[Task]:
-        """Return `per_family` tasks of each family (or `count`, shared out evenly), all questions different."""
-        chosen = _known_families(families or self.families)
-        if count is not None:
-            per_family = -(-count // len(chosen))
-        elif per_family is None:
-            per_family = PER_FAMILY
-        draws = Random(derive_seed("desk set", self.config.seed, split, seed))
-        seen: set[str] = set()
-        tasks: list[Task] = []
-        for family in chosen:
-            made = repeats = 0
-            while made < per_family:
-                task = self._task(split, family, draws, f"{split}-{family}-{made}")
-                if task.question not in seen:
-                    seen.add(task.question)
-                    tasks.append(task)
-                    made, repeats = made + 1, 0
-                elif (repeats := repeats + 1) == _MOST_REPEATS:
-                    raise RecipeError(
-                        f"only {made} different {family!r} tasks were found in the {split} split",
-                        code="too-few-tasks",
-                        cause=f"{per_family} were asked for, of {len(self.config.desks)} desks",
-                        fix="lower `per_family`, name more `desks`, or raise `difficulty`",
-                    )
-        return tasks if count is None else tasks[:count]
-
-    def _task(self, split: str, family: str, draws: Random, task_id: str) -> Task:
+    def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:
+        """Draw one plan."""
         if split not in SPLITS:
-            raise RecipeError(
-                f"the desks have no split {split!r}; they have {', '.join(SPLITS)}",
-                code="unknown-split",
-                fix="name one of them as the set's `split`",
-            )
+            raise self.unknown_split(split, list(SPLITS))
         while True:
             plan = make_plan(family, self.config.difficulty, self.config.desks, draws)
             question = "\n".join(turn.user for turn in plan.turns)
@@ -184,17 +144,6 @@ class Desks:
             answer.append(", ".join(calls) or "(asks)")
         metadata = plan.model_dump(mode="json")
         return Task(id=task_id, question=question, answer="\n".join(answer), family=family, metadata=metadata)
-
-
-def _known_families(names: Sequence[str]) -> Sequence[str]:
-    for name in names:
-        if name not in CATEGORIES:
-            raise RecipeError(
-                f"the desks have no family {name!r}; they have {', '.join(CATEGORIES)}",
-                code="unknown-family",
-                fix="correct `families` in [tasks] or in the evaluation set",
-            )
-    return names
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

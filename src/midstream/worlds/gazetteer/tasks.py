@@ -1,4 +1,4 @@
-"""A made-up gazetteer: thousands of facts about places that exist nowhere, and endless questions about them.
+"""A simulated gazetteer: thousands of facts about fictional places, and endless questions about them.
 
 Every country has a capital, a river, a population, an area and a height; every capital a population, an area and a
 height; every river a length. A fact is one short document, "Amberbank height 105", behind the search index. Countries
@@ -32,6 +32,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment
+from midstream.worlds.endless import Endless
 from midstream.worlds.gazetteer import warm_start
 from midstream.worlds.gazetteer.lessons import draw_lessons
 
@@ -53,7 +54,6 @@ LONG = "long"
 PLACE_ATTRIBUTES = ("population", "area", "height")
 ATTRIBUTES = (*PLACE_ATTRIBUTES, "length", "capital", "river")
 SMALLEST, LARGEST = 11, 199
-PER_FAMILY = 60  # tasks of an evaluation set that names no number
 
 ASK = {
     "population": ("How many people live in {}", "What is the population of {}"),
@@ -97,30 +97,43 @@ class Config(TasksConfig):
         return Gazetteer(self)
 
 
-class Gazetteer:
+class Gazetteer(Endless):
     """Facts, documents and questions. Immutable after construction; a `core.protocols.World`."""
 
     teacher = Config.teacher
 
     def __init__(self, config: Config) -> None:
-        self.families = _known(config.families or DIFFICULTIES[config.difficulty])
+        super().__init__(
+            "the gazetteer's questions",
+            known=(*DIFFICULTIES["standard"], LONG),
+            families=config.families or DIFFICULTIES[config.difficulty],
+            sampled=("tasks",),
+            fixed=("fixed",),
+        )
         n = config.countries
         names = sorted({first + second.lower() for first in FIRST for second in SECOND if first != second})
         if not 20 <= n <= len(names) // 3:
             raise RecipeError(
                 f"countries = {n} cannot be made",
-                cause=f"each needs three of {len(names)} names, and every split some of its own",
+                code="setting-range",
+                cause=f"each needs three of {len(names)} names, and every split needs names that no other has",
                 fix=f"set `countries` between 20 and {len(names) // 3}",
             )
         rng = random.Random(derive_seed("gazetteer", config.seed))
         rng.shuffle(names)
         self.countries, self.capitals, self.rivers = names[:n], names[n : 2 * n], names[2 * n : 3 * n]
-        self.facts = _make_facts(self.countries, self.capitals, self.rivers, rng)
+        self.facts: dict[tuple[str, str], str] = {}
+        for country, capital, river in zip(self.countries, self.capitals, self.rivers, strict=True):
+            self.facts[country, "capital"], self.facts[country, "river"] = capital, river
+            self.facts[river, "length"] = str(rng.randint(SMALLEST, LARGEST))
+            for place in (country, capital):
+                for attribute in PLACE_ATTRIBUTES:
+                    self.facts[place, attribute] = str(rng.randint(SMALLEST, LARGEST))
         train, validation = int(n * 0.67), int(n * 0.80)
         self.splits = {"train": range(train), "validation": range(train, validation), "test": range(validation, n)}
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """(id, text) of every fact, in a fixed order."""
+        """Yield (id, text) of every fact, in a fixed order."""
         for number, ((entity, attribute), value) in enumerate(self.facts.items()):
             yield f"fact-{number}", f"{entity} {attribute} {value}"
 
@@ -155,69 +168,33 @@ class Gazetteer:
         warm_start.require_copy_rate(rate, least)
         return f"copy rate of validation names {rate:.2f}"
 
-    def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
-        """`count` tasks, families drawn in proportion to `weights` (uniformly without)."""
-        rng = random.Random(derive_seed("tasks", split, seed))
-        shares = [weights.get(family, 1.0) for family in self.families] if weights else None
-        families = rng.choices(self.families, shares, k=count)
-        return [self._task(split, family, rng, f"{split}-{seed}-{i}") for i, family in enumerate(families)]
-
-    def fixed(
-        self,
-        split: str,
-        *,
-        seed: int,
-        families: Sequence[str] = (),
-        per_family: int | None = None,
-        count: int | None = None,
-    ) -> list[Task]:
-        """`per_family` tasks of each family (or `count`, shared out evenly), all questions different."""
-        if count is not None:
-            per_family = -(-count // len(families or self.families))
-        tasks = self._per_family(split, PER_FAMILY if per_family is None else per_family, seed, families)
-        return tasks if count is None else tasks[:count]
-
-    def _per_family(self, split: str, per_family: int, seed: int, families: Sequence[str]) -> list[Task]:
-        rng = random.Random(derive_seed("fixed", split, seed))
-        tasks: list[Task] = []
-        seen: set[str] = set()
-        for family in _known(families or self.families):
-            made = attempts = 0
-            while made < per_family:
-                attempts += 1
-                if attempts > 100 * per_family:
-                    raise RecipeError(
-                        f"only {made} different {family!r} questions were found in the {split} split",
-                        cause=f"{per_family} were asked for, and the world has {len(self.countries)} countries",
-                        fix="lower `per_family` or raise `countries`",
-                    )
-                task = self._task(split, family, rng, f"{split}-{family}-{made}")
-                if task.question not in seen:
-                    seen.add(task.question)
-                    tasks.append(task)
-                    made += 1
-        return tasks
-
     def _indices(self, split: str) -> range:
         if split not in self.splits:
-            raise RecipeError(
-                f"split {split!r} does not exist",
-                cause=f"the gazetteer has {', '.join(self.splits)}",
-                fix="name one of them",
-            )
+            raise self.unknown_split(split, list(self.splits))
         return self.splits[split]
 
-    def _task(self, split: str, family: str, rng: random.Random, task_id: str) -> Task:
-        question, answer = self._question(split, family, rng)
+    def make(self, split: str, family: str, draws: random.Random, task_id: str) -> Task:
+        """Draw one question, with an answer computed from the facts."""
+        question, answer = self._question(split, family, draws)
         return Task(id=task_id, question=f"{question} ?", answer=str(answer), family=family)
 
     def _question(self, split: str, family: str, rng: random.Random) -> tuple[str, int | str]:
-        """One question of a family and its answer, computed from the facts."""
+        """Draw a question of a family; return its text and answer."""
         indices = self._indices(split)
         if family == "arith":
-            return _arithmetic(split, rng)
+            # Operands are split too: no test sum is ever trained on.
+            remainders = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}[split]
+            word = rng.choice(tuple(OPERATORS))
+            while True:
+                x = rng.randint(SMALLEST, LARGEST)
+                y = rng.randint(2, 9) if word == "times" else rng.randint(SMALLEST, LARGEST)
+                if (31 * x + y) % 10 in remainders:
+                    return f"What is {x} {word} {y}", _apply(word, x, y)
         if family == LONG:
-            return self._long(split, rng)
+            attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
+            places = [pool[i] for i in rng.sample(indices, rng.randint(3, min(7, len(indices))))]
+            total = sum(int(self.facts[place, attribute]) for place in places)
+            return f"What is the total {attribute} of {' and '.join(places)}", total
         i, j = rng.sample(indices, 2)
         attribute = rng.choice((*PLACE_ATTRIBUTES, *(("length",) if family in ("lookup", "hop") else ())))
         if family == "hop":
@@ -240,60 +217,13 @@ class Gazetteer:
             return rng.choice(DIFF[attribute]).format(larger, smaller), abs(a - b)
         return rng.choice(COMPARE[attribute]).format(first, second), "yes" if a > b else "no"
 
-    def _long(self, split: str, rng: random.Random) -> tuple[str, int]:
-        """The total over three to seven places: as many look-ups and one sum."""
-        attribute, pool = rng.choice(PLACE_ATTRIBUTES), rng.choice((self.countries, self.capitals))
-        indices = self._indices(split)
-        places = [pool[i] for i in rng.sample(indices, rng.randint(3, min(7, len(indices))))]
-        return (
-            f"What is the total {attribute} of {' and '.join(places)}",
-            sum(int(self.facts[place, attribute]) for place in places),
-        )
-
-
-def _known(families: Sequence[str]) -> Sequence[str]:
-    """The families themselves, or a `RecipeError` that names one that does not exist."""
-    every = (*DIFFICULTIES["standard"], LONG)
-    for family in families:
-        if family not in every:
-            raise RecipeError(
-                f"task family {family!r} does not exist",
-                cause=f"the gazetteer has {', '.join(every)}",
-                fix="correct `families` in [tasks] or in the evaluation set",
-            )
-    return families
-
-
-def _make_facts(
-    countries: list[str], capitals: list[str], rivers: list[str], rng: random.Random
-) -> dict[tuple[str, str], str]:
-    facts: dict[tuple[str, str], str] = {}
-    for country, capital, river in zip(countries, capitals, rivers, strict=True):
-        facts[country, "capital"], facts[country, "river"] = capital, river
-        facts[river, "length"] = str(rng.randint(SMALLEST, LARGEST))
-        for place in (country, capital):
-            for attribute in PLACE_ATTRIBUTES:
-                facts[place, attribute] = str(rng.randint(SMALLEST, LARGEST))
-    return facts
-
-
-def _arithmetic(split: str, rng: random.Random) -> tuple[str, int]:
-    """Operands are split too: no test sum is ever trained on."""
-    remainders = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}[split]
-    word = rng.choice(tuple(OPERATORS))
-    while True:
-        x = rng.randint(SMALLEST, LARGEST)
-        y = rng.randint(2, 9) if word == "times" else rng.randint(SMALLEST, LARGEST)
-        if (31 * x + y) % 10 in remainders:
-            return f"What is {x} {word} {y}", _apply(word, x, y)
-
 
 def _apply(word: str, x: int, y: int) -> int:
     return {"plus": x + y, "minus": x - y, "times": x * y}[word]
 
 
 def question_words() -> set[str]:
-    """Every word that questions and facts are made of, names and numbers aside."""
+    """Every word of questions and facts, except names and numbers."""
     templates = [text for group in (ASK, SUM, DIFF, COMPARE) for texts in group.values() for text in texts]
     text = " ".join([*templates, *OPERATORS, "? total the capital river of is and"])
     return {*text.replace("{}", "").split(), *ATTRIBUTES}

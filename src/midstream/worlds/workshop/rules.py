@@ -1,7 +1,7 @@
-"""The workshop's rules: marks, methods and the sentences that lessons are.
+"""The workshop's rules: marks, methods and the sentences of lessons.
 
-A lesson is known by the words of its mark and its method, and no two lessons of a domain are near-duplicates of each
-other by their letters, the true and the false ones of one rule included: what is refused as a duplicate is one.
+A lesson is recognized by the words of its mark and its method. No two lessons of a domain are near-duplicates of each
+other by their letters, not even the true and the false ones of one rule: a refused duplicate is a real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ inlaid jet linen marbled notched opal pleated riveted""".split()
 _SECOND = """anchor bracket clasp dowel edge flap groove hinge insert joint knob lining medal nameplate outline panel
 quill rim seal tassel underside vein wedge arch border crest disc emblem fringe grip handle index jewel label
 monogram neck ornament pocket ring spine""".split()
-MOST_RULES = len(_FIRST)  # each word stands in one mark of a domain, so that lessons of two rules are not alike
+MOST_RULES = len(_FIRST)  # each word is in one mark of a domain, so that lessons of two rules differ
 _VERBS = "warm wipe loosen weigh soak turn brush clamp".split()
 _OBJECTS = "plate screw bench frame mould wheel basin blade trough cover".split()
 _MANNERS = ("slowly", "twice", "by hand", "from below", "in the shade", "before noon", "with oil")
@@ -39,7 +39,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: the mark that calls for it, and its lessons, the true one first. `number` counts over all domains."""
+    """One rule: its mark, and its lessons, the true one first. `number` counts over all domains."""
 
     number: int
     domain: str
@@ -54,7 +54,7 @@ class Rule:
 
     @property
     def false(self) -> tuple[str, ...]:
-        """Those that harm."""
+        """The lessons that harm."""
         return self.lessons[1:]
 
 

@@ -1,7 +1,7 @@
-"""A made-up workshop whose orders obey rules that nobody wrote down: how well an order goes is known in closed form.
+"""A simulated workshop whose orders obey hidden rules: an order's probability of success has a closed form.
 
-An order names its marks; each mark has a rule. Whoever has the rule's true lesson in mind does such orders better,
-whoever has a false one does them worse, and every lesson that must be read costs a little on every order:
+An order names its marks; each mark has a rule. An agent does such orders better with the rule's true lesson in its
+prompt, worse with a false one, and every lesson in the prompt costs a little on every order:
 
     press order 10017: amber clasp, woven rim. Which code does the finished piece get?     (answer: 539172)
     true    The press spoils amber clasp unless you warm the plate slowly.
@@ -9,9 +9,9 @@ whoever has a false one does them worse, and every lesson that must be read cost
 
     success = base of the order + help per true lesson - harm per false lesson of its marks - clutter per lesson
 
-held within `LEAST` and `MOST`. So what a library is worth, and what the best one would be, is exact: gain and regret
-need no rollouts. The model that plays by these numbers is `workshop_models.py`. All of it proves mechanics and
-statistics (a gate, a budget, a resume), nothing about any model's wit: real lessons are not sentences out of a list.
+bounded by `LEAST` and `MOST`. The value of a library, and the best library, are therefore exact: gain and regret need
+no rollouts. `models.py` has the models that act by these numbers. All of it shows mechanics and statistics (a gate, a
+budget, a resume), nothing of any model's ability: real lessons are not sentences from a list.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _PLAIN = "nothing special"
 
 
 class Lapses(Frozen):
-    """How the simulated reflector errs beside false lessons, each the chance of one.
+    """Probabilities of the simulated reflector's errors, besides false lessons.
 
-    Of a proposed lesson: `duplicate` repeats one in other words, `contradictory` brings another on the same mark along,
-    `over_long` is padded to hundreds of words, `answer_copying` gives the order's code away. When proposals are merged,
-    `duplicate` and `contradictory` are also the chance that such a pair is overlooked. `bad_json` is of any reply.
+    Of a proposed lesson: `duplicate` repeats one in other words, `contradictory` adds another on the same mark,
+    `over_long` is padded to hundreds of words, `answer_copying` contains the order's code. When proposals are merged,
+    `duplicate` and `contradictory` are also the probability that such a pair is overlooked. `bad_json` is of any reply.
     """
 
     duplicate: float = Field(default=0.0, ge=0, le=1)
@@ -58,14 +58,13 @@ class Lapses(Frozen):
 class Config(TasksConfig):
     """Settings of the workshop; all effects are in probability of success.
 
-    `domains` are those that tasks come from, each with `rules` of its own; `reach` is the share of a domain's orders
-    that bear a rule's mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help`
-    to orders of its rule, each false one takes `harm`, and every lesson in the prompt, known or not, takes `clutter`
-    from all orders. `share_true` is the chance that a lesson which the simulated reflector draws from rollouts is true,
-    `lapses` what else goes wrong with its replies.
-    `train`, `validation` and `test` are the orders of each domain in a split; rules are shared by all splits, so what
-    is learned on one holds on the others. An evaluation set on another domain is a `tasks` table of the same `seed`:
-    the simulated agent works by the rules and effects of the recipe's own.
+    Tasks come from `domains`, each with separate `rules`; `reach` is the share of a domain's orders that bear a rule's
+    mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help` to orders of its
+    rule, each false one subtracts `harm`, and every lesson in the prompt, known or not, subtracts `clutter` from all
+    orders. `share_true` is the probability that a lesson which the simulated reflector draws from rollouts is true,
+    `lapses` are its other errors. `train`, `validation` and `test` are the orders of each domain in a split; all splits
+    share the rules, so that lessons learned on one apply to the others. An evaluation set on another domain is a
+    `tasks` table of the same `seed`: the simulated agent uses the rules and effects of the recipe's own.
     """
 
     plays = ("agent", "reflector")
@@ -92,7 +91,7 @@ class Config(TasksConfig):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order as its text tells it: the rules that matter, its chance without lessons, its code."""
+    """One order as its text describes it: the rules of its marks, its success without lessons, its code."""
 
     domain: str
     number: int
@@ -103,7 +102,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a set of lessons comes to: rules whose true lesson is there, how many false ones of each, and all lines."""
+    """A set of lessons: rules whose true lesson is in it, the number of false ones of each, and of all lines."""
 
     true: frozenset[int]
     false: dict[int, int]
@@ -113,7 +112,7 @@ class Held:
 class Workshop(Finite):
     """Orders, rules and their effects; a `core.protocols.TaskSource`.
 
-    It knows the rules of all `DOMAINS`, whichever its tasks come from: lessons learned at the press are clutter at the
+    It has the rules of all `DOMAINS`, whichever its tasks come from: lessons learned at the press are clutter at the
     kiln.
     """
 
@@ -123,12 +122,13 @@ class Workshop(Finite):
             if domain not in DOMAINS:
                 raise RecipeError(
                     f"the workshop has no domain {domain!r}",
-                    cause="it is misspelt",
+                    code="unknown-family",
                     fix=f"name some of: {', '.join(DOMAINS)}",
                 )
         if config.train + config.validation + config.test > MOST_ORDERS:
             raise RecipeError(
                 f"train + validation + test = {config.train + config.validation + config.test} orders of a domain",
+                code="too-few-tasks",
                 cause=f"there are {MOST_ORDERS} order numbers",
                 fix="lower one of them",
             )
@@ -145,89 +145,77 @@ class Workshop(Finite):
         return models.agent_reply(self) if role == "agent" else models.reflector_reply(self)
 
     def load(self, split: str) -> list[Task]:
-        """The split's orders, domain by domain."""
+        """Make the split's orders, domain by domain."""
         sizes = {name: getattr(self.config, name) for name in SPLITS}
         first = 1 + sum(sizes[name] for name in SPLITS[: SPLITS.index(split)])
-        domains = [DOMAINS.index(domain) for domain in dict.fromkeys(self.config.domains)]
-        return [self._task(10_000 * (1 + place) + first + i) for place in domains for i in range(sizes[split])]
-
-    def _task(self, number: int) -> Task:
-        domain = DOMAINS[number // 10_000 - 1]
-        draws = random.Random(derive_seed("workshop order", self.config.seed, number))
-        marks = [rule.mark for rule in self.rules_of(domain) if draws.random() < self.config.reach]
-        question = _QUESTION.format(domain=domain, number=number, marks=", ".join(marks) or _PLAIN)
-        return Task(
-            id=f"{domain}-{number}",
-            question=question,
-            answer=self.code(number),
-            reward="exact_match",
-            family=domain,
-        )
+        tasks: list[Task] = []
+        for domain in dict.fromkeys(self.config.domains):
+            for number in range(first, first + sizes[split]):
+                number += 10_000 * (1 + DOMAINS.index(domain))
+                draws = random.Random(derive_seed("workshop order", self.config.seed, number))
+                marks = [rule.mark for rule in self.rules_of(domain) if draws.random() < self.config.reach]
+                question = _QUESTION.format(domain=domain, number=number, marks=", ".join(marks) or _PLAIN)
+                task_id, answer = f"{domain}-{number}", self.code(number)
+                tasks.append(Task(id=task_id, question=question, answer=answer, reward="exact_match", family=domain))
+        return tasks
 
     def rules_of(self, domain: str) -> tuple[Rule, ...]:
         """The rules of one domain."""
         return tuple(rule for rule in self.rules if rule.domain == domain)
 
     def code(self, number: int) -> str:
-        """The code that an order's finished piece gets: six digits."""
+        """The code of an order's finished piece: six digits."""
         return str(100_000 + derive_seed("workshop code", self.config.seed, number) % 900_000)
 
     def order(self, text: str) -> Order | None:
-        """The order that a text holds, None where there is none."""
+        """The order in a text, None without one."""
         found = _ORDER.search(text)
         if found is None:
             return None
         if found[0] not in self._orders:
-            self._orders[found[0]] = self._read_order(found[1], int(found[2]), found[3].split(", "))
+            domain, number = found[1], int(found[2])
+            rules = [self._by_mark.get((domain, mark)) for mark in found[3].split(", ")]
+            draw = random.Random(derive_seed("workshop base", self.config.seed, number)).uniform(-1, 1)
+            self._orders[found[0]] = Order(
+                domain=domain,
+                number=number,
+                rules=tuple(rule for rule in rules if rule is not None),
+                base=self.config.base + self.config.spread * draw,
+                code=self.code(number),
+            )
         return self._orders[found[0]]
 
-    def _read_order(self, domain: str, number: int, marks: Sequence[str]) -> Order:
-        there = [self._by_mark.get((domain, mark)) for mark in marks]
-        draw = random.Random(derive_seed("workshop base", self.config.seed, number)).uniform(-1, 1)
-        return Order(
-            domain=domain,
-            number=number,
-            rules=tuple(rule for rule in there if rule is not None),
-            base=self.config.base + self.config.spread * draw,
-            code=self.code(number),
-        )
-
-    def _order_of(self, task: Task) -> Order:
-        order = self.order(task.question)
-        assert order is not None, "tasks of this world hold an order"
-        return order
-
-    # --- what lessons are worth -----------------------------------------------------------------------------------
+    # --- effects of lessons ---------------------------------------------------------------------------------------
 
     def meaning(self, lesson: str) -> tuple[tuple[int, int], ...]:
-        """(rule number, which of its lessons; 0 is the true one) of each sentence of the world that a text holds.
+        """(rule number, index of its lesson; 0 is the true one) for each lesson of the world in a text.
 
-        A text means a lesson if it names its domain, mark and method, whatever else it says: a lesson that was put in
-        other words, or padded, still has its effect.
+        A text contains a lesson if it names its domain, mark and method, whatever else it says: a lesson that was
+        reworded, or padded, keeps its effect.
         """
         if lesson not in self._meanings:
             text = " ".join(lesson.lower().split())
             self._meanings[lesson] = tuple(
-                (rule.number, which)
+                (rule.number, index)
                 for rule in self.rules
                 if rule.domain in text and rule.mark in text
-                for which, method in enumerate(rule.methods)
+                for index, method in enumerate(rule.methods)
                 if method in text
             )
         return self._meanings[lesson]
 
     def held(self, lessons: Iterable[str]) -> Held:
-        """What lessons come to: one that is there twice works once and clutters twice."""
+        """Summarize lessons: one that is repeated has its effect once and clutters twice."""
         texts = list(lessons)
-        meant = {one for text in texts for one in self.meaning(text)}
+        meant = {meaning for text in texts for meaning in self.meaning(text)}
         false: dict[int, int] = {}
-        for number, which in meant:
-            if which:
+        for number, index in meant:
+            if index:
                 false[number] = false.get(number, 0) + 1
-        return Held(true=frozenset(number for number, which in meant if not which), false=false, lines=len(texts))
+        return Held(true=frozenset(number for number, index in meant if not index), false=false, lines=len(texts))
 
     def chance(self, order: Order, held: Held) -> float:
-        """The closed form: the probability that an order goes well."""
+        """The closed form: the probability that an order succeeds."""
         config = self.config
         effect = sum(config.help * (rule.number in held.true) for rule in order.rules)
         effect -= sum(config.harm * held.false.get(rule.number, 0) for rule in order.rules)
@@ -240,12 +228,17 @@ class Workshop(Finite):
     def mean_success(self, tasks: Sequence[Task], lessons: Sequence[str]) -> float:
         """The exact mean of `success` over tasks."""
         held = self.held(lessons)
-        return fmean(self.chance(self._order_of(task), held) for task in tasks)
+        chances: list[float] = []
+        for task in tasks:
+            order = self.order(task.question)
+            assert order is not None, "tasks of this world hold an order"
+            chances.append(self.chance(order, held))
+        return fmean(chances)
 
     def best(self, tasks: Sequence[Task]) -> list[str]:
-        """The lessons that are worth most on these tasks.
+        """The most valuable lessons on these tasks.
 
-        True ones are taken in while they pay, the best first: exact as long as no order reaches `LEAST` or `MOST`,
+        True lessons are added while they pay, the best first: exact as long as no order reaches `LEAST` or `MOST`,
         because effects then add up.
         """
         domains = {task.family for task in tasks}
@@ -253,7 +246,7 @@ class Workshop(Finite):
         chosen: list[str] = []
         worth = self.mean_success(tasks, chosen)
         while left:
-            value, lesson = max((self.mean_success(tasks, [*chosen, one]), one) for one in left)
+            value, lesson = max((self.mean_success(tasks, [*chosen, lesson]), lesson) for lesson in left)
             if value <= worth:
                 break
             chosen.append(lesson)
