@@ -12,18 +12,20 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
-from midstream.practice.reflector import Answered, RoleClient, Work
+from midstream.practice.reflector import Answered, RoleCall, RoleClient
 from midstream.practice.replies import SUMMARY_SCHEMA, read_summary
 from support.reflectors import settings
 
-WORK = Work("summariser", 1, "t1", 0)
+PURPOSE = RoleCall("summariser", 1, "t1", 0)
 MESSAGES = (Message(role="system", content="# Summarise one rollout"), Message(role="user", content="..."))
 GOOD = '{"summary": "it went well"}'
 
 
-def ask(engine: Any, ledger: Ledger | None = None, *, seed: int = 5, work: Work = WORK, **more: Any) -> Answered[str]:
+def ask(
+    engine: Any, ledger: Ledger | None = None, *, seed: int = 5, purpose: RoleCall = PURPOSE, **more: Any
+) -> Answered[str]:
     client = RoleClient(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
-    return asyncio.run(client.ask(work, MESSAGES, read_summary, SUMMARY_SCHEMA))
+    return asyncio.run(client.ask(purpose, MESSAGES, read_summary, SUMMARY_SCHEMA))
 
 
 def role(**more: Any) -> dict[str, Any]:
@@ -138,9 +140,9 @@ def test_every_answer_is_in_the_ledger_before_it_is_read():
 @pytest.mark.parametrize(
     "other",
     [
-        {"work": WORK._replace(step=2)},
-        {"work": WORK._replace(task="t2")},
-        {"work": WORK._replace(rollout=1)},
+        {"purpose": PURPOSE._replace(step=2)},
+        {"purpose": PURPOSE._replace(task="t2")},
+        {"purpose": PURPOSE._replace(rollout=1)},
         {"seed": 6},
         {"reflector": role(sampling=Sampling(temperature=0.2))},
         {"reflector": role(structured_output=True)},
@@ -165,4 +167,4 @@ def test_an_engine_that_failed_is_no_reply():
 
 def test_a_role_without_an_engine_is_the_recipes_fault():
     with pytest.raises(RecipeError, match="the critic has no engine"):
-        ask(ScriptedEngine([GOOD]), work=WORK._replace(role="critic"))
+        ask(ScriptedEngine([GOOD]), purpose=PURPOSE._replace(role="critic"))

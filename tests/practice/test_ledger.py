@@ -9,7 +9,7 @@ from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Score, Trajectory
 from midstream.practice.ledger import FILE, Cache, Ledger, RunLedger
-from midstream.practice.runner import Work
+from midstream.practice.runner import RolloutJob
 
 TASK, OTHER = Task(id="t", question="How high ?", answer="7"), Task(id="u", question="How low ?", answer="8")
 CALL = Call(role="critic", completion="{}")
@@ -49,7 +49,7 @@ def ended(task=TASK, index=0, *, error=None, lessons=""):
 
 def work(scope="step-1", purpose="learning", lessons=None, tasks=(TASK,), seed=3):
     told = dict.fromkeys((task.id for task in tasks), lessons or {})
-    return Work(scope=scope, purpose=purpose, tasks=tasks, group_size=2, seed=seed, lessons=told)
+    return RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=2, seed=seed, lessons=told)
 
 
 def test_a_new_process_finds_what_had_ended(tmp_path, ledger_at):

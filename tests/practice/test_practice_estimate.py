@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.cli.main import main
-from midstream.practice.settings import PracticeConfig, requests, rollouts, tasks, updates
+from midstream.practice.settings import PracticeConfig
 
 
 def config(**more):
@@ -19,20 +19,20 @@ def config(**more):
 )
 def test_updates_and_their_tasks(limit, made, seen):
     one = config(budget={"updates": limit})
-    assert (updates(one), tasks(one)) == (made, seen)
+    assert (one.most_updates, one.most_tasks) == (made, seen)
 
 
 def test_rollouts_and_requests():
     one = config(gate={"test_pairs": 30, "bisect_pairs": 40}, critic={"engine": "k", "asks": 1})
-    assert list(rollouts(one).values()) == [60, 6 * 2 * (30 + 30 + 40)]
-    asked = {role.role: (role.engine, role.count, role.max_tokens) for role in requests(one)}
+    assert list(one.most_rollouts().values()) == [60, 6 * 2 * (30 + 30 + 40)]
+    asked = {role.role: (role.engine, role.count, role.max_tokens) for role in one.most_requests()}
     assert asked == {"summariser": ("m", 180, 4096), "critic": ("k", 20, 4096), "merger": ("m", 18, 4096)}
 
 
 def test_without_rollouts_and_without_a_gate():
     one = config(lessons_from="model", gate={"enabled": False})
-    assert rollouts(one) == {"learning, without rollouts": 0}
-    assert [role.role for role in requests(one)] == ["critic", "merger"]
+    assert one.most_rollouts() == {"learning, without rollouts": 0}
+    assert [role.role for role in one.most_requests()] == ["critic", "merger"]
 
 
 def test_the_dry_run_says_it(capsys):

@@ -45,7 +45,7 @@ def work_through(made: Reflector, answer: str | None = "105") -> None:
     """Each role once."""
 
     async def roles() -> None:
-        await made.summarise(1, GROUP.task.question, GROUP.trajectories[0], answer)
+        await made.summarize(1, GROUP.task.question, GROUP.trajectories[0], answer)
         await made.contrast(1, GROUP, ["looked it up", "guessed"], LIBRARY, answer)
         await made.merge(
             1, Proposals([Operation(kind="add", text="When x, do y.", origin=Origin(tasks=("t1",)))]), LIBRARY

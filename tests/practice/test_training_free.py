@@ -157,7 +157,7 @@ def test_a_rollout_without_a_summary_keeps_its_reward_in_the_contrast(unusable: 
         rollouts = [json.loads(line) for line in section(asked(requests(engine, "critic")[0]), "Rollouts").splitlines()]
         assert (rollouts[0]["reward"], rollouts[0]["summary"]) == (0.0, None)
     else:
-        assert made.broken == {"t0": "fewer than two rollouts could be summarised"}
+        assert made.broken == {"t0": "fewer than two rollouts could be summarized"}
 
 
 def test_more_changes_than_a_group_may_make_are_left_out_by_name():

@@ -16,7 +16,7 @@ import pytest
 from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import Budget
-from midstream.practice.session import Session
+from midstream.practice.session import PracticeSession
 from midstream.recipe.build import Build
 from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import load_recipe, to_toml
@@ -94,7 +94,7 @@ def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Map
                 resolved=build.resolved,
             )
         with run.lock():
-            return asyncio.run(Session(parts, run, lambda event: None).run())
+            return asyncio.run(PracticeSession(parts, run, lambda event: None).run())
 
 
 @contextmanager

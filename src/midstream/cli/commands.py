@@ -30,8 +30,7 @@ from midstream.core.lessons import digest
 from midstream.engines.local.settings import require_torch
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
-from midstream.practice.session import Parts as PracticeParts
-from midstream.practice.session import Session as PracticeSession
+from midstream.practice.session import PracticeParts, PracticeSession
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.estimate import describe

@@ -1,17 +1,12 @@
-"""The budget: everything that a run uses goes through one budget, which refuses what could pass a limit.
+"""The budget: everything that a run uses is counted here, and what could exceed a limit is refused.
 
-Before a request (`budgeted.py`) its upper bound is reserved; after it what the server counted takes its place. Where a
-reservation does not fit while others are under way it waits for them; where it cannot fit at all it is refused. So a
-limit is never passed, whatever runs at once, by what servers say that their replies took. Attempts without a usable
-reply (too late, cut off, refused) say nothing, and count nothing.
+Before a request its upper bound is reserved: a token is at least one byte of the prompt, and a completion has at most
+`max_tokens`. Afterwards the server's count replaces it. A reservation that does not fit waits for requests under way;
+one that cannot fit at all is refused. So no limit is exceeded by the servers' counts, whatever runs concurrently.
+Attempts without a usable reply (too late, cut off, refused) report no usage and count nothing.
 
-`ledger/spent.jsonl` holds a line for each reservation and one for what became of it, so that a run that was killed
-knows what it had used; what was under way then counts at its upper bound. It is never cleared.
-
-
-Engines and agents behind the budget of a budget: nothing is asked, and no rollout begins, that could pass a limit.
-
-The upper bound of a request: a token is at least one byte of the prompt, a completion has at most `max_tokens`.
+`ledger/spent.jsonl` holds a line for each reservation and one for its actual use, so that a resumed run knows what it
+has used; requests that were under way when it was killed count at their upper bound. The file is never cleared.
 """
 
 from __future__ import annotations
@@ -34,13 +29,13 @@ from midstream.core.trajectory import Call, Trajectory
 from midstream.practice.settings import BudgetConfig
 from midstream.runs.journal import Journal, read_models
 
-HELD_BACK = 1.25  # of what the first evaluation used is kept for the last one, whose prompts hold lessons
-_COST_UNITS = 10**11
+HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
+_COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
 _PER_MESSAGE, _PER_REQUEST = 16, 128  # tokens that a chat template may add
 
 
 class Entry(Frozen):
-    """One line: what was reserved or, as a later line of the same number, used. `time_s` is the run's until then.
+    """One line: what was reserved or, in a later line of the same number, used. `time_s` is the run's until then.
 
     `phase` is the part of the run ("learning", "gate", "evaluation 0"), `role` who asked, "" for a rollout itself.
     """
@@ -53,56 +48,59 @@ class Entry(Frozen):
 
 
 class Budget:
-    """Counts, and refuses. `phase` is what is being done; `open` gives it a place on disk."""
+    """Counts what a run uses, and refuses what could exceed a limit.
+
+    Set `phase` to the part of the run that is under way. `open` adds a file.
+    """
 
     def __init__(self, limits: BudgetConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.phase = limits, ""
         self._clock, self._began, self._before_s = clock, clock(), 0.0
         self._entries: dict[int, Entry] = {}
         self._used: Counter[str] = Counter()
-        self._under_way: dict[int, bool] = {}  # whether it settles whatever others wait for
+        self._under_way: dict[int, bool] = {}  # by number: whether it ends without anything else that waits here
         self._waiting: list[asyncio.Future[None]] = []
         self._held, self._held_s = Spent(), 0.0
         self._journal: Journal | None = None
 
     def open(self, path: Path) -> None:
-        """Go on from what `path` says, and write there from now on."""
+        """Resume from the entries in `path`, and write there from now on."""
         self.read(path)
         self._began = self._clock()
         self._journal = Journal(path)
 
     def read(self, path: Path) -> None:
-        """Count what `path` says, too."""
+        """Add the entries in `path`."""
         for entry in read_models(path, Entry):
             self._book(entry)
             self._before_s = max(self._before_s, entry.time_s)
 
     def close(self) -> None:
-        """Close the file; once more does nothing."""
+        """Close the file; closing twice is allowed."""
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
 
     @property
     def elapsed_s(self) -> float:
-        """How long the run has taken, over all its processes."""
+        """Seconds that the run has taken, over all its processes."""
         return self._before_s + self._clock() - self._began
 
     def spent(self) -> Spent:
-        """All that was used so far; what is under way at its upper bound."""
+        """Everything used so far; what is under way counts at its upper bound."""
         return _spent(self._used)
 
     def spent_on(self) -> dict[tuple[str, str], Spent]:
-        """All that was used so far, by phase and role."""
+        """Everything used so far, by phase and role."""
         found: dict[tuple[str, str], Counter[str]] = {}
         for entry in self._entries.values():
             found.setdefault((entry.phase, entry.role), Counter()).update(_amounts(entry.spent))
         return {key: _spent(used) for key, used in found.items()}
 
     def hold_back(self, phase: str) -> None:
-        """Keep a little more than what `phase` used for later; nothing where it used nothing."""
-        entries = [one for one in self._entries.values() if one.phase == phase]
-        used, times = _total(entries), [one.time_s for one in entries]
+        """Reserve a little more than the use of `phase` for later."""
+        entries = [entry for entry in self._entries.values() if entry.phase == phase]
+        used, times = _total(entries), [entry.time_s for entry in entries]
         self._held = Spent(
             rollouts=math.ceil(used.rollouts * HELD_BACK),
             tokens=math.ceil(used.tokens * HELD_BACK),
@@ -111,40 +109,42 @@ class Budget:
         self._held_s = (max(times) - min(times)) * HELD_BACK if times else 0.0
 
     def release(self) -> None:
-        """What was held back may be used."""
+        """Make what was held back available."""
         self._held, self._held_s = Spent(), 0.0
 
     def start_rollout(self) -> int:
-        """Count a rollout that begins now, under the number given back. Raises `BudgetError` if there may be none."""
-        asked = Spent(rollouts=1)
-        if limit := self._passed(asked):
-            raise self._refusal(limit, asked)
-        number = self._next
-        self._write(Entry(number=number, phase=self.phase, spent=asked, time_s=round(self.elapsed_s, 3)))
-        return number
-
-    async def reserve(self, role: str, bound: Spent, *, wait: bool) -> int:
-        """Reserve for a request, and give back the reservation's number; with `wait`, once there is room.
-
-        One without `wait` is of an engine in lockstep, which may answer only when whoever waits here goes on: so what
-        it has reserved is not waited for.
+        """Count a rollout that begins now, and return its number for `settle`.
 
         Raises:
-            BudgetError: there is no room, and none can come.
+            BudgetError: the limit on rollouts is reached.
         """
-        while limit := self._passed(bound):
-            if limit == "time_s" or not wait or self._passed(bound, self._coming()):
+        rollout = Spent(rollouts=1)
+        if limit := self._exceeded(rollout):
+            raise self._refusal(limit, rollout)
+        return self._reserve("", rollout)
+
+    async def reserve(self, role: str, bound: Spent, *, wait: bool) -> int:
+        """Reserve for a request, and return the number for `settle`; with `wait`, wait until there is room.
+
+        A request without `wait` is from an engine in lockstep, which may answer only after those that wait here
+        continue: so nothing waits for what it has reserved.
+
+        Raises:
+            BudgetError: there is no room, and there cannot be any.
+        """
+        while limit := self._exceeded(bound):
+            coming = _total([self._entries[number] for number, alone in self._under_way.items() if alone])
+            if limit == "time_s" or not wait or self._exceeded(bound, without=coming):
                 raise self._refusal(limit, bound)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
-        number = self._next
+        number = self._reserve(role, bound)
         self._under_way[number] = wait
-        self._write(Entry(number=number, phase=self.phase, role=role, spent=bound, time_s=round(self.elapsed_s, 3)))
         return number
 
     def settle(self, number: int, spent: Spent | None) -> None:
-        """What a request or a rollout used in the end; None where nobody knows, which counts as all of it."""
+        """Book the actual use of a request or a rollout; None where it is unknown, which counts as the bound."""
         self._under_way.pop(number, None)
         if spent is not None:
             changes = {"spent": spent, "time_s": round(self.elapsed_s, 3)}
@@ -154,9 +154,10 @@ class Budget:
             if not waiter.done():
                 waiter.set_result(None)
 
-    @property
-    def _next(self) -> int:
-        return len(self._entries)
+    def _reserve(self, role: str, bound: Spent) -> int:
+        number = len(self._entries)
+        self._write(Entry(number=number, phase=self.phase, role=role, spent=bound, time_s=round(self.elapsed_s, 3)))
+        return number
 
     def _write(self, entry: Entry) -> None:
         self._book(entry)
@@ -169,17 +170,13 @@ class Budget:
         self._used.update(_amounts(entry.spent))
         self._entries[entry.number] = entry
 
-    def _coming(self) -> Spent:
-        """What may become free without anything being refused."""
-        return _total([self._entries[number] for number, alone in self._under_way.items() if alone])
-
-    def _passed(self, asked: Spent, without: Spent | None = None) -> str | None:
-        """The limit that would be passed if `asked` were used on top, and `without` were not."""
+    def _exceeded(self, asked: Spent, *, without: Spent | None = None) -> str | None:
+        """The limit that `asked` would exceed on top of what is used, except for `without`."""
         if self.limits.time_s is not None and self.elapsed_s + self._held_s >= self.limits.time_s:
             return "time_s"
-        used, off, held, more = self._used, _amounts(without or Spent()), _amounts(self._held), _amounts(asked)
+        used, free, held, more = self._used, _amounts(without or Spent()), _amounts(self._held), _amounts(asked)
         for name, limit in _amounts(self.limits).items():
-            if more[name] and used[name] - off[name] + held[name] + more[name] > limit:
+            if more[name] and used[name] - free[name] + held[name] + more[name] > limit:
                 return name
         return None
 
@@ -192,13 +189,13 @@ class Budget:
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
             cause=f"practice.budget.{limit} = {value}",
-            fix=f"midstream resume RUN --set practice.budget.{limit}=MORE goes on from here",
+            fix=f"resume with more: midstream resume RUN --set practice.budget.{limit}=MORE",
         )
 
 
-def _amounts(one: Spent | BudgetConfig) -> dict[str, int]:
-    """The numbers that are not None; dollars as whole billionths of a cent, so that a sum knows no order."""
-    found = one.model_dump(include={"rollouts", "calls", "tokens", "cost_usd"}, exclude_none=True)
+def _amounts(source: Spent | BudgetConfig) -> dict[str, int]:
+    """The numbers that are set, costs in `_COST_UNITS`."""
+    found = source.model_dump(include={"rollouts", "calls", "tokens", "cost_usd"}, exclude_none=True)
     return {name: round(value * _COST_UNITS) if name == "cost_usd" else value for name, value in found.items()}
 
 
@@ -215,16 +212,19 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
-    """What a run's `ledger/spent.jsonl` says was used, by phase and role; reading changes nothing."""
+    """What a run has used by its `ledger/spent.jsonl`, by phase and role; changes nothing."""
     budget = Budget(BudgetConfig())
     budget.read(path)
     return budget.spent_on()
 
 
-class BudgetedEngine:
-    """An engine whose requests go through a budget. Prices are US dollars per million tokens."""
+# --- engines and agents behind a budget -------------------------------------------------------------------------------
 
-    waits = True  # for room under a limit, until others have settled
+
+class BudgetedEngine:
+    """An engine whose requests are counted. Prices are US dollars per million tokens."""
+
+    waits = True  # for room under a limit, until other requests have settled
 
     def __init__(
         self, engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
@@ -235,18 +235,26 @@ class BudgetedEngine:
 
     @property
     def codec(self) -> Codec | None:
-        """The engine's own: it may be given one later."""
+        """The engine's codec, which may be set later."""
         return getattr(self.engine, "codec", None)
 
     async def sample(self, request: Request) -> Call:
-        """Answer a request. Raises `BudgetError` where its upper bound has no room."""
+        """Answer a request.
+
+        Raises:
+            BudgetError: the upper bound of the request has no room.
+        """
         prompt = prompt_bound(request)
         bound = self._priced(prompt, request.sampling.max_tokens)
         number = await self.budget.reserve(request.role, bound, wait=self.waits)
-        used: Spent | None = None  # a request that was cut off may have used all of it
+        used: Spent | None = None  # a canceled request may have used all of it
         try:
             call = await self.engine.sample(request)
-            used = self._used(call, prompt)
+            usage = call.usage
+            if usage.prompt_tokens or usage.completion_tokens:
+                used = Spent(calls=1, tokens=usage.prompt_tokens + usage.completion_tokens, cost_usd=usage.cost_usd)
+            else:  # the server counted nothing: bytes stand in for tokens
+                used = self._priced(prompt, len(call.completion.encode("utf-8", "replace")))
             return call
         except EngineError:
             used = Spent(calls=1)
@@ -258,30 +266,23 @@ class BudgetedEngine:
         """Close the engine."""
         await self.engine.close()
 
-    def _used(self, call: Call, prompt: int) -> Spent:
-        """What the server counted, or bytes where it counted nothing."""
-        usage = call.usage
-        if usage.prompt_tokens or usage.completion_tokens:
-            return Spent(calls=1, tokens=usage.prompt_tokens + usage.completion_tokens, cost_usd=usage.cost_usd)
-        return self._priced(prompt, len(call.completion.encode("utf-8", "replace")))
-
     def _priced(self, prompt: int, completion: int) -> Spent:
         cost_usd = (prompt * self._price_prompt + completion * self._price_completion) / 1e6
         return Spent(calls=1, tokens=prompt + completion, cost_usd=cost_usd)
 
 
 class LockstepBudgetedEngine(BudgetedEngine):
-    """One that samples when every live trajectory waits for it: none may wait for room instead."""
+    """An engine that samples when every live trajectory waits for it: none may wait for room instead."""
 
     waits = False
 
     def join(self, order: int) -> None:
-        """Passed on."""
+        """Pass on to the engine."""
         assert isinstance(self.engine, LockstepEngine)
         self.engine.join(order)
 
     def leave(self, order: int) -> None:
-        """Passed on."""
+        """Pass on to the engine."""
         assert isinstance(self.engine, LockstepEngine)
         self.engine.leave(order)
 
@@ -295,9 +296,10 @@ class BudgetedAgent:
     async def run(
         self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
     ) -> Trajectory:
-        """Run once; one that could not pay for its first request does not count.
+        """Run once. A run whose first request was refused for the budget does not count.
 
-        Raises `BudgetError` where there may be no more rollouts.
+        Raises:
+            BudgetError: the limit on rollouts is reached.
         """
         number = self.budget.start_rollout()
         found = await self.agent.run(task, tools, engines, seed=seed, **named)
@@ -313,17 +315,17 @@ class BudgetedAgent:
 def budgeted(
     engine: Engine, budget: Budget, *, price_prompt: float = 0.0, price_completion: float = 0.0
 ) -> BudgetedEngine:
-    """The engine behind the budget."""
+    """Put an engine behind a budget."""
     kind = LockstepBudgetedEngine if isinstance(engine, LockstepEngine) else BudgetedEngine
     return kind(engine, budget, price_prompt=price_prompt, price_completion=price_completion)
 
 
 def prompt_bound(request: Request) -> int:
-    """At most so many tokens a request's prompt has: a token is at least one byte, a template adds a few.
+    """An upper bound of a request's prompt tokens: a token is at least one byte, a template adds a few.
 
-    Where it has token ids, they may go out or the text that says the same.
+    A request with token ids may be sent as ids or as text, so the larger of the two counts.
     """
     texts = [request.prompt, *(message.content for message in request.messages)]
-    texts += [json.dumps(dict(one)) for one in (request.json_schema, *request.tools) if one]
+    texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools) if part]
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
     return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

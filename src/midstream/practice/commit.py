@@ -1,10 +1,10 @@
-"""From an update that was made to one that is on disk: what a crash left half done is finished by the next start.
+"""Commit an update to disk: what a crash left half done is completed when the run resumes.
 
-ledger/update.json   the update, first; from here on it is made, whatever happens
+ledger/update.json   the update, first; once it is there, the update is completed, whatever happens
 trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
 library/             the new version, if the library changed
 timings.jsonl, updates.jsonl
-ledger/              is empty again
+ledger/              is emptied
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
+from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import History, Version
@@ -22,7 +23,7 @@ from midstream.practice.ledger import Cache, RunLedger
 from midstream.practice.library import Library
 from midstream.practice.operations import Operation, Outcome
 from midstream.runs import RunDirectory
-from midstream.runs.files import atomic_write
+from midstream.runs.files import atomic_write, damaged
 from midstream.runs.journal import Journal, Report, read_models
 
 
@@ -31,10 +32,10 @@ class UpdateRecord(Frozen):
 
     `uniform` groups had no contrast and taught nothing; `broken` maps ids of tasks to the reason why their groups were
     left out, `failed` the ids of rollouts that ended in an error to its text. `proposed` holds every operation that a
-    role asked for and what became of it, and pending ones that are sound no longer; `changes` those that went to the
-    gate, among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
-    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with the role and task that it was
-    for. `version` is the library's after it, `spent` all that the run used until its end.
+    role asked for with its outcome, and pending ones that are no longer sound; `changes` those that went to the gate,
+    among them the pending ones of the update before. `bisect_pairs` of random halves had a result on both sides,
+    `bisect_left_out` had not. `unreadable` are replies that stayed unusable, each with its role and task. `version` is
+    the library's after the update, `spent` everything that the run had used by its end.
     """
 
     step: int
@@ -56,6 +57,19 @@ class UpdateRecord(Frozen):
     version: int
     lessons: int
     spent: Spent
+
+    @property
+    def event(self) -> UpdateFinished:
+        """The event of this update."""
+        return UpdateFinished(
+            update=self.step,
+            reward_mean=self.mean_reward,
+            proposed=proposed(self),
+            fates=fates(self),
+            left_out=left_out(self),
+            lessons=self.lessons,
+            spent=self.spent,
+        )
 
 
 def fates(record: UpdateRecord) -> dict[str, int]:
@@ -86,8 +100,8 @@ def read_updates(run: RunDirectory) -> list[UpdateRecord]:
     return read_models(run.updates_path, UpdateRecord)
 
 
-class Done(Frozen):
-    """An update that was made: `before` is the number of the version that it began with."""
+class MadeUpdate(Frozen):
+    """An update that was made and is to be committed; `before` is the number of the version that it began with."""
 
     before: int
     library: Library
@@ -97,12 +111,12 @@ class Done(Frozen):
 
 
 class Committer:
-    """A run's ledger and its history, and the way from one to the other."""
+    """Commits updates to a run directory; holds its ledger and its history."""
 
     def __init__(self, run: RunDirectory, *, cache: Cache | None, report: Report) -> None:
         self.run = run
         self.path = run.ledger_dir / "update.json"
-        # An update that is made needs nothing any more: not even what broke is run again.
+        # An update that was made needs nothing any more, so not even rollouts that failed are run again.
         self.ledger = RunLedger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
         self.history = History(run.library_dir)
 
@@ -112,54 +126,51 @@ class Committer:
         if version is None:
             raise RunError(
                 f"{self.run.root} has no library",
+                code="no-library",
                 cause="library/versions.jsonl was removed, or the run was stopped while it began",
                 fix=f"midstream resume {self.run.root}",
             )
         return version
 
-    def finish(self, done: Done) -> None:
-        """Put an update on disk, whole."""
-        atomic_write(self.path, done.model_dump_json().encode() + b"\n")
-        self._finish(done)
+    def commit(self, update: MadeUpdate) -> None:
+        """Write an update to disk, completely."""
+        atomic_write(self.path, update.model_dump_json().encode() + b"\n")
+        self._complete(update)
 
     def recover(self) -> None:
-        """Finish what a crash left half done; where a person has changed the library since, it is made again."""
+        """Complete an update that a crash left half written.
+
+        Where a person has changed the library since, the update is dropped, and made again on the new library.
+        """
         self.history.write_files()
         if not self.path.exists():
             return
         try:
-            done = Done.model_validate_json(self.path.read_bytes())
+            update = MadeUpdate.model_validate_json(self.path.read_bytes())
         except ValidationError as error:
-            raise RunError(
-                f"{self.path} is damaged: {error.errors()[0]['msg']}",
-                cause="the file was edited, or the disk or a copy lost data (a crash leaves it whole)",
-                fix=f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger",
-            ) from error
-        if self._made(done) is not None or self.newest().number == done.before:
-            self._finish(done)
+            fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
+            raise damaged(self.path, error.errors()[0]["msg"], fix) from error
+        if self._in_history(update) or self.newest().number == update.before:
+            self._complete(update)
         else:
             self.path.unlink()
 
-    def _finish(self, done: Done) -> None:
-        record = done.record
-        if all(one.step != record.step for one in read_updates(self.run)):
-            self._write_trajectories(record.step)
-            if record.version != done.before and self._made(done) is None:
-                self.history.add(done.library, by="learning", update=record.step, operations=done.operations)
-            if all(one.step != record.step for one in self.run.timings.read()):
-                self.run.timings.append(StepTiming(step=record.step, duration_s=done.duration_s))
-            with Journal(self.run.updates_path) as journal:
+    def _complete(self, update: MadeUpdate) -> None:
+        """Write whatever is not on disk yet; `updates.jsonl` is last, and says that all of it is."""
+        record, run = update.record, self.run
+        if all(written.step != record.step for written in read_updates(run)):
+            run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
+            if played := self.ledger.gathered(f"gate-{record.step}-"):
+                run.trajectories.write_evaluation(f"gate-{record.step}", played)
+            if record.version != update.before and not self._in_history(update):
+                self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
+            if all(timing.step != record.step for timing in run.timings.read()):
+                run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
+            with Journal(run.updates_path) as journal:
                 journal.append(record)
         self.ledger.clear()
         self.path.unlink()
 
-    def _made(self, done: Done) -> Version | None:
-        """The version that the update made, if it did."""
-        mine = (one for one in self.history.all() if one.by == "learning" and one.update == done.record.step)
-        return next(mine, None)
-
-    def _write_trajectories(self, step: int) -> None:
-        """What was learned from, and what the gate played."""
-        self.run.trajectories.write(step, self.ledger.gathered(f"step-{step}"))
-        if played := self.ledger.gathered(f"gate-{step}-"):
-            self.run.trajectories.write_evaluation(f"gate-{step}", played)
+    def _in_history(self, update: MadeUpdate) -> bool:
+        versions = self.history.all()
+        return any(version.by == "learning" and version.update == update.record.step for version in versions)

@@ -1,15 +1,13 @@
-"""Rollouts and the reflector's replies, kept on disk for other runs of the very same settings.
+"""The ledger: each trajectory and each reply of the reflector of the update under way, kept as soon as it exists.
 
-A key is a digest of all that decides what comes of a rollout: the agent with its prompts, tools, models and reward, the
-task, what it is run for (learning, the gate, an evaluation: so nothing is shared between splits), the lessons in the
-prompts, seed and place. Another setting is another key. What ended in an error is never kept.
+An update is a pure function of the run's seed, the library before it and these, so a run that was killed makes the
+update again from its start, takes from the ledger what is there, and reaches the same library: no model is asked twice.
+A finished update leaves its record and its trajectories in the run directory; then the ledger is emptied.
 
-
-What the update under way has done: each trajectory and each reply of the reflector, kept as it comes.
-
-An update is a pure function of the run's seed, the library before it and these, so a run that was killed does the
-update again from its start, takes all that is here as it is, and ends where it would have ended: no model is asked
-twice. An update that is done leaves its record and its trajectories in the run directory; then the ledger is empty.
+The cache shares rollouts and replies between runs of equal settings. A key is a digest of everything that decides the
+result of a rollout: the agent with its prompts, tools, models and reward, the task, what it is run for (learning, the
+gate, an evaluation: so nothing is shared between splits), the lessons in the prompts, seed and index. Another setting
+is another key. What ended in an error is never kept.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,16 +31,20 @@ from midstream.runs import results
 from midstream.runs.files import atomic_write
 from midstream.runs.journal import Journal, Report, read_models, warn
 
+T = TypeVar("T")
+
 FILE = "practice.sqlite"
 APPLICATION = 0x6D737072  # "mspr"
 FORMAT = 1
+_TRAJECTORY = TypeAdapter(Trajectory)
 _CALLS = TypeAdapter(tuple[Call, ...])
+_REPLY = "optimiser"  # label of replies' keys, as in caches that exist  # words: allow
 
 
 class Cache:
-    """The file in `directory`; raises as `core.keyed_file.KeyedFile`.
+    """The cache in `directory`; raises as `core.keyed_file.KeyedFile`.
 
-    `settings` is all of the recipe that decides what is said.
+    `settings` is everything in the recipe that decides the result of a rollout.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, object]) -> None:
@@ -56,12 +59,8 @@ class Cache:
         )
 
     def trajectory(self, purpose: str, task: Task, lessons: Lessons, seed: int, index: int) -> Trajectory | None:
-        """What came of this very rollout before."""
-        found = self._file.find(self._key(purpose, task.model_dump_json(), dict(lessons), seed, index))
-        try:
-            return None if found is None else Trajectory.model_validate_json(found)
-        except ValidationError as error:
-            raise self._file.unusable(error) from error
+        """The trajectory of this rollout, if a run has kept it."""
+        return self._find(_TRAJECTORY, self._key(purpose, task.model_dump_json(), dict(lessons), seed, index))
 
     def keep(self, purpose: str, task: Task, lessons: Lessons, seed: int, trajectory: Trajectory) -> None:
         """Keep a rollout that ended without an error."""
@@ -70,20 +69,23 @@ class Cache:
             self._file.keep(key, trajectory.model_dump_json(exclude_defaults=True))
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """What the reflector was asked and said under a ledger's `key`, which holds a digest of the request."""
-        found = self._file.find(self._key("reflector", key))
-        try:
-            return None if found is None else _CALLS.validate_json(found)
-        except ValidationError as error:
-            raise self._file.unusable(error) from error
+        """The reflector's calls under a ledger's `key`, which holds a digest of the request."""
+        return self._find(_CALLS, self._key(_REPLY, key))
 
     def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
-        """Keep what the reflector said."""
-        self._file.keep(self._key("reflector", key), _CALLS.dump_json(tuple(calls)).decode())
+        """Keep a reply of the reflector."""
+        self._file.keep(self._key(_REPLY, key), _CALLS.dump_json(tuple(calls)).decode())
 
     def close(self) -> None:
-        """Close the file; once more does nothing."""
+        """Close the file; closing twice is allowed."""
         self._file.close()
+
+    def _find(self, form: TypeAdapter[T], key: str) -> T | None:
+        found = self._file.find(key)
+        try:
+            return None if found is None else form.validate_json(found)
+        except ValidationError as error:
+            raise self._file.unusable(error) from error
 
     def _key(self, *parts: object) -> str:
         text = json.dumps([self._settings, *parts], sort_keys=True)
@@ -91,44 +93,45 @@ class Cache:
 
 
 class Ledger:
-    """A ledger in memory; `RunLedger` keeps what it holds on disk, too. A `scope` is a piece of work within the run."""
+    """A ledger in memory; `RunLedger` also keeps it on disk. A `scope` names a piece of work within the run."""
 
     def __init__(self) -> None:
         self._trajectories: dict[str, dict[Place, Trajectory]] = {}
         self._replies: dict[str, tuple[Call, ...]] = {}
 
     def kept(self, scope: str) -> dict[Place, Trajectory]:
-        """The trajectories of a piece of work that are there already, by task and index."""
+        """The trajectories of a piece of work so far, by task and index."""
         return dict(self._trajectories.get(scope, {}))
 
     def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories that have ended; not those that a spent budget ended."""
         self._hold(scope, within_budget(trajectories))
 
-    def gathered(self, wanted: str) -> list[Trajectory]:
-        """All trajectories of scopes that begin with `wanted`, in a fixed order."""
-        scopes = sorted(one for one in self._trajectories if one.startswith(wanted))
+    def gathered(self, prefix: str) -> list[Trajectory]:
+        """All trajectories of scopes that begin with `prefix`, in a fixed order."""
+        scopes = sorted(scope for scope in self._trajectories if scope.startswith(prefix))
         return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's requests under `key`, or None if it was not asked yet."""
+        """The reflector's calls under `key`, or None if it was not asked yet."""
         return self._replies.get(key)
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
-        """Keep an answer of the reflector: every request that led to it, the last one's reply being it."""
+        """Keep an answer of the reflector: every call that led to it, the answer last."""
         self._replies[key] = calls
 
     def forget(self, scope: str) -> None:
-        """A piece of work is done and recorded."""
+        """Drop a piece of work, which is done and recorded."""
         self._trajectories.pop(scope, None)
 
     def clear(self) -> None:
-        """All work is done and recorded."""
+        """Drop everything: all work is done and recorded."""
         self._trajectories.clear()
         self._replies.clear()
 
     def _hold(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
-        self._trajectories.setdefault(scope, {}).update({(one.task_id, one.rollout_index): one for one in trajectories})
+        kept = self._trajectories.setdefault(scope, {})
+        kept.update({(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in trajectories})
 
 
 class Reply(Frozen):
@@ -139,10 +142,10 @@ class Reply(Frozen):
 
 
 class RunLedger(Ledger):
-    """The ledger in a run directory's `ledger/`.
+    """The ledger in a run directory's `ledger/`; what is kept is on disk when the call returns.
 
-    What an earlier process kept is there again, but for trajectories that ended in an infrastructure error: with
-    `retry_errors` these are forgotten, and run again. `cache` answers for the reflector where another run asked it.
+    It begins with what an earlier process kept, except trajectories that ended in an infrastructure error: with
+    `retry_errors` these are dropped, and run again. `cache` supplies the reflector's replies of other runs.
     """
 
     def __init__(
@@ -157,15 +160,15 @@ class RunLedger(Ledger):
             results.keep(self.rollouts_path, lambda scope, failed: not failed)
         for result in results.read(self.rollouts_path):
             self._hold(result.set, [result.trajectory])
-        self._replies = {one.key: one.calls for one in read_models(self.replies_path, Reply)}
+        self._replies = {reply.key: reply.calls for reply in read_models(self.replies_path, Reply)}
 
     def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories that have ended, on disk on return."""
+        """Keep trajectories that have ended; not those that a spent budget ended."""
         super().keep(scope, trajectories)
         results.append(self._journal(self.rollouts_path), scope, within_budget(trajectories))
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's requests under `key`, of this run or, with a cache, of another."""
+        """The reflector's calls under `key`, of this run or, with a cache, of another."""
         found = super().reply(key)
         if found is None and self._cache is not None:
             found = self._cache.reply(key)
@@ -174,20 +177,20 @@ class RunLedger(Ledger):
         return found
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
-        """Keep an answer of the reflector, on disk on return."""
+        """Keep an answer of the reflector: every call that led to it, the answer last."""
         super().keep_reply(key, calls)
         self._journal(self.replies_path).append(Reply(key=key, calls=calls))
         if self._cache is not None:
             self._cache.keep_reply(key, calls)
 
     def forget(self, scope: str) -> None:
-        """A piece of work is done and recorded: nothing is kept of it here."""
+        """Drop a piece of work, which is done and recorded."""
         super().forget(scope)
         self.close()
         results.keep(self.rollouts_path, lambda name, failed: name != scope)
 
     def clear(self) -> None:
-        """All work is done and recorded: nothing is kept of it here."""
+        """Drop everything: all work is done and recorded."""
         self.close()
         for path in (self.rollouts_path, self.replies_path):
             atomic_write(path, b"")
@@ -205,5 +208,6 @@ class RunLedger(Ledger):
 
 
 def within_budget(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that a spent budget did not end: with more to spend they will be run."""
-    return [one for one in trajectories if one.error is None or one.error.type != BudgetError.__name__]
+    """The trajectories that a spent budget did not end; the others are run again when there is more to spend."""
+    spent = BudgetError.__name__
+    return [trajectory for trajectory in trajectories if trajectory.error is None or trajectory.error.type != spent]

@@ -1,12 +1,12 @@
-"""The values in the reflector's prompts, each as text that can forge nothing: what others wrote stands as JSON.
+"""The values in the reflector's prompts, as text that cannot forge structure: material from others stands as JSON.
 
-A rollout as the summariser reads it: one line of JSON a turn, the end last. It never holds the gold answer.
+The transcript of a rollout, as the summariser reads it, is one line of JSON a turn, the end last:
 
     {"turn":1,"planner":"Justification: ...","tool":"search","command":{"query":"Amberbank"},"result":"height 105"}
     {"answer":"112","stop_reason":"verified","reward":1.0}
 
-What models and tools wrote stands in JSON strings in which no chat-template token and no line can begin, so a rollout
-can forge neither another turn nor a reward.
+It never holds the gold answer. What models and tools wrote is in JSON strings without any chat-template token or line
+break, so a rollout can forge neither another turn nor a reward.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from pydantic import JsonValue
 
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.replies import spoken
-from midstream.core.trajectory import Action, Command, Trajectory, Turn
+from midstream.core.trajectory import Trajectory, Turn
 from midstream.practice.library import CHARACTERS_PER_TOKEN, Library, size
 from midstream.practice.settings import PracticeConfig
 
-_CHARACTERS_PER_WORD = 6  # of English text, its space counted: models keep to words better than to tokens
+_CHARACTERS_PER_WORD = 6  # of English text with its space: models follow a limit in words better than one in tokens
 _WORDS = 60  # of one lesson, where the library sets no bound
 _MODULES = {
-    "planner": "decides in each turn which step and which tool come next, and what the tool is to be told",
+    "planner": "decides in each turn which step and which tool come next, and what "
+    "the tool is to be told",  # words: allow
     "executor": "writes the call of the chosen tool; it sees the step's sub-goal and context alone, not the question",
     "verifier": "judges each result, and whether what is known suffices to answer",
     "generator": "writes the final answer from what was found",
 }
+_LONGEST = 40_000  # characters of a whole transcript: about 10,000 tokens
 _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and where the whole would be too long
 
 
 def about_run(config: PracticeConfig) -> dict[str, str]:
-    """What is the same in every prompt of a run: how long a lesson may be, and whom it may be for."""
+    """The values that are equal in every prompt of a run: the length of a lesson, and the modules that may have one."""
     bound = config.library.lesson_tokens
     lines = [f"  - {name}: {_MODULES[name]}" if name in _MODULES else f"  - {name}" for name in config.modules]
     return {
@@ -46,49 +48,51 @@ def about_run(config: PracticeConfig) -> dict[str, str]:
 
 def about_library(library: Library, max_tokens: int | None) -> str:
     """One line of JSON a lesson, and how much more the library may hold."""
-    lines = [
-        to_json({"id": one.id, "module": one.module, "text": one.text} | _state(one.state)) for one in library.lessons
-    ]
+    lines = []
+    for lesson in library.lessons:
+        shown = {"id": lesson.id, "module": lesson.module, "text": lesson.text}
+        lines.append(to_json(shown if lesson.state == "active" else {**shown, "state": lesson.state}))
+    if not library.lessons:
+        lines.append("(no lesson yet)")
     if max_tokens is not None:
         left = max_tokens - size(library)
         lines.append(f"There is room for about {_words(left)} words more." if left > 0 else "It is full: add nothing.")
-    return "\n".join(lines if library.lessons else ["(no lesson yet)", *lines])
+    return "\n".join(lines)
 
 
 def about_answer(answer: str | None) -> str:
-    """The gold answer, or what a reward means where nobody may see one."""
+    """The gold answer, or what a reward means where no role may see it."""
     if answer is not None:
         return f"# Gold answer\n\n{to_json(answer)}\n\n"
     return "# Gold answer\n\nnot known: a reward of 1 means that the answer is the one that most rollouts gave\n\n"
 
 
 def about_rollouts(trajectories: Sequence[Trajectory], summaries: Sequence[str | None]) -> str:
-    """One line of JSON a rollout, numbered from 1; without a summary its reward and answer still tell something."""
+    """One line of JSON a rollout, numbered from 1; one without a summary still has its reward and its answer."""
     lines = []
-    for number, (one, summary) in enumerate(zip(trajectories, summaries, strict=True), 1):
-        reward = round(one.reward.value, 4) if one.reward else None
-        lines.append(to_json({"rollout": number, "reward": reward, "answer": one.answer, "summary": summary}))
+    for number, (trajectory, summary) in enumerate(zip(trajectories, summaries, strict=True), 1):
+        reward = round(trajectory.reward.value, 4) if trajectory.reward else None
+        shown = {"rollout": number, "reward": reward, "answer": trajectory.answer, "summary": summary}
+        lines.append(to_json(shown))
     return "\n".join(lines)
 
 
-def _state(state: str) -> dict[str, str]:
-    return {} if state == "active" else {"state": state}
-
-
-def _words(count: int) -> int:
-    """About how many words so many tokens are."""
-    return max(1, count * CHARACTERS_PER_TOKEN // _CHARACTERS_PER_WORD)
+def _words(tokens: int) -> int:
+    """Estimate how many words so many tokens are."""
+    return max(1, tokens * CHARACTERS_PER_TOKEN // _CHARACTERS_PER_WORD)
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The turns, then the answer, why the run ended and its reward. Long texts are cut, each with a note that says so.
+    """The turns, then the answer, the stop reason and the reward. Long texts are cut, each with a note.
 
     Where the whole is longer than 40,000 characters its texts are cut shorter, down to 250 characters each.
     """
     limit = _TEXT
+    reward = round(trajectory.reward.value, 4) if trajectory.reward else None
+    end = {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
     while True:
         lines = [to_json(_shortened(_turn(turn), limit)) for turn in trajectory.turns]
-        lines.append(to_json(_shortened(_end(trajectory), limit)))
+        lines.append(to_json(_shortened(end, limit)))
         text = "\n".join(lines)
         if len(text) <= _LONGEST or limit == _LEAST_TEXT:
             return text
@@ -96,55 +100,38 @@ def transcript(trajectory: Trajectory) -> str:
 
 
 def _turn(turn: Turn) -> dict[str, JsonValue]:
-    shown: dict[str, JsonValue] = {"turn": turn.index, **_decision(turn)}
-    if turn.command is not None:
-        shown |= _command(turn.command)
-    if turn.observation is not None:
+    shown: dict[str, JsonValue] = {"turn": turn.index}
+    action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
+    if action is None:  # an agent without actions
+        shown["said"] = [spoken(call.completion) for call in turn.calls]
+    else:
+        # The decision in the planner's words where it is a model.
+        plans = [spoken(call.completion) for call in turn.calls if call.role == "planner"]
+        shown |= {"planner": plans[-1]} if plans else {"sub_goal": action.sub_goal, "context": action.context}
+        shown |= {"malformed": action.error} if action.error else {"tool": action.tool}
+    if command is not None:
+        shown["command"] = dict(command.arguments) if command.code is None else command.code
+        if command.error:
+            shown["invalid"] = command.error
+    if observation is not None:
         calls: list[JsonValue] = [
-            {"tool": one.tool, "arguments": dict(one.arguments), "status": one.status, "result": one.text}
-            for one in turn.observation.tool_calls
+            {"tool": call.tool, "arguments": dict(call.arguments), "status": call.status, "result": call.text}
+            for call in observation.tool_calls
         ]
-        shown |= {"tool_calls": calls} if calls else {}
-        shown["result" if turn.observation.status == "ok" else "error"] = turn.observation.text
-    if turn.verdict is not None:
-        verdict = turn.verdict
+        if calls:
+            shown["tool_calls"] = calls
+        shown["result" if observation.status == "ok" else "error"] = observation.text
+    if verdict is not None:
         shown["verdict"] = {"signal": verdict.signal, "valid": verdict.result_valid, "analysis": verdict.analysis}
     return shown
 
 
-def _decision(turn: Turn) -> dict[str, JsonValue]:
-    """What was decided, in the model's own words where a model did; of an agent without actions all that it said."""
-    action = turn.action
-    if action is None:
-        return {"said": [spoken(call.completion) for call in turn.calls]}
-    said = [spoken(call.completion) for call in turn.calls if call.role == "planner"]
-    words: dict[str, JsonValue] = {"planner": said[-1]} if said else _plan(action)
-    return words | ({"malformed": action.error} if action.error else {"tool": action.tool})
-
-
-def _plan(action: Action) -> dict[str, JsonValue]:
-    return {"sub_goal": action.sub_goal, "context": action.context}
-
-
-def _command(command: Command) -> dict[str, JsonValue]:
-    shown: dict[str, JsonValue] = {"command": dict(command.arguments) if command.code is None else command.code}
-    return shown | ({"invalid": command.error} if command.error else {})
-
-
-def _end(trajectory: Trajectory) -> dict[str, JsonValue]:
-    reward = round(trajectory.reward.value, 4) if trajectory.reward else None
-    return {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}
-
-
 def _shortened(value: JsonValue, limit: int) -> JsonValue:
-    """`value` with every text in it, of whatever depth, at most `limit` characters long and a note."""
-    if isinstance(value, str) and len(value) > limit:
+    """`value` with every text in it, at any depth, at most `limit` characters long and a note."""
+    if isinstance(value, str):
+        if len(value) <= limit:
+            return value
         return f"{value[: limit // 2]} [cut: {len(value) - limit} characters] {value[-(limit // 2) :]}"
     if isinstance(value, dict):
         return {key: _shortened(item, limit) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_shortened(item, limit) for item in value]
-    return value
-
-
-_LONGEST = 40_000  # characters of a whole transcript: about 10,000 tokens
+    return [_shortened(item, limit) for item in value] if isinstance(value, Sequence) else value

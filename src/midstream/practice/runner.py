@@ -1,4 +1,4 @@
-"""Rollouts of practice: every one is counted, kept as it ends, and taken from what was kept where a run goes on."""
+"""Rollouts of practice: each is counted, kept when it ends, and taken from what was kept when a run resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """One task to be run with two libraries. Its id is the pair's own, so that a task may be drawn twice."""
+    """One task to be run with two libraries. Its id belongs to the pair, so that a task may be drawn twice."""
 
     task: Task
     first: Library
@@ -28,10 +28,10 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """One piece of work of a run: tasks that are run so many times each, with these lessons in the prompts.
+class RolloutJob:
+    """Tasks to be run `group_size` times each, with these lessons in the prompts, by task id.
 
-    `scope` names it within the run, `purpose` among runs. `seed` is the one that `rollout` gets.
+    `scope` names the job within the run, `purpose` among runs. `seed` is that of `rollout`.
     """
 
     scope: str
@@ -42,41 +42,47 @@ class Work:
     lessons: Mapping[str, Lessons]
 
     def kept(self, ledger: Ledger, cache: Cache | None) -> dict[Place, Trajectory]:
-        """What there is already, in the ledger or in the cache; what the cache has, the ledger has then, too.
+        """The trajectories in the ledger or the cache; those from the cache are added to the ledger.
 
-        A trajectory with other lessons in its prompts is of an attempt that took another way.
+        A trajectory with other lessons in its prompts is from an attempt that took another path, and does not count.
         """
-        told = {task.id: digest(self._lessons(task)) for task in self.tasks}
-        mine = {place: one for place, one in ledger.kept(self.scope).items() if told.get(place[0]) == one.lessons}
+        expected = {task.id: digest(self._lessons(task)) for task in self.tasks}
+        kept = {
+            place: trajectory
+            for place, trajectory in ledger.kept(self.scope).items()
+            if expected.get(place[0]) == trajectory.lessons
+        }
         if cache is None:
-            return mine
-        found = {}
+            return kept
+        shared: dict[Place, Trajectory] = {}
         for task in self.tasks:
             for index in range(self.group_size):
-                if (task.id, index) not in mine:
-                    found[task.id, index] = cache.trajectory(self.purpose, task, self._lessons(task), self.seed, index)
-        new = {place: one for place, one in found.items() if one is not None}
-        ledger.keep(self.scope, list(new.values()))
-        return mine | new
+                if (task.id, index) in kept:
+                    continue
+                trajectory = cache.trajectory(self.purpose, task, self._lessons(task), self.seed, index)
+                if trajectory is not None:
+                    shared[task.id, index] = trajectory
+        ledger.keep(self.scope, list(shared.values()))
+        return kept | shared
 
     def keep(self, ended: Sequence[Trajectory], ledger: Ledger, cache: Cache | None) -> None:
-        """Keep what has ended."""
+        """Keep trajectories that have ended."""
         ledger.keep(self.scope, ended)
         if cache is not None:
             tasks = {task.id: task for task in self.tasks}
-            for one in ended:
-                task = tasks[one.task_id]
-                cache.keep(self.purpose, task, self._lessons(task), self.seed, one)
+            for trajectory in ended:
+                task = tasks[trajectory.task_id]
+                cache.keep(self.purpose, task, self._lessons(task), self.seed, trajectory)
 
     def _lessons(self, task: Task) -> Lessons:
         return self.lessons.get(task.id, NO_LESSONS)
 
 
 class Runner:
-    """Runs tasks with a library in the prompts. `scope` names a piece of work within the run, for seeds and ledger.
+    """Runs tasks with a library in the prompts. `scope` names a job within the run, for seeds and ledger.
 
-    `shuffle` deals the rewards of each piece of work out at random, a control; what is kept has its own. `report` is
-    told how far a piece of work is.
+    `shuffle` permutes the rewards of each job at random, a control; the ledger keeps the true ones. `report` receives
+    the progress of a job.
     """
 
     def __init__(
@@ -93,68 +99,81 @@ class Runner:
         self.shuffle, self.cache, self.report = shuffle, cache, report
 
     async def groups(self, scope: str, tasks: Sequence[Task], library: Library, group_size: int) -> list[Group]:
-        """Every task `group_size` times with `library`."""
-        lessons = render_modules(library)
-        told = dict.fromkeys((task.id for task in tasks), lessons)
-        return await self._roll("learning", scope, tasks, told, group_size)
+        """Run every task `group_size` times with `library`.
+
+        Raises:
+            BudgetError: a limit prevented a rollout; the others cannot be used without it.
+        """
+        lessons = dict.fromkeys((task.id for task in tasks), render_modules(library))
+        return await self._run("learning", scope, tasks, lessons, group_size)
 
     async def pairs(self, scope: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
-        """The rewards of each match, with `first` and with `other`; None where a side has none (an error)."""
+        """The rewards of each match, with `first` and with `other`; None where a side has no reward (an error).
+
+        Raises:
+            BudgetError: a limit prevented a rollout.
+        """
         tasks, lessons = [], {}
         for match in matches:
             for side, library in (("first", match.first), ("other", match.other)):
                 task = match.task.model_copy(update={"id": f"{match.task.id}~{side}"})
                 tasks.append(task)
                 lessons[task.id] = render_modules(library)
-        played = [group.trajectories[0] for group in await self._roll("gate", scope, tasks, lessons, 1)]
-        values = [one.reward.value if one.reward and one.status == "ok" else None for one in played]
-        sides = zip(values[::2], values[1::2], strict=True)
-        return [None if one is None or two is None else (one, two) for one, two in sides]
+        rewards: list[float | None] = []
+        for group in await self._run("gate", scope, tasks, lessons, 1):
+            [trajectory] = group.trajectories
+            reward = trajectory.reward if trajectory.status == "ok" else None
+            rewards.append(reward.value if reward else None)
+        sides = zip(rewards[::2], rewards[1::2], strict=True)
+        return [None if first is None or other is None else (first, other) for first, other in sides]
 
-    async def _roll(
+    async def _run(
         self, purpose: str, scope: str, tasks: Sequence[Task], lessons: Mapping[str, Lessons], group_size: int
     ) -> list[Group]:
-        """Raises `BudgetError` where a limit kept one from being run: nothing can be said of the others alone."""
         seed = derive_seed(self.seed, scope)
-        work = Work(scope=scope, purpose=purpose, tasks=tasks, group_size=group_size, seed=seed, lessons=lessons)
-        kept = work.kept(self.ledger, self.cache)
-        done, whole = len(kept), len(tasks) * group_size
-        said = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
+        job = RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=group_size, seed=seed, lessons=lessons)
+        kept = job.kept(self.ledger, self.cache)
+        done, total = len(kept), len(tasks) * group_size
+        what = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
 
         def on_done(ended: Sequence[Trajectory]) -> None:
             nonlocal done
             done += len(ended)
-            work.keep(ended, self.ledger, self.cache)
-            self.report(f"{said} {done}/{whole}")
+            job.keep(ended, self.ledger, self.cache)
+            self.report(f"{what} {done}/{total}")
 
-        self.report(f"{said} {done}/{whole}")
+        self.report(f"{what} {done}/{total}")
         groups = await rollout(
             self.environment, tasks, group_size=group_size, seed=seed, lessons=lessons, kept=kept, on_done=on_done
         )
-        require_within_budget([one for group in groups for one in group.trajectories])
+        require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
         return _shuffled(groups, derive_seed(seed, "shuffle")) if self.shuffle else groups
 
 
 def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
     """Raise the `BudgetError` that ended one of them."""
-    for one in trajectories:
-        if one.error is not None and one.error.type == BudgetError.__name__:
-            what, *more = one.error.message.splitlines()
-            said = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, cause=said.get("cause", ""), fix=said.get("fix", ""))
+    for trajectory in trajectories:
+        error = trajectory.error
+        if error is not None and error.type == BudgetError.__name__:
+            # A trajectory keeps the text of its error: what happened, then labeled lines.
+            what, *more = error.message.splitlines()
+            labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
+            raise BudgetError(what, cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
 
 
 def _shuffled(groups: Sequence[Group], seed: int) -> list[Group]:
-    """The same trajectories, their rewards dealt out anew among all of them."""
-    rewards = [one.reward for group in groups for one in group.trajectories if one.reward is not None]
+    """The same trajectories with their rewards permuted among all of them."""
+    rewards = [
+        trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward is not None
+    ]
     random.Random(seed).shuffle(rewards)
-    dealt = iter(rewards)
+    remaining = iter(rewards)
 
-    def redealt(one: Trajectory) -> Trajectory:
-        if one.reward is None:
-            return one
-        other = next(dealt)
+    def with_next_reward(trajectory: Trajectory) -> Trajectory:
+        if trajectory.reward is None:
+            return trajectory
+        other = next(remaining)
         changes = {"value": other.value, "parts": other.parts}
-        return one.model_copy(update={"reward": one.reward.model_copy(update=changes)})
+        return trajectory.model_copy(update={"reward": trajectory.reward.model_copy(update=changes)})
 
-    return [Group(task=group.task, trajectories=tuple(map(redealt, group.trajectories))) for group in groups]
+    return [Group(task=group.task, trajectories=tuple(map(with_next_reward, group.trajectories))) for group in groups]

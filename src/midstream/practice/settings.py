@@ -1,6 +1,4 @@
-"""Settings of context-space learning: the paper's values are the defaults where it names one (arXiv 2510.08191).
-
-How much a practice run would do at most: rollouts by purpose, requests by the reflector's roles."""
+"""Settings of context-space learning; the defaults are the paper's where it names a value (arXiv 2510.08191)."""
 
 from __future__ import annotations
 
@@ -13,12 +11,14 @@ from pydantic import Field
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
 
+ROLES = ("summariser", "critic", "merger")
+
 
 class RoleConfig(Frozen):
-    """One role of the reflector: which engine it asks and how.
+    """One role of the reflector.
 
-    `engine` names an engine of the recipe. A reply that cannot be used is asked for again, `asks` times in all.
-    `prompt_file` replaces the prompt that ships with midstream. `structured_output` has the server enforce the form.
+    `engine` names an engine of the recipe. A reply that cannot be used is requested again, `asks` times in all.
+    `prompt_file` replaces the prompt that ships with midstream. `structured_output` has the server enforce the schema.
     """
 
     engine: str
@@ -29,9 +29,9 @@ class RoleConfig(Frozen):
 
 
 class EmbeddingConfig(Frozen):
-    """Near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
+    """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
 
-    An update asks for those of its lessons and proposals; they cost next to nothing, and no budget counts them.
+    An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
     """
 
     model: str
@@ -43,9 +43,9 @@ class EmbeddingConfig(Frozen):
 class LibraryConfig(Frozen):
     """What the library may hold.
 
-    `max_tokens` bounds all that is rendered, `lesson_tokens` one lesson, four characters counted as a token. Texts
-    whose likeness (cosine, 0 to 1) is `likeness` or more are near-duplicates: of hashed n-grams, or with `embedding` of
-    a model's vectors. None: no bound, no such check. `leak_guard` refuses lessons that copy a task's answer.
+    `max_tokens` bounds all rendered lessons, `lesson_tokens` one lesson; four characters count as a token. Texts whose
+    similarity (cosine, 0 to 1) is `likeness` or more are near-duplicates: of hashed n-grams, or with `embedding` of a
+    model's vectors. None: no bound, no such check. `leak_guard` refuses lessons that copy a task's answer.
     """
 
     max_tokens: int | None = Field(default=2000, ge=1)
@@ -58,13 +58,13 @@ class LibraryConfig(Frozen):
 class GateConfig(Frozen):
     """When a changed library is accepted (`gate.py`).
 
-    `tasks` of the validation split stand for all others. `error_rate` is the chance that a run accepts any change that
+    The gate tests on `tasks` of the validation split. `error_rate` is the chance that a run accepts any change that
     does not help, over all of its tests together. A test looks after every `block` pairs of fresh validation rollouts;
-    it stops early where it is sure, or where an effect of `min_effect` or more is refuted at `futility_rate`, and at
-    the latest after `test_pairs`. An update makes two tests at most; between them random halves of the batch tell the
-    good changes from the bad, for `bisect_pairs` at most, or until wrong choices are expected to cost less than
-    `min_effect`; 0: the batch is accepted or put off as a whole. By default an update's gate takes 4,400 rollouts at
-    the very most: with the paper's own 500, not 10 times those. The defaults are chosen by `benchmarks/gate_power.py`.
+    it stops early where the evidence suffices, or where an effect of `min_effect` or more is refuted at
+    `futility_rate`, and at the latest after `test_pairs`. An update makes at most two tests; between them random halves
+    of the batch separate the good changes from the bad, for at most `bisect_pairs`, or until wrong choices are expected
+    to cost less than `min_effect`; 0: the batch is accepted or postponed as a whole. By default an update's gate takes
+    at most 4,400 rollouts, less than 10 times the paper's 500. The defaults are chosen by `benchmarks/gate_power.py`.
     """
 
     enabled: bool = True
@@ -78,9 +78,9 @@ class GateConfig(Frozen):
 
 
 class BudgetConfig(Frozen):
-    """Limits on what a run may use up, evaluations included; None: no limit.
+    """Limits on what a run may use, evaluations included; None: no limit.
 
-    Nothing is started that could go over `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge
+    Nothing is started that could exceed `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge
     and reflector) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
     """
 
@@ -96,18 +96,28 @@ class BudgetConfig(Frozen):
         return self.model_dump(exclude_none=True)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requests:
+    """At most `count` requests of a role to an engine, each for at most `max_tokens` new tokens."""
+
+    role: str
+    engine: str
+    count: int
+    max_tokens: int
+
+
 class PracticeConfig(Frozen):
     """Training-Free GRPO.
 
     `tasks` of the train split, `epochs` over them, `batch_size` of them an update, `group_size` rollouts each;
-    `families`: what is learned from and validated on is of these alone.
-    `reflector` is the role that all three of `summariser`, `critic` and `merger` are, where they are not named.
-    `truth = "majority"` learns without gold answers: a rollout is right that agrees with most of its group, and no role
-    sees the answer. `lessons_from = "model"` has the critic write lessons without any rollout (a control).
-    `skip_uniform` leaves groups out whose rollouts all earned the same. `modules` may get lessons. `start` is a library
-    to begin with. `patience`: stop after so many updates without a change that was accepted. `shuffle_rewards` is a
-    control: all rewards, of validation too, are dealt out at random. `cache` keeps rollouts and replies for other runs
-    of the very same settings.
+    `families`: only tasks of these are learned from and validated on.
+    `reflector` configures the roles `summariser`, `critic` and `merger` where they have no table of their own.
+    `truth = "majority"` learns without gold answers: a rollout is right if it agrees with most of its group, and no
+    role sees the answer. `lessons_from = "model"` has the critic write lessons without any rollout (a control).
+    `skip_uniform` leaves out groups whose rollouts all have the same reward. `modules` may get lessons. `start` is the
+    first library. `patience`: stop after so many updates without an accepted change. `shuffle_rewards` is a control:
+    all rewards, of validation too, are permuted at random. `cache` keeps rollouts and replies for other runs of equal
+    settings.
     """
 
     tasks: int = Field(default=100, ge=1)
@@ -132,53 +142,45 @@ class PracticeConfig(Frozen):
     shuffle_rewards: bool = False
     cache: Path | None = None
 
+    def role(self, name: str) -> RoleConfig:
+        """The settings of one of `ROLES`."""
+        return {"summariser": self.summariser, "critic": self.critic, "merger": self.merger}[name] or self.reflector
+
     @property
     def updates(self) -> int:
-        """How many updates the whole schedule has."""
+        """The number of updates in the whole schedule."""
         return self.epochs * -(-self.tasks // self.batch_size)
 
+    @property
+    def most_updates(self) -> int:
+        """The number of updates that the schedule and the budget allow."""
+        return self.updates if self.budget.updates is None else min(self.updates, self.budget.updates)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Requests:
-    """At most so many requests of a role to an engine, each for at most `max_tokens` new tokens."""
+    @property
+    def most_tasks(self) -> int:
+        """The tasks of all updates, each counted as often as it occurs."""
+        epochs, rest = divmod(self.most_updates, self.updates // self.epochs)
+        return epochs * self.tasks + min(rest * self.batch_size, self.tasks)
 
-    role: str
-    engine: str
-    count: int
-    max_tokens: int
+    def most_rollouts(self) -> dict[str, int]:
+        """An upper bound of the rollouts by purpose: every test and every bisection of the gate runs to its end."""
+        tasks, updates = self.most_tasks, self.most_updates
+        learning = tasks * self.group_size if self.lessons_from == "rollouts" else 0
+        what = f"learning, {tasks:,} tasks x {self.group_size}" if learning else "learning, without rollouts"
+        found = {what: learning}
+        if self.gate.enabled:
+            pairs = 2 * self.gate.test_pairs + self.gate.bisect_pairs
+            found[f"gate, {updates} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates
+        return found
 
-
-def updates(config: PracticeConfig) -> int:
-    """How many updates the schedule and the budget allow."""
-    limit = config.budget.updates
-    return config.updates if limit is None else min(config.updates, limit)
-
-
-def tasks(config: PracticeConfig) -> int:
-    """The tasks of all updates, each as often as it comes."""
-    per_epoch = config.updates // config.epochs
-    epochs, rest = divmod(updates(config), per_epoch)
-    return epochs * config.tasks + min(rest * config.batch_size, config.tasks)
-
-
-def rollouts(config: PracticeConfig) -> dict[str, int]:
-    """Rollouts by what they are for; the gate's where every test and every bisection goes to its end."""
-    learning = tasks(config) * config.group_size if config.lessons_from == "rollouts" else 0
-    said = f"learning, {tasks(config):,} tasks x {config.group_size}" if learning else "learning, without rollouts"
-    found = {said: learning}
-    if config.gate.enabled:
-        pairs = 2 * config.gate.test_pairs + config.gate.bisect_pairs
-        found[f"gate, {updates(config)} updates x {pairs:,} pairs x 2"] = 2 * pairs * updates(config)
-    return found
-
-
-def requests(config: PracticeConfig) -> list[Requests]:
-    """What the roles are asked where every reply has to be asked for again, as often as is allowed."""
-    counts = {"critic": tasks(config), "merger": updates(config)}
-    if config.lessons_from == "rollouts":
-        counts = {"summariser": tasks(config) * config.group_size, **counts}
-    return [_of(role, getattr(config, role) or config.reflector, count) for role, count in counts.items()]
-
-
-def _of(role: str, config: RoleConfig, count: int) -> Requests:
-    return Requests(role=role, engine=config.engine, count=count * config.asks, max_tokens=config.sampling.max_tokens)
+    def most_requests(self) -> list[Requests]:
+        """An upper bound of the requests by role: every reply is requested as often as its role allows."""
+        counts = {"critic": self.most_tasks, "merger": self.most_updates}
+        if self.lessons_from == "rollouts":
+            counts = {"summariser": self.most_tasks * self.group_size, **counts}
+        found = []
+        for name, count in counts.items():
+            role = self.role(name)
+            most, max_tokens = count * role.asks, role.sampling.max_tokens
+            found.append(Requests(role=name, engine=role.engine, count=most, max_tokens=max_tokens))
+        return found

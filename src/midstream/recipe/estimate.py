@@ -15,7 +15,7 @@ from typing import Any
 
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
-from midstream.practice.settings import PracticeConfig, Requests, requests, rollouts
+from midstream.practice.settings import PracticeConfig, Requests
 from midstream.recipe.check import draw, is_dialogues, task_source
 from midstream.recipe.memory_estimate import memory_lines
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
@@ -75,7 +75,7 @@ def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> 
     """Lines that say what the run, or without `training` the evaluation, would do, and the memory it would need."""
     batches = batches_of(recipe, resolved, training=training)
     practice = recipe.practice if training else None
-    lines = [*_trajectory_lines(batches), *_call_lines(resolved, batches, requests(practice) if practice else ())]
+    lines = [*_trajectory_lines(batches), *_call_lines(resolved, batches, practice.most_requests() if practice else ())]
     if practice:
         limits = practice.budget.model_dump(exclude_none=True)
         said = ", ".join(f"{name} = {value:,}" for name, value in limits.items())
@@ -151,7 +151,7 @@ def _practice(
         yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
         yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
     dialogue = is_dialogues(recipe.tasks)
-    for what, count in rollouts(practice).items():
+    for what, count in practice.most_rollouts().items():
         yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner, dialogue=dialogue)
 
 

@@ -12,7 +12,7 @@ from midstream.evaluation import SetConfig
 from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, identity
 from midstream.practice.reflector import ROLES, Reflector
-from midstream.practice.session import Parts, Prepare
+from midstream.practice.session import PracticeParts, Prepare
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import teacher, warm_seed
@@ -25,7 +25,7 @@ _CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # what of a recipe
 _NAMED = 3
 
 
-def practice_parts_of(build: Build) -> Parts:
+def practice_parts_of(build: Build) -> PracticeParts:
     """Everything that a practice session needs."""
     recipe, config, budget = build.recipe, build.recipe.practice, build.budget
     if build.runs_code and build.sandbox.tier == "unsafe":
@@ -45,7 +45,7 @@ def practice_parts_of(build: Build) -> Parts:
     sets = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in recipe.evaluation.sets}
     require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **sets})
     agent = identity(build.resolved)
-    return Parts(
+    return PracticeParts(
         seed=recipe.seed,
         tasks=tasks,
         validation=validation,

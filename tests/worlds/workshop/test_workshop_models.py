@@ -307,7 +307,7 @@ def test_a_summary_can_be_read():
     world = Workshop(Config())
     task = world.tasks("train")[0]
     [run] = group_of(task, (1.0,)).trajectories
-    assert "a code was handed in" in asyncio.run(reflector(world).summarise(1, task.question, run, None)).value
+    assert "a code was handed in" in asyncio.run(reflector(world).summarize(1, task.question, run, None)).value
 
 
 def test_a_prompt_of_no_known_role_is_refused():
