@@ -175,7 +175,7 @@ def taken_by(learner, rows):
 @pytest.fixture
 def small_head(monkeypatch):
     """So few logits at a time that layers take most of the memory of a small model."""
-    monkeypatch.setattr("midstream.training.plan.LOGITS", 64_000)
+    monkeypatch.setattr("midstream.training.passes.LOGITS", 64_000)
     monkeypatch.setattr("midstream.recipe.memory.LOGITS", 64_000)
 
 
@@ -270,7 +270,7 @@ def test_longer_rows_take_what_is_said_for_each_token(recompute, attention, smal
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
 def test_a_large_vocabulary_is_made_a_piece_at_a_time(lora, monkeypatch, tmp_path):
-    monkeypatch.setattr("midstream.training.plan.LOGITS", 2**20)
+    monkeypatch.setattr("midstream.training.passes.LOGITS", 2**20)
     monkeypatch.setattr("midstream.recipe.memory.LOGITS", 2**20)
     directory = save_model(tmp_path / "model", vocabulary=30_000)
     config = LearnerConfig(lora=lora, attention="rows", chunk_tokens=110, recompute_activations=True)

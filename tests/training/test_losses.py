@@ -12,15 +12,16 @@ import torch
 from pydantic import ValidationError
 
 from midstream.core.errors import UnsupportedError
-from midstream.training import (
+from midstream.training.losses import (
+    Aggregation,
     PolicyLoss,
     aggregate,
     clipped_policy_loss,
+    clipped_tokens,
     kl_estimate,
     policy_loss_variant,
     row_weights,
 )
-from midstream.training.losses import Aggregation, clipped_tokens
 
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
 TRL_REFUSED = ("cispo", "sapo")
@@ -297,5 +298,7 @@ def test_impossible_settings_are_refused(settings, message):
 
 def test_settings_load_without_torch():
     """Recipes are validated where torch is not installed."""
-    code = "import sys; from midstream.training import PolicyLoss; PolicyLoss(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from midstream.training.losses import PolicyLoss; PolicyLoss(); sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

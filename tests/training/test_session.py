@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from midstream import evaluation
 from midstream.cli.main import main
 from midstream.core.errors import CheckpointError
+from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
 from midstream.runs.journal import Records
@@ -87,7 +87,7 @@ def test_another_seed_gives_another_run(ten_steps, finished_run, tmp_path):
 
 INTERRUPTIONS = {
     "warm start": (LocalLearner, "supervised_step", 50),
-    "first evaluation": (evaluation, "evaluate", 2),
+    "first evaluation": (session, "evaluate", 2),
     "first checkpoint": (LocalLearner, "save", 1),
     "step": (FlowGRPO, "step", 6),
     "update": (LocalLearner, "optimizer_step", 130),
@@ -96,7 +96,7 @@ INTERRUPTIONS = {
     "after the metrics": (Records, "append", 7, "timings.jsonl"),
     "checkpoint": (LocalLearner, "save", 4),
     "export": (LocalLearner, "export_weights", 1),
-    "last evaluation": (evaluation, "evaluate", 7),
+    "last evaluation": (session, "evaluate", 7),
 }
 
 

@@ -20,7 +20,7 @@ from midstream.core.trajectory import Call, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator
-from midstream.training.sequences import joined
+from midstream.training.rows import joined
 from midstream.training.sharing import first_difference, sharing_warning
 from midstream.worlds.gazetteer.compact import CompactPlanner
 from midstream.worlds.gazetteer.compact import Config as CompactConfig

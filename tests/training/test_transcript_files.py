@@ -14,7 +14,7 @@ from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Call, Message
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.engine import TransformersLocal
-from midstream.training.sequences import joined, row_of
+from midstream.training.rows import joined, row_of
 from midstream.training.transcripts import Transcript, row_of_transcript, rows_of_file, transcript_of
 from support.interleaved import Shout, Talk, play
 from support.small_tokenizers import CHATML, STRICT, byte_pairs

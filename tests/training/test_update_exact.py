@@ -120,7 +120,7 @@ def test_the_model_is_left_as_it_was(attention):
 @pytest.mark.parametrize("attention", BACKENDS)
 def test_a_head_that_is_trained_alone_is_exact(attention, chunk_tokens, monkeypatch):
     """Nothing below it has a gradient, nor have the keys and values that trunks keep."""
-    monkeypatch.setattr("midstream.training.plan.LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr("midstream.training.passes.LOGITS", 3 * VOCABULARY)
     model = model_of("qwen2").requires_grad_(False)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     learner = learner_of(model, LearnerConfig(attention=attention, chunk_tokens=chunk_tokens))

@@ -9,7 +9,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming, reward_parts, tool_use
@@ -18,13 +20,20 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream_metrics import stream_metrics
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, Group, rollout
-from midstream.training.outcome import StepOutcome
-from midstream.training.rows import RowBatch, build_rows, split_minibatches
-from midstream.training.sequences import joined, sampled_tokens, tokens_after_prompt
+from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
 SUCCESS_MEMORY = 0.01  # weight of the newest trajectory in a family's running success
 MAX_LOGPROB_GAP = 0.1  # mean |learner's log-probability - recorded one| per token that the first step allows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """The numbers of one training step and, for reinforcement, its trajectories."""
+
+    metrics: StepMetrics
+    timing: StepTiming
+    trajectories: list[Trajectory]
 
 
 class FlowGRPO:
@@ -60,8 +69,13 @@ class FlowGRPO:
         rolled_out = time.perf_counter()
         kept = self._kept(groups)
         batches, stats, norms = self._update(kept, step)
-        trajectories = [one for group in groups for one in group.trajectories]
-        metrics = _metrics(step, self.role, groups, kept, batches, stats, norms, self._learning_rate(step))
+        metrics = StepMetrics(
+            step=step,
+            policy_version=step - 1,
+            learning_rate=self._learning_rate(step),
+            **self._rollout_metrics(groups, kept, batches),
+            **_update_metrics(stats, norms),
+        )
         seconds = time.perf_counter() - started
         timing = StepTiming(
             step=step,
@@ -71,21 +85,22 @@ class FlowGRPO:
             cpu_s=time.process_time() - cpu,
             tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
         )
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, timing=timing, trajectories=trajectories)
 
     def state(self) -> dict[str, float]:
-        """What `restore` needs beside the learner's own state."""
+        """State that `restore` needs in addition to the learner's own."""
         return dict(self.success)
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.success = dict(state)
 
     async def _rollout(self, step: int) -> list[Group]:
-        """The step's groups, those included that others were rolled out in place of.
+        """The step's groups, including those that others were rolled out in place of.
 
         With `resample_uniform`, as many tasks are drawn again as groups are missing, up to so many times; then the step
-        goes on with what it has (arXiv 2503.14476, eq. 11, draws without end).
+        uses what it has (arXiv 2503.14476, eq. 11, draws without end).
         """
         config = self.config
         groups = await self._round([], config.tasks_per_step, step)
@@ -97,27 +112,38 @@ class FlowGRPO:
         return groups
 
     def _kept(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups that are trained on."""
-        return [group for group in groups if not (self.config.resample_uniform and _is_uniform(group))]
+        """The groups to train on: with `resample_uniform`, none whose finished trajectories all have one reward.
+
+        A group with fewer than two finished trajectories is not uniform but broken, and stays to be counted.
+        """
+        if not self.config.resample_uniform:
+            return list(groups)
+        kept = []
+        for group in groups:
+            finished = (trajectory for trajectory in group.trajectories if trajectory.status == "ok")
+            rewards = [trajectory.reward.value for trajectory in finished if trajectory.reward is not None]
+            if len(rewards) < 2 or len(set(rewards)) > 1:
+                kept.append(group)
+        return kept
 
     async def _round(self, earlier: Sequence[Group], count: int, *names: int) -> list[Group]:
-        """`count` tasks rolled out, but for those of the step's `earlier` groups.
+        """Roll out `count` tasks, without those of the step's `earlier` groups.
 
         `names` are the step and, beyond the first of it, the round.
         """
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
-        drawn = self.source.sample("train", count, derive_seed(self.seed, "tasks", *names), weights)
+        sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *names), weights)
         tried = {group.task.id for group in earlier}
-        tasks = [task for task in drawn if task.id not in tried]
+        tasks = [task for task in sampled if task.id not in tried]
         seed = derive_seed(self.seed, "rollout", *names)
         groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
         for group in groups:
-            for one in group.trajectories:
-                if one.reward is not None:
-                    rate = self.success.get(one.family, 0.0)
-                    self.success[one.family] = rate + SUCCESS_MEMORY * (one.reward.value - rate)
+            for trajectory in group.trajectories:
+                if trajectory.reward is not None:
+                    rate = self.success.get(trajectory.family, 0.0)
+                    self.success[trajectory.family] = rate + SUCCESS_MEMORY * (trajectory.reward.value - rate)
         return groups
 
     def _update(self, groups: list[Group], step: int) -> tuple[list[RowBatch], list[LossStats], list[float]]:
@@ -129,24 +155,19 @@ class FlowGRPO:
         if config.shuffle_rewards:
             trained = _shuffled_rewards(trained, seed)
         batches = [
-            build_rows(
-                part,
-                role=self.role,
-                aggregation=config.loss.aggregation,
-                horizon=config.loss.horizon,
-                advantage_over=config.advantage_over,
-                credit=config.credit,
-                baseline=config.baseline,
-                normalize_by_std=config.normalize_by_std,
-                overlong=config.overlong,
-                mask_cut_off=config.mask_cut_off,
-                uniform_kl_fraction=config.uniform_kl_fraction,
-                seed=seed,
-            )
+            build_rows(part, config, role=self.role, seed=seed)
             for part in split_minibatches(trained, min(config.minibatches, len(trained)), seed)
         ]
         if all(batch.groups_broken == batch.groups for batch in batches):
-            raise _no_usable_group(groups)
+            everyone = [trajectory for group in groups for trajectory in group.trajectories]
+            errors = [trajectory.error for trajectory in everyone if trajectory.error]
+            raise TrainingError(
+                f"{len(errors)} of {len(everyone)} trajectories failed, and no group has two that finished; one of the "
+                f"errors:\n{errors[0].message if errors else 'none'}",
+                code="no-results",
+                cause="what all trajectories need (the model's server, a tool, the reward) is down",
+                fix="fix it, then resume the run",
+            )
         stats, norms = [], []
         for batch in batches:
             if batch.rows:
@@ -160,11 +181,12 @@ class FlowGRPO:
         if self._gap_checked:
             return
         self._gap_checked = True
-        gap = _logprob_gap(stats)
+        gap = stats.gap_sum / max(1, stats.tokens)
         if gap > MAX_LOGPROB_GAP:
             raise TrainingError(
                 f"the learner's log-probabilities lie {gap:.3f} from the recorded ones (mean per token; at most "
                 f"{MAX_LOGPROB_GAP} is allowed)",
+                code="logprob-gap",
                 cause="the server samples from other weights or another dtype than the learner's, applies settings of "
                 "its own, or records log-probabilities before the temperature",
                 fix="serve the learner's model in its dtype with --logprobs-mode processed_logprobs (docs/serving.md)",
@@ -177,89 +199,72 @@ class FlowGRPO:
         fall = min(1.0, max(0.1, (config.steps - step) / config.decay_steps)) if config.decay_steps else 1.0
         return config.learning_rate * rise * fall
 
+    def _rollout_metrics(
+        self, groups: Sequence[Group], kept: Sequence[Group], batches: Sequence[RowBatch]
+    ) -> dict[str, Any]:
+        """Fields of `StepMetrics` about the trajectories and what they left to train on."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        scored = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+        by_family: dict[str, list[float]] = {}
+        for trajectory in scored:
+            value = trajectory.reward.value if trajectory.reward else 0.0
+            by_family.setdefault(trajectory.family, []).append(value)
+        rewards = [value for values in by_family.values() for value in values]
+        left_out: Counter[str] = Counter()
+        for batch in batches:
+            left_out.update(batch.left_out)
+        replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
+        if replaced:
+            left_out["uniform group, left out (training.resample_uniform)"] = replaced
+        runs = [
+            run
+            for trajectory in trajectories
+            for run in joined([call for call in trajectory.calls if call.role == self.role and call.prompt_ids])
+        ]
+        sampled = sum(len(call.completion_ids) for run in runs for call in run)
+        return {
+            "reward_mean": fmean(rewards) if rewards else 0.0,
+            "reward_by_family": {family: fmean(values) for family, values in sorted(by_family.items())},
+            "trajectories": len(trajectories),
+            "trajectories_error": sum(trajectory.status == "error" for trajectory in trajectories),
+            "trajectories_retried": sum(trajectory.attempts > 1 for trajectory in trajectories),
+            "request_failures": sum(trajectory.request_failures for trajectory in trajectories),
+            "replies_repaired": sum(trajectory.replies_repaired for trajectory in trajectories),
+            "groups": sum(batch.groups for batch in batches) + len(groups) - len(kept),
+            "groups_uniform": sum(batch.groups_uniform for batch in batches) + len(groups) - len(kept),
+            "groups_broken": sum(batch.groups_broken for batch in batches),
+            "samples_left_out": dict(sorted(left_out.items())),
+            "turns_mean": fmean(len(trajectory.turns) for trajectory in scored) if scored else 0.0,
+            "reward_parts": reward_parts(scored),
+            "tool_use": tool_use(scored),
+            "streams": stream_metrics(scored),
+            "rows": sum(len(batch.rows) for batch in batches),
+            "prompt_tokens": sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
+            "completion_tokens": sampled,
+        }
 
-def _is_uniform(group: Group) -> bool:
-    """Whether all finished trajectories of a group that has two were rewarded alike. A broken group is not uniform."""
-    rewards = [one.reward.value for one in group.trajectories if one.status == "ok" and one.reward is not None]
-    return len(rewards) > 1 and len(set(rewards)) == 1
+
+def _update_metrics(stats: Sequence[LossStats], norms: Sequence[float]) -> dict[str, Any]:
+    """Fields of `StepMetrics` about the optimizer steps."""
+    tokens = max(1, sum(part.tokens for part in stats))
+    return {
+        "total_tokens": sum(part.total_tokens for part in stats),
+        "unique_tokens": sum(part.unique_tokens for part in stats),
+        "loss": fmean(part.loss for part in stats) if stats else 0.0,
+        "kl": sum(part.kl_sum for part in stats) / tokens,
+        "clip_fraction": sum(part.clipped for part in stats) / tokens,
+        "logprob_gap": stats[0].gap_sum / max(1, stats[0].tokens) if stats else 0.0,
+        "grad_norm": fmean(norms) if norms else 0.0,
+    }
 
 
 def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
     """The step's rewards in a random order over its finished trajectories: a control that must not learn."""
-    finished = [one for group in groups for one in group if one.reward is not None]
-    rewards = [one.reward for one in finished]
+    finished = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
+    rewards = [trajectory.reward for trajectory in finished]
     random.Random(seed).shuffle(rewards)
-    new = {id(one): reward for one, reward in zip(finished, rewards, strict=True)}
-    return [tuple(one.model_copy(update={"reward": new.get(id(one))}) for one in group) for group in groups]
-
-
-def _no_usable_group(groups: Sequence[Group]) -> TrainingError:
-    errors = [one.error for group in groups for one in group.trajectories if one.error]
-    return TrainingError(
-        f"{len(errors)} of {sum(len(group.trajectories) for group in groups)} trajectories failed, and no group has "
-        f"two that finished; one of the errors:\n{errors[0].message if errors else 'none'}",
-        cause="what all trajectories need (the model's server, a tool, the reward) is down",
-        fix="fix it, then resume the run",
-    )
-
-
-def _logprob_gap(stats: LossStats) -> float:
-    return stats.gap_sum / max(1, stats.tokens)
-
-
-def _metrics(
-    step: int,
-    role: str,
-    groups: Sequence[Group],
-    kept: Sequence[Group],
-    batches: Sequence[RowBatch],
-    stats: Sequence[LossStats],
-    norms: Sequence[float],
-    learning_rate: float,
-) -> StepMetrics:
-    trajectories = [one for group in groups for one in group.trajectories]
-    scored = [one for one in trajectories if one.reward is not None]
-    by_family: dict[str, list[float]] = {}
-    for one in scored:
-        by_family.setdefault(one.family, []).append(one.reward.value if one.reward else 0.0)
-    rewards = [value for values in by_family.values() for value in values]
-    left_out: Counter[str] = Counter()
-    for batch in batches:
-        left_out.update(batch.left_out)
-    replaced = len(trajectories) - sum(len(group.trajectories) for group in kept)
-    if replaced:
-        left_out["uniform group, left out (training.resample_uniform)"] = replaced
-    asked = [joined([call for call in one.calls if call.role == role and call.prompt_ids]) for one in trajectories]
-    runs = [run for own in asked for run in own]
-    sampled = sum(map(sampled_tokens, runs))
-    tokens = max(1, sum(one.tokens for one in stats))
-    return StepMetrics(
-        step=step,
-        policy_version=step - 1,
-        reward_mean=fmean(rewards) if rewards else 0.0,
-        reward_by_family={family: fmean(values) for family, values in sorted(by_family.items())},
-        trajectories=len(trajectories),
-        trajectories_error=sum(one.status == "error" for one in trajectories),
-        trajectories_retried=sum(one.attempts > 1 for one in trajectories),
-        request_failures=sum(one.request_failures for one in trajectories),
-        replies_repaired=sum(one.replies_repaired for one in trajectories),
-        groups=sum(batch.groups for batch in batches) + len(groups) - len(kept),
-        groups_uniform=sum(batch.groups_uniform for batch in batches) + len(groups) - len(kept),
-        groups_broken=sum(batch.groups_broken for batch in batches),
-        samples_left_out=dict(sorted(left_out.items())),
-        turns_mean=fmean(len(one.turns) for one in scored) if scored else 0.0,
-        reward_parts=reward_parts(scored),
-        tool_use=tool_use(scored),
-        streams=stream_metrics(scored),
-        rows=sum(len(batch.rows) for batch in batches),
-        prompt_tokens=sum(len(run[0].prompt_ids) + tokens_after_prompt(run) for run in runs) - sampled,
-        completion_tokens=sampled,
-        total_tokens=sum(one.total_tokens for one in stats),
-        unique_tokens=sum(one.unique_tokens for one in stats),
-        loss=fmean(one.loss for one in stats) if stats else 0.0,
-        kl=sum(one.kl_sum for one in stats) / tokens,
-        clip_fraction=sum(one.clipped for one in stats) / tokens,
-        logprob_gap=_logprob_gap(stats[0]) if stats else 0.0,
-        grad_norm=fmean(norms) if norms else 0.0,
-        learning_rate=learning_rate,
-    )
+    new = {id(trajectory): reward for trajectory, reward in zip(finished, rewards, strict=True)}
+    return [
+        tuple(trajectory.model_copy(update={"reward": new.get(id(trajectory))}) for trajectory in group)
+        for group in groups
+    ]

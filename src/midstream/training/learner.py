@@ -25,10 +25,17 @@ from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.training.batch import Batch, Chunk
-from midstream.training.halves import at_least_single, head, hidden_states, require_plain_head
 from midstream.training.losses import PolicyLoss
-from midstream.training.passes import Plan, recomputing
-from midstream.training.plan import padded_chunks, plan_of
+from midstream.training.passes import (
+    Plan,
+    at_least_single,
+    head,
+    hidden_states,
+    padded_chunks,
+    plan_of,
+    recomputing,
+    require_plain_head,
+)
 from midstream.training.settings import LearnerConfig, LoraConfig
 
 

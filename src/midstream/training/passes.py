@@ -1,13 +1,13 @@
-"""Forward and backward passes of a batch, stage by stage: every packed token is computed once.
+"""How the rows of a batch are computed: as a trie or as padded rows, in stages that fit into memory.
 
-Where what hangs on a trunk does not fit into one pass with it, its passes attend to the trunk's keys and values as if
-these were given; what flows back to them is added up, and at the end sent through the trunk. That is the chain rule
-written out, so the gradient does not depend on how the batch was cut.
+Where what descends from a trunk does not fit into one pass with it, its passes attend to the trunk's keys and values as
+if these were given; their gradients are added up, and at the end sent through the trunk. That is the chain rule written
+out, so the gradient does not depend on how the batch was cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -16,22 +16,66 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from midstream.core.errors import UnsupportedError
+from midstream.core.protocols import Row
 from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed
-from midstream.prefix_tree.forward import packed_hidden, using
-from midstream.prefix_tree.stages import Stage
-from midstream.prefix_tree.tree import Ints
+from midstream.prefix_tree.cost import Cost
+from midstream.prefix_tree.forward import causal_lm, packed_hidden, using
+from midstream.prefix_tree.stages import Stage, stages_of
+from midstream.prefix_tree.support import Choice
+from midstream.prefix_tree.tree import Ints, Tree, tree_of
 from midstream.training.batch import Batch, Chunk
-from midstream.training.halves import at_least_single, head, hidden_states
+from midstream.training.settings import LOGITS, LearnerConfig
 
-Layers = list[KeyValues]  # one pass's, a layer each
+Layers = list[KeyValues]  # of one pass, by layer
 ChunkLoss = Callable[[Chunk, torch.Tensor], torch.Tensor]  # (chunk, log-probabilities of its choices) -> a sum
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def plan_of(rows: Sequence[Row], tree: Tree, attention: Choice, cost: Cost, config: LearnerConfig) -> Plan:
+    """A plan for `rows`, whose trie is `tree`. Trie and padded rows differ in rounding alone."""
+    heads_at_once = max(1, LOGITS // cost.vocabulary)
+    # Equal sequences once (rollouts of one task often sample the same action), from the shortest on.
+    distinct = sorted(dict.fromkeys(row.prompt_ids + row.completion_ids for row in rows), key=len)
+    chunks = list(padded_chunks([len(sequence) for sequence in distinct], config.chunk_tokens))
+    padded = sum(cost.padded(len(chunk), len(distinct[chunk[-1]])) for chunk in chunks)
+    backend = attention.backend if len(distinct[-1]) <= attention.longest else None
+    if backend and (config.attention != "auto" or (cost.counts and cost.trie(tree, backend) < padded)):
+        batch = Batch.of(rows, tree, tree.paths)
+        stages = stages_of(tree, config.chunk_tokens, cost.work(tree, batch.heads))
+        return Plan(batch=batch, stages=stages, backend=backend, heads_at_once=heads_at_once)
+    flat = tree_of(distinct, share=False)
+    place = {sequence: flat.paths[i] for i, sequence in enumerate(distinct)}
+    return Plan(
+        batch=Batch.of(rows, flat, [place[row.prompt_ids + row.completion_ids] for row in rows]),
+        stages=tuple(
+            Stage(chunk.start, chunk.stop, flat.segments[chunk.start].start, flat.segments[chunk.stop - 1].end)
+            for chunk in chunks
+        ),
+        backend=None,
+        heads_at_once=heads_at_once,
+    )
+
+
+def padded_chunks(lengths: Sequence[int], limit: int) -> Iterator[range]:
+    """Places of rows, in order, in pieces of at most `limit` padded tokens (a longer row goes alone)."""
+    first = longest = 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        if i > first and (i + 1 - first) * longest > limit:
+            yield range(first, i)
+            first, longest = i, length
+    if lengths:
+        yield range(first, len(lengths))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Forward:
-    """A stage's hidden states [_K, hidden], where its packed tokens are among them, and each layer's keys and values.
+    """Result of one stage's forward pass.
 
-    The last only where other stages go on from it.
+    `hidden` [_K, hidden] are its last hidden states, `places` where its packed tokens are among them. `kept` are the
+    keys and values of each layer, where stages below this one need them.
     """
 
     hidden: torch.Tensor
@@ -43,7 +87,7 @@ class _Forward:
 class Plan:
     """How a batch is computed: its stages, by the trie with a back end or (None) as padded rows.
 
-    `heads_at_once` bounds the logits that are there at a time.
+    `heads_at_once` bounds how many positions the language-model head runs at in one call.
     """
 
     batch: Batch
@@ -60,8 +104,8 @@ class Plan:
             for chunk in self._chunks(stage):
                 hidden = forward.hidden[self._places(forward, stage, chunk)]
                 parts[chunk.choices.start] = self._choice_logprobs(model, hidden, chunk)
-            for one in stage.below:
-                visit(one, [*past, forward.kept])
+            for below in stage.below:
+                visit(below, [*past, forward.kept])
 
         with torch.no_grad(), self._attending(model):
             for stage in self.stages:
@@ -75,7 +119,7 @@ class Plan:
                 self._backward(model, loss, stage, [])
 
     def _backward(self, model: PreTrainedModel, loss: ChunkLoss, stage: Stage, past: list[Layers]) -> None:
-        """Of one stage and those below it. `past` are leaves of the graph, whose gradients are added to."""
+        """Of one stage and those below it. `past` are leaves of the graph, which gather their gradients."""
         with recomputing(model):
             forward = self._forward(model, stage, past)
         chunks = self._chunks(stage)
@@ -93,22 +137,24 @@ class Plan:
             outputs[0][1].index_add_(0, places, piece.grad)  # type: ignore[arg-type]
         if stage.below:
             leaves = [(_leaf(key), _leaf(value)) for key, value in forward.kept]
-            for one in stage.below:
-                self._backward(model, loss, one, [*past, leaves])
-            outputs += _returned(leaves, forward.kept)
-        outputs = [one for one in outputs if one[0].requires_grad]  # none do where the head alone is trained
+            for below in stage.below:
+                self._backward(model, loss, below, [*past, leaves])
+            for kept, leaf in zip(chain.from_iterable(forward.kept), chain.from_iterable(leaves), strict=True):
+                if leaf.grad is not None:
+                    outputs.append((kept, leaf.grad))
+        # No output needs a gradient where the head alone is trained, and no keys do below the first adapter.
+        outputs = [(output, gradient) for output, gradient in outputs if output.requires_grad]
         if outputs:
-            torch.autograd.backward([one for one, _ in outputs], [gradient for _, gradient in outputs])
+            torch.autograd.backward([output for output, _ in outputs], [gradient for _, gradient in outputs])
 
     def _forward(self, model: PreTrainedModel, stage: Stage, past: list[Layers]) -> _Forward:
-        return self._padded(model, stage) if self.backend is None else self._packed(model, self.backend, stage, past)
-
-    def _packed(self, model: PreTrainedModel, backend: Backend, stage: Stage, past: list[Layers]) -> _Forward:
+        if self.backend is None:
+            return self._padded(model, stage)
         tree, tokens = self.batch.tree, slice(stage.start, stage.end)
-        ids, positions = (torch.from_numpy(one[tokens]).to(model.device) for one in (tree.ids, tree.positions))
-        layout = Layout.of(stage.segments(tree), sum(one[0][0].shape[2] for one in past))
+        ids, positions = (torch.from_numpy(values[tokens]).to(model.device) for values in (tree.ids, tree.positions))
+        layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
         kept: dict[int, KeyValues] = {}
-        packed = Packed(layout=layout, backend=backend, past=past, kept=kept if stage.below else None)
+        packed = Packed(layout=layout, backend=self.backend, past=past, kept=kept if stage.below else None)
         hidden = packed_hidden(model, ids, positions, packed)
         return _Forward(hidden, np.arange(len(ids)), [kept[layer] for layer in sorted(kept)])
 
@@ -118,13 +164,13 @@ class Plan:
         The last token of the longest predicts nothing, and is left out, unless it is the only one.
         """
         segments = self.batch.tree.segments[stage.first : stage.last]
-        width = max(1, *(one.end - one.start - 1 for one in segments))
+        width = max(1, *(segment.end - segment.start - 1 for segment in segments))
         ids = np.zeros((len(segments), width + 1), np.int64)
         places = np.empty(stage.end - stage.start, np.int64)
-        for row, one in enumerate(segments):
-            length = one.end - one.start
-            ids[row, :length] = self.batch.tree.ids[one.start : one.end]
-            places[one.start - stage.start : one.end - stage.start] = row * width + np.arange(length)
+        for row, segment in enumerate(segments):
+            length = segment.end - segment.start
+            ids[row, :length] = self.batch.tree.ids[segment.start : segment.end]
+            places[segment.start - stage.start : segment.end - stage.start] = row * width + np.arange(length)
         hidden = hidden_states(model, torch.from_numpy(ids[:, :-1]).to(model.device))
         return _Forward(hidden.flatten(0, 1), places, [])
 
@@ -152,16 +198,10 @@ class Plan:
 
 
 def _leaf(given: torch.Tensor) -> torch.Tensor:
-    """The same numbers as a leaf of the graph, to gather what flows back to them."""
+    """The same numbers as a leaf of the graph, to gather their gradient."""
     leaf = given.detach().contiguous().requires_grad_()
     leaf.register_hook(torch.Tensor.contiguous)  # it comes in slices of a gradient, which cannot be added to
     return leaf
-
-
-def _returned(leaves: Layers, kept: Layers) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What was kept of each layer, with the gradient that its leaf gathered; below the first adapter there is none."""
-    pairs = zip(chain.from_iterable(kept), chain.from_iterable(leaves), strict=True)
-    return [(own, leaf.grad) for own, leaf in pairs if own.requires_grad and leaf.grad is not None]
 
 
 @contextmanager
@@ -171,7 +211,7 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     Transformers recomputes only what is in training; but dropout inside stays off, and the engine that shares the model
     needs its cache.
     """
-    layers = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     before = [layer.training for layer in layers]
     try:
         for layer in layers:
@@ -180,3 +220,53 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer, training in zip(layers, before, strict=True):
             layer.training = training
+
+
+# -- a model in two halves ---------------------------------------------------------------------------------------------
+
+
+def hidden_states(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Last hidden states [rows, _T, hidden]. Rows are padded on the right, where causal attention never looks."""
+    return causal_lm(model).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits [..., _V] of hidden states."""
+    return causal_lm(model).get_output_embeddings()(hidden)
+
+
+def at_least_single(logits: torch.Tensor) -> torch.Tensor:
+    """Logits of a half-precision model in single precision, where their softmax belongs; others as they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@torch.no_grad()
+def require_plain_head(model: PreTrainedModel) -> None:
+    """Refuse a model that changes hidden states before its head, or logits after it.
+
+    In one forward pass the head answers with a ramp: an output that differs from it was scaled or capped, also where
+    the model's own logits are too small to show it.
+    """
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def answer(head: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-100, 100, output.numel(), device=output.device, dtype=output.dtype).view_as(output)
+        seen.append((inputs[0], ramp))
+        return ramp
+
+    hook = causal_lm(model).get_output_embeddings().register_forward_hook(answer)
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    hidden, ramp = seen[0]
+    expected = hidden_states(model, ids)
+    if torch.allclose(hidden, expected, atol=1e-3, rtol=1e-2) and torch.allclose(logits.to(ramp), ramp):
+        return
+    raise UnsupportedError(
+        f"{type(model).__name__} scales or caps its logits",
+        code="unsupported-model",
+        cause="the learner computes log-probabilities from the head on the last hidden states alone",
+        fix="train a model that does neither (such as Llama, Qwen, Mistral, GPT-2)",
+    )

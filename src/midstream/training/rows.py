@@ -1,29 +1,33 @@
 """From groups of trajectories to training rows: who is left out, who gets which advantage, and every weight.
 
 The environment of this RL problem is the agent loop with its tools; its actions are the calls of one role (the
-planner, or a policy that writes one stream). Calls that continue one another are one row, any other call is one: its
-prompt, what follows, the log-probabilities recorded when tokens were drawn.
+planner, or a policy that writes one stream). A planner is asked from scratch in every turn, so each of its calls is a
+row. Calls of a stream continue one another and make one row:
+
+    call 1   prompt | <think>..</think><python>..</python>
+    call 2   prompt | <think>..</think><python>..</python><output>5</output> | <answer>5</answer>
+    row      prompt | sampled .............................. not sampled .... | sampled .........
+
+What the environment put in between is in the row, because the policy read it, and is marked as not sampled.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
-from midstream.core.errors import EngineError, UnsupportedError
+import torch
+
+from midstream.core.errors import EngineError, TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, Trajectory
-from midstream.training.advantages import Baseline, group_advantages
-from midstream.training.losses import DEFAULT_AGGREGATION, Aggregation, row_weights
-from midstream.training.sequences import joined, row_of, tokens_after_prompt
-from midstream.training.settings import OverlongConfig
+from midstream.training.losses import row_weights
+from midstream.training.settings import Baseline, TrainingConfig
 
-AdvantageOver = Literal["trajectories", "turns"]
-Credit = Literal["broadcast", "final"]
 GroupT = TypeVar("GroupT")
 _Runs = list[tuple[list[Call], bool]]  # the calls of each row of a trajectory; whether its last call is among them
 
@@ -47,18 +51,9 @@ class RowBatch:
 
 def build_rows(
     groups: Sequence[Sequence[Trajectory]],
+    config: TrainingConfig = TrainingConfig(),  # noqa: B008  # immutable
     *,
     role: str = "planner",
-    aggregation: Aggregation = DEFAULT_AGGREGATION,
-    horizon: int | None = None,
-    advantage_over: AdvantageOver = "trajectories",
-    credit: Credit = "broadcast",
-    baseline: Baseline = "group_mean",
-    normalize_by_std: bool = True,
-    epsilon: float = 1e-6,
-    overlong: OverlongConfig | None = None,
-    mask_cut_off: bool = False,
-    uniform_kl_fraction: float = 1.0,
     seed: int = 0,
 ) -> RowBatch:
     """Turn groups into rows whose weights make the summed token loss the aggregate over the batch.
@@ -73,54 +68,53 @@ def build_rows(
 
     Args:
         groups: _P groups of the trajectories of one task under one policy.
+        config: how advantages are taken and weights are set.
         role: the module that is trained.
-        aggregation: see `losses.row_weights`; tokens are the sampled ones.
-        horizon: of seq-mean-token-sum-norm; None takes the largest `max_tokens` the calls were sampled with.
-        advantage_over: statistics over a group's trajectories (the paper) or over its rows, which lets long
-            trajectories weigh more (the released code).
-        credit: give the advantage to every row of a trajectory (the paper) or to that of its last call alone.
-        baseline: see `group_advantages`.
-        normalize_by_std: see `group_advantages`.
-        epsilon: see `group_advantages`.
-        overlong: added to each reward, by the length of the trajectory's longest row.
-        mask_cut_off: leave out the rows of trajectories that met their limit of tokens; no average counts them.
-        uniform_kl_fraction: share of uniform groups whose KL term is computed, in [0, 1].
-        seed: of the draw; the same group gets the same draw in any split into mini-batches.
+        seed: of the draw of uniform groups; a group gets the same draw in any split into mini-batches.
 
     Raises:
         UnsupportedError: no call of `role` in the usable groups has token ids and log-probabilities.
         EngineError: a call has token ids and log-probabilities of different numbers.
         TrainingError: a reward is not finite.
-        ValueError: `uniform_kl_fraction` is outside [0, 1].
     """
-    if not 0 <= uniform_kl_fraction <= 1:
-        raise ValueError(f"uniform_kl_fraction must lie in [0, 1], got {uniform_kl_fraction}")
     left_out: Counter[str] = Counter()
     usable = [finished for group in groups if len(finished := _finished(group, left_out)) > 1]
-    runs = [[_trained_runs(one, role, left_out) for one in group] for group in usable]
-    _check_some_ids(usable, runs, role)
+    runs = [[_trained_runs(trajectory, role, left_out) for trajectory in group] for group in usable]
+    if usable and not any(own for group in runs for own in group):
+        raise _nothing_to_train_on(usable, role)
 
-    drafts: list[list[Row]] = []  # one list a trajectory
+    drafts: list[list[Row]] = []  # one list a trajectory, of rows of weight 1
     uniform = 0
     for group, group_runs in zip(usable, runs, strict=True):
-        rewards = [_reward(one, own, overlong) for one, own in zip(group, group_runs, strict=True)]
+        rewards = [_reward(trajectory, own, config) for trajectory, own in zip(group, group_runs, strict=True)]
         draw = 1.0
         if len(set(rewards)) == 1:
             uniform += 1
-            draw = _draw(group, uniform_kl_fraction, seed)
-            left_out["uniform group whose KL term was not drawn"] += 0 if draw else len(group)
-        copies = [1] * len(group) if advantage_over == "trajectories" else [len(own) for own in group_runs]
-        settings = {"baseline": baseline, "normalize_by_std": normalize_by_std, "epsilon": epsilon}
-        advantages = _advantages(rewards, copies, group[0].task_id, settings)
-        for one, own, advantage in zip(group, group_runs, advantages, strict=True):
-            masked = mask_cut_off and _cut_off(one, own)
+            names = (trajectory.id for trajectory in group)
+            kept = random.Random(derive_seed(seed, "uniform_kl", *names)).random() < config.uniform_kl_fraction
+            draw = 1 / config.uniform_kl_fraction if kept else 0.0
+            left_out["uniform group whose KL term was not drawn"] += 0 if kept else len(group)
+        advantages = _advantages(group[0].task_id, rewards, group_runs, config)
+        for trajectory, own, advantage in zip(group, group_runs, advantages, strict=True):
+            cut_off = trajectory.stop_reason == "token_limit" or any(
+                last and run[-1].finish_reason == "length" for run, last in own
+            )
+            masked = config.mask_cut_off and cut_off
             left_out["trajectory that met its limit of tokens (its reward still counts in its group)"] += masked
-            drafts.append([] if masked else _rows_of(one, own, advantage, draw, credit))
+            drafts.append(
+                [
+                    row_of(
+                        run,
+                        advantage=advantage if config.credit == "broadcast" or last else 0.0,
+                        kl_weight=draw,
+                        trajectory_id=trajectory.id,
+                    )
+                    for run, last in ([] if masked else own)
+                ]
+            )
 
-    calls = [call for group_runs in runs for own in group_runs for run, _ in own for call in run]
-    horizon = horizon or max((call.sampling.max_tokens for call in calls), default=None)
     return RowBatch(
-        rows=_weighted(drafts, aggregation, horizon),
+        rows=_weighted(drafts, config, [call for group in runs for own in group for run, _ in own for call in run]),
         groups=len(groups),
         groups_uniform=uniform,
         groups_broken=len(groups) - len(usable),
@@ -145,15 +139,143 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
     return [shuffled[start::count] for start in range(count)]
 
 
+# -- calls as sequences ------------------------------------------------------------------------------------------------
+
+
+def joined(calls: Sequence[Call]) -> list[list[Call]]:
+    """The calls, in order, in runs of which each starts exactly where the one before ended, at its temperature.
+
+    Every call has token ids.
+    """
+    runs: list[list[Call]] = []
+    for call in calls:
+        before = runs[-1][-1] if runs else None
+        if before is not None and before.sampling.temperature == call.sampling.temperature:
+            there = before.prompt_ids + before.completion_ids
+            if call.prompt_ids[: len(there)] == there:
+                runs[-1].append(call)
+                continue
+        runs.append([call])
+    return runs
+
+
+def row_of(run: Sequence[Call], *, advantage: float, kl_weight: float, trajectory_id: str) -> Row:
+    """One run of `joined` as a row of weight 1: the first call's prompt, then everything after it."""
+    prompt = run[0].prompt_ids
+    ids: tuple[int, ...] = ()
+    sampled: tuple[bool, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    for call in run:
+        appended = call.prompt_ids[len(prompt) + len(ids) :]
+        ids += appended + call.completion_ids
+        sampled += (False,) * len(appended) + (True,) * len(call.completion_ids)
+        logprobs += (0.0,) * len(appended) + call.logprobs
+    return Row(
+        prompt_ids=prompt,
+        completion_ids=ids,
+        sampled=() if all(sampled) else sampled,
+        old_logprobs=logprobs,
+        advantage=advantage,
+        weight=1.0,
+        kl_weight=kl_weight,
+        temperature=run[0].sampling.temperature or 1.0,  # greedy calls record log-probabilities at temperature 1
+        trajectory_id=trajectory_id,
+    )
+
+
+def tokens_after_prompt(run: Sequence[Call]) -> int:
+    """Length of a run's row without its prompt: sampled tokens and those in between."""
+    return len(run[-1].prompt_ids) + len(run[-1].completion_ids) - len(run[0].prompt_ids)
+
+
+# -- advantages --------------------------------------------------------------------------------------------------------
+
+
+def group_advantages(
+    rewards: Sequence[float] | torch.Tensor,
+    group_ids: Sequence[Hashable] | torch.Tensor,
+    *,
+    baseline: Baseline = "group_mean",
+    normalize_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> torch.Tensor:
+    """A_i = (R_i - baseline) / (std(R) + epsilon) within each group; std has ddof=1 (arXiv 2510.05592, eq. 7).
+
+    Members of a group may stand anywhere in the sequence. A uniform group gets exactly 0, and so does a group of one,
+    which has nothing to compare with (verl returns the raw reward there).
+
+    Args:
+        rewards: _N rewards; a 1-D floating tensor keeps its dtype and device.
+        group_ids: _N group names, one per reward.
+        baseline: mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
+            on R_i: its difference is G / (G - 1) times the first one's.
+        normalize_by_std: divide by the standard deviation (GRPO); without it (Dr. GRPO, RLOO) only the baseline is
+            subtracted.
+        epsilon: added to the standard deviation.
+
+    Returns:
+        1-D tensor [_N], float64 unless `rewards` is a floating tensor.
+
+    Raises:
+        ValueError: the two sequences differ in length.
+        TrainingError: a reward is NaN or infinite.
+    """
+    floating = isinstance(rewards, torch.Tensor) and rewards.is_floating_point()
+    values = torch.as_tensor(rewards, dtype=None if floating else torch.float64)
+    names = group_ids.tolist() if isinstance(group_ids, torch.Tensor) else list(group_ids)
+    if values.ndim != 1 or len(names) != len(values):
+        raise ValueError(f"rewards of shape {tuple(values.shape)} need as many group ids, got {len(names)}")
+    broken = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
+    if broken:
+        place = broken[0]
+        raise TrainingError(
+            f"reward {values[place].item()} at place {place} in group {names[place]!r} is not finite",
+            code="not-finite",
+            cause="the reward function divided by zero or passed on a broken score",
+            fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
+        )
+
+    members: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(names):
+        members.setdefault(name, []).append(place)
+    advantages = torch.zeros_like(values)
+    for places in members.values():
+        group = values[places]
+        if bool((group == group[0]).all()):
+            continue  # also a group of one; the mean of equal floats may be off by an ulp, so 0 is set, not computed
+        centered = group - group.mean()
+        if baseline == "leave_one_out":
+            centered *= len(group) / (len(group) - 1)
+        advantages[places] = centered / (group.std() + epsilon) if normalize_by_std else centered
+    return advantages
+
+
+def _advantages(task: str, rewards: Sequence[float], runs: Sequence[_Runs], config: TrainingConfig) -> list[float]:
+    """One advantage per trajectory of a group; over turns, a reward counts once for each row of its trajectory."""
+    copies = [1 if config.advantage_over == "trajectories" else len(own) for own in runs]
+    counted = [reward for reward, times in zip(rewards, copies, strict=True) for _ in range(times)]
+    values = group_advantages(
+        counted, [task] * len(counted), baseline=config.baseline, normalize_by_std=config.normalize_by_std
+    ).tolist()
+    advantages, first = [], 0
+    for times in copies:
+        advantages.append(values[first] if times else 0.0)
+        first += times
+    return advantages
+
+
+# -- what is trained on ------------------------------------------------------------------------------------------------
+
+
 def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Trajectory]:
     finished = []
-    for one in group:
-        if one.status == "error":
-            left_out[f"trajectory error: {one.error.type if one.error else 'unknown'}"] += 1
-        elif one.reward is None:
+    for trajectory in group:
+        if trajectory.status == "error":
+            left_out[f"trajectory error: {trajectory.error.type if trajectory.error else 'unknown'}"] += 1
+        elif trajectory.reward is None:
             left_out["trajectory without a reward"] += 1
         else:
-            finished.append(one)
+            finished.append(trajectory)
     if len(finished) < 2:
         left_out["group with fewer than two finished trajectories"] += len(finished)
     return finished
@@ -161,9 +283,9 @@ def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Traje
 
 def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Runs:
     """The calls of `role` that have token ids, as the rows they make."""
-    spoken = [call for call in trajectory.calls if call.role == role]
+    calls = [call for call in trajectory.calls if call.role == role]
     trained = []
-    for call in spoken:
+    for call in calls:
         if not (call.prompt_ids and call.completion_ids and call.logprobs):
             left_out["call without token ids"] += 1
             continue
@@ -171,79 +293,49 @@ def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> 
             raise EngineError(
                 f"a {role} call of trajectory {trajectory.id} has {len(call.completion_ids)} completion ids "
                 f"but {len(call.logprobs)} log-probabilities",
+                code="token-ids-missing",
                 cause=f"the engine {call.engine!r} did not record them together at sampling",
                 fix="train on an engine whose token_exact is true, such as transformers_local",
             )
         trained.append(call)
     if not trained:
         left_out["trajectory without a row (its reward still counts in its group)"] += 1
-    return [(run, run[-1] is spoken[-1]) for run in joined(trained)]
+    return [(run, run[-1] is calls[-1]) for run in joined(trained)]
 
 
-def _check_some_ids(usable: Sequence[Sequence[Trajectory]], runs: Sequence[Sequence[_Runs]], role: str) -> None:
-    """Refuse to train on an engine that gives text alone, or on a role that never spoke."""
-    if not usable or any(own for group in runs for own in group):
-        return
-    seen = Counter(call.role for group in usable for one in group for call in one.calls)
+def _nothing_to_train_on(usable: Sequence[Sequence[Trajectory]], role: str) -> UnsupportedError:
+    """The engine gives text alone, or the role made no call."""
+    seen = Counter(call.role for group in usable for trajectory in group for call in trajectory.calls)
     if role in seen:
-        raise UnsupportedError(
+        return UnsupportedError(
             f"none of {seen[role]} {role} calls has token ids and log-probabilities",
+            code="token-ids-missing",
             cause="the engine returns text only; what was not recorded at sampling cannot be trained on",
             fix=f"give the {role} an engine whose token_exact is true (transformers_local, or vLLM with token ids)",
         )
-    raise UnsupportedError(
+    return UnsupportedError(
         f"no call of role {role!r} in {sum(map(len, usable))} trajectories",
+        code="unknown-role",
         cause=f"the agent's calls have the roles {', '.join(sorted(seen)) or '(none)'}",
         fix="train one of those roles",
     )
 
 
-def _reward(trajectory: Trajectory, runs: _Runs, overlong: OverlongConfig | None) -> float:
-    """The reward that is learnt from: the recorded one, less what the trajectory's length costs."""
+def _reward(trajectory: Trajectory, runs: _Runs, config: TrainingConfig) -> float:
+    """The reward to learn from: the recorded one, less what the length of the trajectory's longest row costs."""
     value = trajectory.reward.value if trajectory.reward else float("nan")
-    if overlong is None:
+    if config.overlong is None:
         return value
-    return value + overlong.added(max((tokens_after_prompt(run) for run, _ in runs), default=0))
+    return value + config.overlong.added(max((tokens_after_prompt(run) for run, _ in runs), default=0))
 
 
-def _cut_off(trajectory: Trajectory, runs: _Runs) -> bool:
-    """Whether the stream, or the last reply of it, met its limit of tokens."""
-    last = [run[-1].finish_reason for run, is_last in runs if is_last]
-    return trajectory.stop_reason == "token_limit" or last == ["length"]
-
-
-def _draw(group: Sequence[Trajectory], fraction: float, seed: int) -> float:
-    """1/fraction if the uniform group is kept, else 0. Depends on the group and the seed alone."""
-    draw = random.Random(derive_seed(seed, "uniform_kl", *(one.id for one in group))).random()
-    return 1 / fraction if draw < fraction else 0.0
-
-
-def _advantages(rewards: Sequence[float], copies: Sequence[int], group: str, settings: dict[str, Any]) -> list[float]:
-    """One advantage per trajectory of the group; each reward counts as often as `copies` says."""
-    counted = [reward for reward, times in zip(rewards, copies, strict=True) for _ in range(times)]
-    values = iter(group_advantages(counted, [group] * len(counted), **settings).tolist())
-    return [([next(values) for _ in range(times)] or [0.0])[0] for times in copies]
-
-
-def _rows_of(trajectory: Trajectory, runs: _Runs, advantage: float, draw: float, credit: Credit) -> list[Row]:
-    """The rows of one trajectory with weight 1; `kl_weight` holds the draw until the normaliser is known."""
-    return [
-        row_of(
-            run,
-            advantage=advantage if credit == "broadcast" or last else 0.0,
-            kl_weight=draw,
-            trajectory_id=trajectory.id,
-        )
-        for run, last in runs
-    ]
-
-
-def _weighted(drafts: Sequence[Sequence[Row]], aggregation: Aggregation, horizon: int | None) -> tuple[Row, ...]:
-    """Multiply in the normaliser, taken over all rows, then let go of those that were not drawn."""
+def _weighted(drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Sequence[Call]) -> tuple[Row, ...]:
+    """Multiply in the normalizer, taken over all rows, then drop those that were not drawn."""
     rows = [row for own in drafts for row in own]
     places = [place for place, own in enumerate(drafts) for _ in own]  # ids of trajectories might repeat, places cannot
     lengths = [sum(row.sampled) if row.sampled else len(row.completion_ids) for row in rows]
-    weights = row_weights(lengths, aggregation, places, horizon=horizon)
+    horizon = config.loss.horizon or max((call.sampling.max_tokens for call in calls), default=None)
+    weights = row_weights(lengths, config.loss.aggregation, places, horizon=horizon)
     return tuple(
         replace(row, weight=weight, kl_weight=weight * row.kl_weight)
         for row, weight in zip(rows, weights, strict=True)

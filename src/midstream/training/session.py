@@ -1,6 +1,6 @@
 """A training run from its first transcript to its last evaluation: the one path from recipe to result.
 
-    warm start -> copy gate -> evaluate "warm start" -> checkpoint 0
+    warm start -> check of the warm start -> evaluate "warm start" -> checkpoint 0
     -> per step: algorithm.step, journal, every so often validate and checkpoint
     -> export weights -> evaluate "trained"
 
@@ -20,15 +20,14 @@ from midstream import evaluation
 from midstream.core.component import Component
 from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
-from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
+from midstream.evaluation import session
 from midstream.runs import RunDirectory
-from midstream.training.flow_grpo import FlowGRPO
+from midstream.training.flow_grpo import FlowGRPO, StepOutcome
 from midstream.training.learner import LocalLearner
-from midstream.training.outcome import StepOutcome
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import MakeEnvironment, SupervisedTraining, warm_start
@@ -38,7 +37,7 @@ WARM, TRAINED = "warm start", "trained"
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What recipe/build.py wires for a run.
+    """The objects that a training session needs; `recipe.trainable` makes them from a recipe.
 
     `student` is the in-process engine whose weights are trained and `role` the module that asks it. `teacher` is the
     table of the module that is imitated where the settings name no other, None where the tasks bring none.
@@ -64,43 +63,15 @@ class Parts:
         return self.student.tokenizer
 
 
-class Session:
-    """One training run in one run directory; `listener` receives its events."""
+class Session(session.Session):
+    """One training run in one run directory; `listener` receives its events. The caller closes the parts."""
 
     def __init__(self, parts: Parts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener = parts, run, listener
-        self.environment = parts.make_environment()
-        self.algorithm = self._algorithm()
-        self._warned = False  # of rows that share too little, once a run
-
-    async def run(self) -> None:
-        """Train to the end, from the newest checkpoint if there is one; whoever made the parts closes them."""
-        first = await self._begin()
-        steps = self.parts.training.steps
-        self.listener(
-            RunStarted(
-                recipe=self.run_directory.info().recipe_name,
-                directory=str(self.run_directory.root),
-                total=steps,
-                done=first - 1,
-            )
-        )
-        if self.parts.learner.unshared and self.parts.training.algorithm == "flow_grpo":
-            reason = self.parts.learner.unshared
-            self.listener(Note(f"rows that begin alike are computed whole, each for itself: {reason}"))
-        for step in range(first, steps + 1):
-            self._record(await self.algorithm.step(step))
-            if step % self.parts.training.validate_every == 0 or step == steps:
-                await self.parts.publish(step)  # or a served planner would be validated one update late
-                await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
-            if step % self.parts.training.checkpoint_every == 0 or step == steps:
-                self._save(step)
-        await self._finish(steps)
-
-    def _algorithm(self) -> FlowGRPO | SupervisedTraining:
-        parts = self.parts
+        self.store = session.JournalStore(run.results_path, report=self.note)
+        self.algorithm: FlowGRPO | SupervisedTraining
         if parts.training.algorithm == "supervised":
-            return SupervisedTraining(
+            self.algorithm = SupervisedTraining(
                 config=parts.training,
                 learner=parts.learner,
                 environment=parts.make_environment(planner=parts.training.supervised.planner or parts.teacher),
@@ -109,74 +80,98 @@ class Session:
                 seed=parts.seed,
                 report=self._phase,
             )
-        return FlowGRPO(
-            config=parts.training,
-            learner=parts.learner,
-            environment=self.environment,
-            source=parts.source,
-            families=parts.families,
-            publish=parts.publish,
-            seed=parts.seed,
-            role=parts.role,
-        )
-
-    async def _begin(self) -> int:
-        """Restore the newest good checkpoint, or warm-start; returns the first step to make."""
-        loaded = self.run_directory.checkpoints.load_latest(self._load, report=lambda text: self.listener(Note(text)))
-        if loaded is not None:
-            step, _ = loaded
-            self.run_directory.rewind(step)
-            self._warned = any(one.warnings for one in self.run_directory.metrics.read())
-            return step + 1
-        self.run_directory.rewind(-1)
-        await self._warm_start()
-        await self.parts.publish(0)
-        await self._evaluate_sets(WARM, 0)
-        await self._evaluate(self.parts.evaluation.validation, 0.0, WARM, 0)
-        self._save(0)
-        return 1
-
-    async def _warm_start(self) -> None:
-        parts, config = self.parts, self.parts.warm_start
-        if config is not None:
-            await warm_start(
-                config,
+        else:
+            self.algorithm = FlowGRPO(
+                config=parts.training,
                 learner=parts.learner,
-                student=parts.student,
+                environment=parts.make_environment(),
                 source=parts.source,
-                make_environment=parts.make_environment,
-                teacher=parts.teacher,
-                validation=parts.set_tasks(parts.evaluation.validation),
-                seed=parts.seed if config.seed is None else config.seed,
-                report=self._phase,
+                families=parts.families,
+                publish=parts.publish,
+                seed=parts.seed,
+                role=parts.role,
             )
+        self._warned = False  # of rows that share too little, once a run
 
-    def _record(self, outcome: StepOutcome) -> None:
-        metrics = self._with_warning(outcome)
-        self.run_directory.trajectories.write(metrics.step, outcome.trajectories)
-        self.run_directory.metrics.append(metrics)
-        self.run_directory.timings.append(outcome.timing)
-        self.listener(StepFinished(metrics, outcome.timing))
+    async def run(self) -> str:
+        """Train to the end, from the newest checkpoint if there is one; returns "": nothing ends a run early."""
+        try:
+            return await super().run()
+        finally:
+            self.store.close()
 
-    def _with_warning(self, outcome: StepOutcome) -> StepMetrics:
-        """The step's metrics; the first whose rows share too little says so, on screen too."""
-        metrics, parts = outcome.metrics, self.parts
-        if self._warned:
-            return metrics
-        text = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
-        if text is None:
-            return metrics
-        self._warned = True
-        self.listener(Note(text))
-        return metrics.model_copy(update={"warnings": (text,)})
+    async def begin(self) -> range:
+        """Restore the newest good checkpoint, or warm-start and evaluate; returns the steps that are left."""
+        parts, run = self.parts, self.run_directory
+        loaded = run.checkpoints.load_latest(self._load, report=self.note)
+        done = -1 if loaded is None else loaded[0]
+        run.rewind(done)
+        # Of an evaluation that was interrupted, what this very policy did still counts.
+        self.store.retain(lambda name, failed: name.endswith(f"-{done}") and not failed)
+        if loaded is None:
+            if parts.warm_start is not None:
+                await warm_start(
+                    parts.warm_start,
+                    learner=parts.learner,
+                    student=parts.student,
+                    source=parts.source,
+                    make_environment=parts.make_environment,
+                    teacher=parts.teacher,
+                    validation=parts.set_tasks(parts.evaluation.validation),
+                    seed=parts.seed if parts.warm_start.seed is None else parts.warm_start.seed,
+                    report=self._phase,
+                )
+            await parts.publish(0)
+            await self._evaluate_sets(WARM, 0)
+            await self._evaluate(parts.evaluation.validation, 0.0, WARM, 0)
+            self._save(0)
+            done = 0
+        else:
+            self._warned = any(metrics.warnings for metrics in run.metrics.read())
+        steps = parts.training.steps
+        self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=done))
+        if parts.learner.unshared and parts.training.algorithm == "flow_grpo":
+            self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.unshared}")
+        return range(done + 1, steps + 1)
 
-    async def _finish(self, steps: int) -> None:
+    async def step(self, step: int) -> None:
+        """Make one step and write it down; every so often, and after the last, validate and save a checkpoint."""
+        config = self.parts.training
+        self._record(await self.algorithm.step(step))
+        if step % config.validate_every == 0 or step == config.steps:
+            await self.parts.publish(step)  # or a served planner would be validated one update late
+            await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
+        if step % config.checkpoint_every == 0 or step == config.steps:
+            self._save(step)
+
+    async def finish(self) -> None:
+        """Export the weights and evaluate them."""
+        steps = self.parts.training.steps
         self._phase("exporting weights, evaluating")
         self.parts.learner.export_weights(self.run_directory.policy_dir)
         self.parts.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
         await self._evaluate_sets(TRAINED, steps)
         self.listener(RunFinished())
+
+    def note(self, text: str) -> None:
+        """Emit a warning."""
+        self.listener(Note(text))
+
+    def _record(self, outcome: StepOutcome) -> None:
+        """Write a step down; the first whose rows share too little carries a warning, which is emitted too."""
+        metrics, run = outcome.metrics, self.run_directory
+        if not self._warned:
+            decode = self.parts.student.codec.decode
+            warning = sharing_warning(metrics, outcome.trajectories, self.parts.role, decode)
+            if warning is not None:
+                self._warned = True
+                self.note(warning)
+                metrics = metrics.model_copy(update={"warnings": (warning,)})
+        run.trajectories.write(metrics.step, outcome.trajectories)
+        run.metrics.append(metrics)
+        run.timings.append(outcome.timing)
+        self.listener(StepFinished(metrics, outcome.timing))
 
     async def _evaluate_sets(self, policy: str, step: int) -> None:
         for chosen in self.parts.evaluation.sets:
@@ -185,35 +180,34 @@ class Session:
 
     async def _evaluate(self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int) -> None:
         """Evaluate and write down, unless this very evaluation was written before a kill."""
-        done = {(one.set_name, one.sampling, one.step) for one in self.run_directory.evaluations.read()}
-        if (chosen.name, evaluation.sampling_name(temperature), step) in done:
-            return
         parts = self.parts
         self._phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
-        result, trajectories = await evaluation.evaluate(
-            parts.make_environment(temperature=temperature, chosen=chosen),
-            parts.set_tasks(chosen),
-            policy=policy,
-            chosen=chosen,
-            temperature=temperature,
-            seed=derive_seed(parts.seed, "evaluation", chosen.name),
-            step=step,
-            trials=1 if chosen == parts.evaluation.validation else parts.evaluation.trials,
+        result = await session.evaluate_set(
+            self.run_directory,
+            session.SetEvaluation(
+                chosen=chosen,
+                temperature=temperature,
+                tasks=parts.set_tasks(chosen),
+                environment=parts.make_environment(temperature=temperature, chosen=chosen),
+                policy=policy,
+                seed=derive_seed(parts.seed, "evaluation", chosen.name),
+                step=step,
+                trials=1 if chosen == parts.evaluation.validation else parts.evaluation.trials,
+            ),
+            self.store,
         )
-        name = evaluation.result_name(chosen.name, evaluation.sampling_name(temperature), step)
-        self.run_directory.trajectories.write_evaluation(name, trajectories)
-        self.run_directory.evaluations.append(result)
-        self.listener(EvaluationFinished(result))
+        if result is not None:
+            self.listener(EvaluationFinished(result))
 
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))
 
     def _save(self, step: int) -> None:
-        self.run_directory.checkpoints.save(step, self._write)
+        def write(directory: Path) -> None:
+            self.parts.learner.save(directory)
+            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state()), encoding="utf-8")
 
-    def _write(self, directory: Path) -> None:
-        self.parts.learner.save(directory)
-        (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state()), encoding="utf-8")
+        self.run_directory.checkpoints.save(step, write)
 
     def _load(self, directory: Path) -> None:
         self.parts.learner.load(directory)
@@ -228,6 +222,7 @@ def load_policy(
     if loaded is None:
         raise CheckpointError(
             f"{run.root} has no checkpoint",
+            code="no-checkpoint",
             cause="it was stopped before its warm start was done",
             fix=f"midstream resume {run.root}",
         )

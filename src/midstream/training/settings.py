@@ -1,4 +1,4 @@
-"""Settings of training, free of torch so that recipes are validated where it is not installed."""
+"""Settings of training. No torch: recipes are validated where it is not installed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from midstream.core.component import Component
 from midstream.core.data import Frozen
-from midstream.training.losses import PolicyLoss
-from midstream.training.variants import with_defaults
+from midstream.core.errors import UnsupportedError
+from midstream.training.losses import PolicyLoss, policy_loss_variant
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
+Baseline = Literal["group_mean", "leave_one_out"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -118,6 +119,41 @@ class OverlongConfig(Frozen):
         return -self.penalty * min(1.0, max(0.0, share))
 
 
+# GRPO's relatives as settings of one loss: what each sets where a recipe does not.
+#
+# | variant   | source                          | aggregation             | clip      | baseline      | by std | beta  |
+# |-----------|---------------------------------|-------------------------|-----------|---------------|--------|-------|
+# | (none)    | Flow-GRPO, arXiv 2510.05592     | trajectory-turn-token   | 0.2, 0.2  | group_mean    | yes    | 0.001 |
+# | `grpo`    | arXiv 2402.03300                | seq-mean-token-mean     | 0.2, 0.2  | group_mean    | yes    | 0.04  |
+# | `bnpo`    | TRL's name: GRPO over the batch | token-mean              | 0.2, 0.2  | group_mean    | yes    | 0.001 |
+# | `dr_grpo` | arXiv 2503.20783                | seq-mean-token-sum-norm | 0.2, 0.2  | group_mean    | no     | 0     |
+# | `dapo`    | arXiv 2503.14476                | token-mean              | 0.2, 0.28 | group_mean    | yes    | 0     |
+# | `rloo`    | arXiv 2402.14740                | seq-mean-token-sum      | 0.2, 0.2  | leave_one_out | no     | 0.001 |
+#
+# DAPO's other parts, `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's
+# paper subtracts the KL from the reward; here it is the same term of the loss as in all the others.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"loss": {"aggregation": policy_loss_variant("grpo"), "kl_coefficient": 0.04}},
+    "bnpo": {"loss": {"aggregation": policy_loss_variant("bnpo")}},
+    "dr_grpo": {
+        "loss": {"aggregation": policy_loss_variant("dr_grpo"), "kl_coefficient": 0.0},
+        "normalize_by_std": False,
+    },
+    "dapo": {"loss": {"aggregation": policy_loss_variant("dapo"), "clip_high": 0.28, "kl_coefficient": 0.0}},
+    "rloo": {
+        "loss": {"aggregation": "seq-mean-token-sum"},
+        "baseline": "leave_one_out",
+        "normalize_by_std": False,
+    },
+}
+
+_OTHER_LOSSES = {
+    "gspo": "gspo takes one ratio a sequence; only losses with a clipped ratio per token are there",
+    "cispo": "cispo clips a weight and not the ratio; only losses with a clipped ratio per token are there",
+    "sapo": "sapo has a soft gate; only losses with a clipped ratio per token are there",
+}
+
+
 class TrainingConfig(Frozen):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
@@ -128,7 +164,7 @@ class TrainingConfig(Frozen):
     the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
     adapter before every step.
 
-    `variant` names a relative of GRPO, whose settings are then the defaults (`variants.py`). `resample_uniform`: groups
+    `variant` names a relative of GRPO, whose settings are then the defaults (`VARIANTS`). `resample_uniform`: groups
     with equal rewards are left out and other tasks rolled out in their place, at most so many times a step (DAPO's
     dynamic sampling). `mask_cut_off`: a trajectory whose last reply, or stream, met its limit of tokens has no row; its
     reward still counts in its group.
@@ -147,7 +183,7 @@ class TrainingConfig(Frozen):
     loss: PolicyLoss = PolicyLoss()
     advantage_over: Literal["trajectories", "turns"] = "trajectories"
     credit: Literal["broadcast", "final"] = "broadcast"
-    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
+    baseline: Baseline = "group_mean"
     normalize_by_std: bool = True
     overlong: OverlongConfig | None = None
     mask_cut_off: bool = False
@@ -161,9 +197,24 @@ class TrainingConfig(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_its_variant(cls, table: Any) -> Any:
-        named = isinstance(table, Mapping) and isinstance(table.get("variant"), str)
-        return with_defaults(table) if named else table
+    def _fill_from_variant(cls, table: Any) -> Any:
+        """Put what the `variant` sets where the table does not set it itself."""
+        name = table.get("variant") if isinstance(table, Mapping) else None
+        if not isinstance(name, str):
+            return table
+        if name not in VARIANTS:
+            raise UnsupportedError(
+                f"training.variant = {name!r} is not supported",
+                code="unknown-type",
+                cause=_OTHER_LOSSES.get(name, "it is misspelled"),
+                fix=f"use one of {', '.join(VARIANTS)}",
+            )
+        filled = VARIANTS[name] | table
+        loss = table.get("loss", {})
+        given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
+        if isinstance(given, Mapping):  # anything else fails validation
+            filled["loss"] = VARIANTS[name]["loss"] | given
+        return filled
 
     @model_validator(mode="after")
     def _enough_groups(self) -> TrainingConfig:

@@ -22,7 +22,7 @@ from statistics import fmean
 
 from midstream.core.metrics import StepMetrics
 from midstream.core.trajectory import Call, Trajectory
-from midstream.training.sequences import joined
+from midstream.training.rows import joined
 
 WARN_BELOW = 1.5  # tokens for each unique one
 WARN_GAIN = 2.0  # how many times more another order of the prompt would make them: enough to warn of at a first step

@@ -20,8 +20,8 @@ from midstream.core.trajectory import Call, Trajectory
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation import SetConfig
 from midstream.rollout import Environment, rollout
+from midstream.training.flow_grpo import StepOutcome
 from midstream.training.learner import LocalLearner
-from midstream.training.outcome import StepOutcome
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
 from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
 

@@ -10,8 +10,8 @@ from midstream.core.protocols import Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import tree_of
-from midstream.training.plan import LOGITS, padded_chunks, plan_of
-from midstream.training.settings import LearnerConfig
+from midstream.training.passes import padded_chunks, plan_of
+from midstream.training.settings import LOGITS, LearnerConfig
 
 LARGE = Cost(token=10**8, pair=10**4, predicted=10**7, call=10**7, vocabulary=1000)
 CASCADE = Choice("cascade")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.recipe.schema import load_recipe, parse_recipe
 from midstream.training.losses import PolicyLoss, row_weights
-from midstream.training.settings import OverlongConfig, TrainingConfig
-from midstream.training.variants import VARIANTS
+from midstream.training.settings import VARIANTS, OverlongConfig, TrainingConfig
 
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
 
@@ -128,3 +128,9 @@ def test_the_punishment_of_length_is_equation_13(tokens, added):
     """DAPO's own numbers: 20,480 tokens at most, the last 4,096 of them punished."""
     assert OverlongConfig(limit=20480, buffer=4096).added(tokens) == pytest.approx(added)
     assert OverlongConfig(limit=20480, buffer=4096, penalty=0.5).added(tokens) == pytest.approx(added / 2)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 0.0, 1.1, float("nan")])
+def test_the_share_of_uniform_groups_is_a_probability(fraction):
+    with pytest.raises(ValidationError):
+        TrainingConfig(uniform_kl_fraction=fraction)

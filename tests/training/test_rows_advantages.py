@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from midstream.core.errors import TrainingError
-from midstream.training import group_advantages
+from midstream.training.rows import group_advantages
 
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
 GOLDEN = [case for case in CASES if case["kind"] == "group_advantage"]

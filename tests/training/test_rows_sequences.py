@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.trajectory import Call, Sampling
-from midstream.training.sequences import joined, row_of, sampled_tokens, tokens_after_prompt
+from midstream.training.rows import joined, row_of, tokens_after_prompt
 
 PROMPT = (1, 2, 3)
 
@@ -43,7 +43,7 @@ def test_a_stream_is_one_row_by_hand():
     assert made.sampled == (True, True, False, False, False, True)
     assert made.old_logprobs == (-10.0, -11.0, 0.0, 0.0, 0.0, -12.0)
     assert (made.advantage, made.weight, made.kl_weight, made.trajectory_id) == (0.5, 1.0, 0.25, "t")
-    assert (tokens_after_prompt(run), sampled_tokens(run)) == (6, 3)
+    assert tokens_after_prompt(run) == 6
 
 
 def test_a_call_by_itself_needs_no_mask():
@@ -70,7 +70,6 @@ def test_every_token_of_a_stream_is_in_its_row_once_and_as_it_was(parts):
     recorded = zip(made.completion_ids, made.old_logprobs, strict=True)
     by_policy = [pair for pair, one in zip(recorded, mask, strict=True) if one]
     assert by_policy == [pair for one in calls for pair in zip(one.completion_ids, one.logprobs, strict=True)]
-    assert sampled_tokens(run) == len(by_policy)
     assert {value for value, one in zip(made.old_logprobs, mask, strict=True) if not one} <= {0.0}
 
 
