@@ -251,7 +251,7 @@ def test_an_editor_shows_the_markdown_and_its_changes_are_taken(library, run_pat
 @pytest.mark.parametrize(
     ("old", "new", "exit_code", "why"),
     [
-        ("[L2]", "[L1]", 0, ": L1 stands here a second time"),
+        ("[L2]", "[L1]", 0, ": L1 occurs twice"),
         ("Round to whole numbers.", "", 0, "modify L2: it has no text"),
         ("## executor", "## executer", 0, "no lessons for 'executer'"),
         ("Round", "Round", 1, "ended with 1"),

@@ -67,9 +67,11 @@ def test_a_library_is_read_from_every_place(tmp_path):
 def test_a_place_without_a_library_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.json").write_bytes(b"\xff\xfe")
-    for path, message in (("none", "does not exist"), ("empty", "holds no library"), ("a.json", "cannot be read")):
-        with pytest.raises(RunError, match=f"{path} {message}"):
+    for path, code in (("none", "file-not-found"), ("empty", "no-library"), ("a.json", "file-unreadable")):
+        with pytest.raises(RunError) as caught:
             read_library(tmp_path / path)
+        assert caught.value.code == code
+        assert str(tmp_path / path) in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_a_place_without_a_library_is_named(tmp_path):
         ("a.json", "[1, 2", "Invalid JSON"),
         ("a.json", '{"lessons": [{"id": "L1"}]}', "lessons.0.text: Field required"),
         ("a.json", '{"lessons": [{"id": "L1", "text": "a"}, {"id": "L1", "text": "b"}]}', "two lessons have the id L1"),
-        ("a.md", "- [L1] a\n- [L1] b\n", "line 2: L1 stands here a second time"),
+        ("a.md", "- [L1] a\n- [L1] b\n", "line 2: L1 occurs twice"),
         ("a.md", "- [L1 frozen] a\n", "line 1: "),
     ],
 )
@@ -86,5 +88,6 @@ def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str,
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError) as caught:
         read_library(tmp_path / name)
+    assert caught.value.code == "library-text-invalid"
     assert message in caught.value.what
     assert name in caught.value.what

@@ -145,8 +145,9 @@ def test_a_refusal_says_what_to_do():
 )
 def test_an_answer_without_usable_vectors_is_an_error(answer, monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", no_pause)
-    with ApiServer(lambda asked: answer) as server, pytest.raises(EngineError, match="does not hold 1 vectors"):
+    with ApiServer(lambda asked: answer) as server, pytest.raises(EngineError) as caught:
         asyncio.run(embedding_similarity(config(server), ["Shout."]))
+    assert caught.value.code == "embedding-failed"
 
 
 async def no_pause(seconds: float) -> None:
