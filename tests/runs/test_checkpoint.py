@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.errors import CheckpointError, StorageError
 from midstream.runs.checkpoint import Checkpoints, find_damage
+from support.errors import raises
 
 
 def writer(step):
@@ -47,7 +47,7 @@ def test_save_keeps_the_newest_and_load_gives_the_last(root):
     assert manifest["files"].keys() == {"weights.bin", "state/rng.json"}
 
 
-def test_nothing_saved_is_none(tmp_path):
+def test_nothing_saved_loads_nothing(tmp_path):
     assert load(tmp_path) == (None, [])
     assert load(tmp_path / "missing") == (None, [])
 
@@ -77,7 +77,7 @@ def directory_instead(path):
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, zeros, Path.unlink, directory_instead])
 @pytest.mark.parametrize("name", ["weights.bin", "state/rng.json", "MANIFEST.json"])
-def test_any_damage_is_told_and_the_one_before_is_used(root, name, damage):
+def test_any_damage_is_reported_and_the_previous_one_is_used(root, name, damage):
     damage(root / "step-000003" / name)
     loaded, reports = load(root)
     assert loaded == (2, 2)
@@ -86,7 +86,7 @@ def test_any_damage_is_told_and_the_one_before_is_used(root, name, damage):
     assert name in reports[0]
     assert "set aside as step-000003.corrupt" in reports[0]
     assert names(root) == ["step-000002", "step-000003.corrupt"]
-    assert load(root) == ((2, 2), [])  # told once
+    assert load(root) == ((2, 2), [])  # reported once
 
 
 def test_every_flipped_bit_of_a_manifest_is_found(root):
@@ -112,7 +112,7 @@ def test_all_damaged_is_an_error_now_and_ever_after(root):
     for step in (2, 3):
         (root / f"step-{step:06d}" / "weights.bin").unlink()
     for _ in range(2):  # the second time all are set aside already: still no silent start from zero
-        with pytest.raises(CheckpointError, match=r"no usable checkpoint.*step-000002\.corrupt, step-000003\.corrupt"):
+        with raises("no-usable-checkpoint", "step-000002.corrupt", "step-000003.corrupt"):
             load(root)
 
 
@@ -127,7 +127,7 @@ def test_the_same_step_damaged_twice_loses_neither(root):
 def test_max_step_passes_over_later_ones_untouched(root):
     (root / "step-000003" / "weights.bin").unlink()
     assert load(root, max_step=2) == ((2, 2), [])
-    with pytest.raises(CheckpointError, match="at or before step 1"):
+    with raises("no-usable-checkpoint", "step 1"):
         load(root, max_step=1)
     assert names(root) == ["step-000002", "step-000003"]
 
@@ -140,7 +140,7 @@ def test_leftovers_of_a_crash_are_ignored_and_cleaned(root):
     assert names(root) == ["step-000003", "step-000004"]
 
 
-def test_only_a_half_written_first_checkpoint_is_none(tmp_path):
+def test_only_a_half_written_first_checkpoint_loads_nothing(tmp_path):
     (tmp_path / ".tmp-1").mkdir()
     assert load(tmp_path) == (None, [])
 
@@ -161,7 +161,7 @@ def test_keep(root):
 
 
 def test_a_failing_disk_leaves_the_others_alone(root, file_size_limit):
-    with file_size_limit(500), pytest.raises(StorageError, match=r"step-000004.*EFBIG"):
+    with file_size_limit(500), raises("disk-full", "step-000004", "EFBIG"):
         Checkpoints(root).save(4, writer(4))
     assert names(root) == ["step-000002", "step-000003"]
     assert load(root) == ((3, 3), [])
@@ -182,7 +182,7 @@ def disk_full_below_a_runtime_error(directory: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("write", [disk_full, disk_full_below_a_runtime_error])
 def test_a_full_disk(root, write):
-    with pytest.raises(StorageError, match="ENOSPC"):
+    with raises("disk-full", "ENOSPC"):
         Checkpoints(root).save(4, write)
     assert names(root) == ["step-000002", "step-000003"]
 
@@ -203,6 +203,6 @@ def test_unreadable_is_not_damaged(root, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(CheckpointError, match=r"MANIFEST\.json: Permission denied"):
+    with raises("checkpoint-unreadable", "MANIFEST.json"):
         load(root)
     assert names(root) == ["step-000002", "step-000003"]

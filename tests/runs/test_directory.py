@@ -6,11 +6,11 @@ import sys
 import pytest
 
 import midstream
-from midstream.core.errors import RunError, StorageError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming, ToolUse
 from midstream.core.trajectory import Trajectory
 from midstream.runs import RUN_FORMAT, RunDirectory
 from midstream.runs.info import git_commit
+from support.errors import raises
 
 
 def create(root, **changes):
@@ -67,16 +67,14 @@ def test_create_in_an_empty_directory_but_never_in_a_used_one(tmp_path):
     run = create(tmp_path)
     before = content(tmp_path)
     for place in (tmp_path, run.recipe_path):
-        with pytest.raises(RunError) as caught:
+        with raises("run-exists", f"midstream resume {place}"):
             create(place)
-        assert caught.value.code == "run-exists"
-        assert f"midstream resume {place}" in caught.value.fix
     assert content(tmp_path) == before
 
 
 def test_create_below_a_file(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="ENOTDIR"):
+    with raises("write-failed", "ENOTDIR"):
         create(tmp_path / "file" / "run")
 
 
@@ -85,30 +83,24 @@ def test_open_what_is_no_run(tmp_path, name):
     run = create(tmp_path / "run.json")
     (tmp_path / "empty").mkdir()
     target = run.info_path if name == "run.json" else tmp_path / name
-    with pytest.raises(RunError) as caught:
+    with raises("not-a-run", target):
         RunDirectory.open(target)
-    assert caught.value.code == "not-a-run"
 
 
 def test_open_another_format_names_both_versions(tmp_path):
     run = create(tmp_path)
     raw = json.loads(run.info_path.read_text()) | {"format": 99, "midstream": "7.8.9", "news": 1}
     run.info_path.write_text(json.dumps(raw))
-    with pytest.raises(RunError) as caught:
+    with raises("run-format", "99", midstream.__version__, "midstream==7.8.9"):
         RunDirectory.open(tmp_path)
-    assert caught.value.code == "run-format"
-    assert "99" in caught.value.what
-    assert midstream.__version__ in caught.value.what
-    assert "midstream==7.8.9" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 1}'])
 def test_open_a_damaged_run(tmp_path, text):
     run = create(tmp_path)
     run.info_path.write_text(text)
-    with pytest.raises(RunError, match=r"run\.json") as caught:
+    with raises("file-damaged", "run.json"):
         RunDirectory.open(tmp_path)
-    assert caught.value.code == "file-damaged"
 
 
 def test_records_round_trip(tmp_path):

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.errors import RunError, StorageError
+from midstream.core.errors import StorageError
 from midstream.core.metrics import StepTiming
 from midstream.runs.journal import Journal, filter_records, read_models, read_records
+from support.errors import raises
 
 values = st.recursive(
     st.none()
@@ -20,6 +21,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
+
 records = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), values, max_size=4)
 
 
@@ -94,7 +96,7 @@ def test_the_default_report_is_a_logged_warning(tmp_path, caplog):
 def test_damage_in_the_middle_names_file_and_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a":1}\n{"a":\n{"a":3}\n')
-    with pytest.raises(RunError, match=r"a\.jsonl is damaged: line 2 "):
+    with raises("file-damaged", "a.jsonl", "line 2 "):
         list(read_records(path))
 
 
@@ -108,7 +110,7 @@ def test_models_round_trip_and_a_wrong_one_is_located(tmp_path):
     write(path, *timings)
     assert read_models(path, StepTiming) == timings
     write(path, {"step": 3, "duration_s": 1, "news": 1})
-    with pytest.raises(RunError, match=r"line 3 is no StepTiming: .*news"):
+    with raises("file-damaged", "line 3", "StepTiming", "news"):
         read_models(path, StepTiming)
 
 
@@ -132,7 +134,7 @@ def test_a_failed_append_leaves_whole_records(tmp_path, file_size_limit):
 
 
 def test_a_journal_that_cannot_be_opened(tmp_path):
-    with pytest.raises(StorageError, match="ENOENT"):
+    with raises("write-failed", "ENOENT"):
         Journal(tmp_path / "gone" / "a.jsonl")
 
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from midstream.core.errors import RunError, StorageError
 from midstream.runs.lock import exclusive_lock, is_locked
+from support.errors import raises
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
 
@@ -37,7 +37,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     path = tmp_path / "run.lock"
     with holder(path) as process:
         assert is_locked(path)
-        with pytest.raises(RunError, match=f"process {process.pid} is at work"), exclusive_lock(path):
+        with raises("run-in-use", f"process {process.pid}"), exclusive_lock(path):
             pytest.fail("locked twice")
         process.kill()  # signal 9
         process.wait()
@@ -57,5 +57,5 @@ def test_released_after_an_error(tmp_path):
 
 
 def test_a_lock_that_cannot_be_written(tmp_path):
-    with pytest.raises(StorageError, match="ENOENT"), exclusive_lock(tmp_path / "gone" / "run.lock"):
+    with raises("write-failed", "ENOENT"), exclusive_lock(tmp_path / "gone" / "run.lock"):
         pytest.fail("locked")

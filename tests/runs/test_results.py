@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import RunError
 from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory, Turn
 from midstream.runs import Journal, RunDirectory, results
+from support.errors import raises
 
 
 def trajectory(name: str, *, failed: bool = False, answer: str = "112") -> Trajectory:
@@ -81,7 +81,7 @@ def test_damage_in_the_middle_is_named(path):
     write(path, "gaia", trajectory("a"), trajectory("b"))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(json.dumps({"set": "gaia", "trajectory": {"id": 3}}).encode() + b"\n" + lines[1])
-    with pytest.raises(RunError, match=r"results\.jsonl is damaged: line 1"):
+    with raises("file-damaged", "results.jsonl", "line 1"):
         results.read(path)
 
 
@@ -93,9 +93,9 @@ def test_a_run_under_way_is_found_by_id_and_by_set(tmp_path):
     assert run.find_trajectory("t3").id == "t3#0"
     assert run.find_trajectory("eval-gaia/t1").answer == "112"
     assert run.find_trajectory("eval-aime-T=1/t1#0").answer == "7"
-    with pytest.raises(RunError, match=r"could be eval-gaia/t1#0, eval-aime-T=1/t1#0"):
+    with raises("trajectory-ambiguous", "eval-gaia/t1#0, eval-aime-T=1/t1#0"):
         run.find_trajectory("t1")
     write(run.results_path, "gaia", trajectory("t3#0", answer="8"))
     assert run.find_trajectory("t3").answer == "8", "what is run again takes the place of the older"
-    with pytest.raises(RunError, match="no trajectory 'eval-gaia/t2'"):
+    with raises("trajectory-not-found", "eval-gaia/t2"):
         run.find_trajectory("eval-gaia/t2")

@@ -2,9 +2,9 @@ import gzip
 
 import pytest
 
-from midstream.core.errors import RunError
 from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory, Turn
 from midstream.runs.segments import Segments
+from support.errors import raises
 
 
 def trajectory(name: str, answer: str = "112") -> Trajectory:
@@ -66,16 +66,13 @@ def test_damage_is_named(segments, damage):
     segments.write(1, [trajectory("a")])
     path = segments.step_path(1)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(RunError) as caught:
+    with raises("file-damaged", path):
         segments.read(1)
-    assert caught.value.code == "file-damaged"
-    assert str(path) in caught.value.what
 
 
 def test_a_missing_segment(segments):
-    with pytest.raises(RunError, match="step-000007") as caught:
+    with raises("file-not-found", "step-000007"):
         segments.read(7)
-    assert caught.value.code == "file-not-found"
 
 
 @pytest.fixture
@@ -99,21 +96,19 @@ def test_find_in_a_named_segment(filled):
 
 
 def test_an_id_in_two_segments_lists_names_that_work(filled):
-    with pytest.raises(RunError, match=r"could be eval-final/t1-0, step-000001/t1-0"):
+    with raises("trajectory-ambiguous", "eval-final/t1-0, step-000001/t1-0"):
         filled.find("t1-0")
 
 
 def test_many_matches_are_cut_short(segments):
     segments.write(1, [trajectory(f"t{index}") for index in range(50)])
-    with pytest.raises(RunError) as caught:
+    with raises("trajectory-ambiguous") as caught:
         segments.find("t")
-    assert caught.value.code == "trajectory-ambiguous"
     assert caught.value.what.endswith("step-000001/t7 and more")
     assert segments.find("t49").id == "t49"
 
 
 @pytest.mark.parametrize("wanted", ["112", "x", "step-000001/u", "python"])
 def test_none_found(filled, wanted):
-    with pytest.raises(RunError) as caught:
+    with raises("trajectory-not-found", wanted):
         filled.find(wanted)
-    assert caught.value.code == "trajectory-not-found"

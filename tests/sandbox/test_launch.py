@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import UnsupportedError
 from midstream.sandbox import launch
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Config, Limits
 from midstream.sandbox.tiers import Sandbox, attempt, choose
+from support.errors import raises
 
 LIMITS = Limits(memory_mb=100, disk_mb=7, libraries=())
 linux = pytest.mark.skipif(sys.platform != "linux", reason="strong and standard are Linux's")
@@ -114,15 +114,14 @@ def test_remote_runs_code_as_any_tier_does(container: Path):
 
 
 def test_an_image_that_is_not_there_is_said(container: Path):
-    with pytest.raises(UnsupportedError, match=r"pull access denied[\s\S]*docker pull"):
+    with raises("no-sandbox", "pull access denied", "docker pull"):
         choose(Config(tier="remote", image="no-such-image"))
 
 
 def test_without_docker_remote_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="docker") as caught:
+    with raises("program-not-installed", "docker"):
         launch.launch("remote", LIMITS, "python:3.12-slim")
-    assert caught.value.code == "program-not-installed"
 
 
 @linux
@@ -165,7 +164,7 @@ def test_a_zygote_empties_no_directory_that_held_files_before(monkeypatch: pytes
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(tmp_path))
     monkeypatch.setattr("midstream.sandbox.worker.Worker._remove_scratch", lambda self: None)
     pool = PythonPool(LIMITS, Sandbox(tier="unsafe"))
-    with pytest.raises(Exception, match="holds files, which would be removed"):
+    with raises("worker-not-started", "holds files"):
         asyncio.run(pool.run("1"))
     assert (tmp_path / "precious").read_text() == "kept"
 

@@ -59,14 +59,14 @@ def test_numbers_are_those_of_the_systems_headers(machine: str):
     if header is None:
         pytest.skip(f"no header of {machine} here: apt-get install linux-libc-dev")
     found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)\b", header.read_text(), re.MULTILINE)
-    told = {name: int(number) for name, number in found}
+    known = {name: int(number) for name, number in found}
     for table in (PLAIN, CHECKED, OWN):
         ours = numbers(table, machine)
-        theirs = {name: told[name if machine == "x86_64" else CALLED_OTHERWISE.get(name, name)] for name in ours}
+        theirs = {name: known[name if machine == "x86_64" else CALLED_OTHERWISE.get(name, name)] for name in ours}
         assert ours == theirs
     # And what is said not to be there is not.
     every = set(numbers(PLAIN, "x86_64")) - set(numbers(PLAIN, machine))
-    assert not every & set(told)
+    assert not every & set(known)
 
 
 def test_a_processor_without_numbers_is_refused():
@@ -167,7 +167,7 @@ def test_in_a_process_of_its_own():
     assert done.stdout.split() == [*[str(errno.EPERM)] * 5, str(errno.ENOSYS), "True"], done.stderr
 
 
-def test_how_many_calls_are_allowed_is_told():
+def test_how_many_calls_are_allowed_is_reported():
     assert seccomp.Filter().calls == len(numbers(PLAIN, MACHINE)) + len(numbers(CHECKED, MACHINE)) > 100
     assert set(seccomp.checks()) == set(numbers(CHECKED, "x86_64")) == set(numbers(CHECKED, "aarch64"))
     assert "-" not in {entry.split()[1] for line in syscalls.PLAIN.split("\n") if line for entry in line.split("|")}

@@ -156,7 +156,7 @@ class Checkpoints:
 
 
 def find_damage(directory: Path) -> str | None:
-    """Compare a checkpoint with its manifest; returns the first difference as text, or None if there is none.
+    """Compare a checkpoint with its manifest; returns the first difference as text, or None.
 
     Raises:
         CheckpointError: this user may not read it, which says nothing about its content.

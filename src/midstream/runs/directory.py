@@ -153,7 +153,7 @@ class RunDirectory:
         """Find the only trajectory, of a step or an evaluation, with this id or beginning of an id (`Segments.find`).
 
         Raises:
-            RunError: there is none, or more than one.
+            RunError: no trajectory matches, or several do.
         """
         journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
         unfinished = [

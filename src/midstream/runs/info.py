@@ -136,7 +136,7 @@ def parse_info(path: Path) -> RunInfo:
 
 
 def git_commit(directory: Path) -> str | None:
-    """The commit checked out in `directory`, "-dirty" appended if tracked files differ; None if there is none."""
+    """The commit checked out in `directory`, "-dirty" appended if tracked files differ; None outside git."""
     command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -93,7 +93,7 @@ class Records(Generic[ModelT]):
     model: type[ModelT]
 
     def read(self) -> list[ModelT]:
-        """All records in order; empty if there are none yet. Raises `RunError` if damaged."""
+        """All records in order; empty if the file does not exist yet. Raises `RunError` if damaged."""
         return read_models(self.path, self.model)
 
     def append(self, record: ModelT) -> None:

@@ -104,7 +104,7 @@ class Segments:
                 its segment. They replace the written ones.
 
         Raises:
-            RunError: there is none, or more than one.
+            RunError: no trajectory matches, or several do.
         """
         paths = [path for path in sorted(self.root.glob("*" + SUFFIX)) if not path.name.startswith(".")]
         count, wanted = len(paths), id_or_prefix

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: the standard library alone, and relative imports, as there is no midstream there."""
+"""The part that runs inside the sandbox: it imports the standard library and itself, as midstream is not there."""

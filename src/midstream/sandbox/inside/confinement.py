@@ -1,4 +1,4 @@
-"""What a forked child takes on before any foreign code: no capabilities, Landlock, a seccomp allowlist.
+"""The confinement of a forked child before any foreign code: no capabilities, Landlock, a seccomp allowlist.
 
 Made once in the zygote; `enter` is a handful of system calls.
 """
@@ -37,7 +37,7 @@ class Confinement:
         self.calls = self._filter.calls
 
     def enter(self, zygote: int) -> None:
-        """Take it all on, in a fresh child of process `zygote`.
+        """Confine this process, a fresh child of process `zygote`.
 
         Raises:
             OSError: something is refused, or the zygote is gone; no foreign code may run then.

@@ -1,9 +1,9 @@
-"""Landlock: which files a process can open, kept by the kernel for it and all that comes of it.
+"""Landlock: the kernel restricts which files a process and its descendants can open.
 
-Rules are made once, as a file descriptor, and taken on by any number of processes. Files are read beneath some
-directories, and written beneath one; nothing can be run. It does not hide that a file exists, nor its size and times.
-Where the kernel's version knows more (`version`), it also refuses TCP, ioctls of devices, signals and abstract sockets
-to whatever is not as confined. Source: `include/uapi/linux/landlock.h`.
+Rules are made once, as a file descriptor, and applied by any number of processes. Files are read beneath some
+directories, and written beneath one; nothing can be executed. It does not hide that a file exists, nor its size and
+times. Newer versions (`version`) also refuse TCP, ioctls of devices, and signals and abstract sockets of processes
+outside. Source: `include/uapi/linux/landlock.h`.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def version() -> int:
 
 
 def handled(known: int) -> tuple[int, int, int]:
-    """What version `known` can refuse: rights to files, to TCP, and what is scoped to the process itself."""
+    """The rights that version `known` can refuse: to files, to TCP, and what is scoped to the process itself."""
     rights = (1 << 13) - 1
     rights |= (REFER if known >= 2 else 0) | (TRUNCATE if known >= 3 else 0) | (IOCTL_DEV if known >= 5 else 0)
     return rights, BIND_AND_CONNECT_TCP if known >= 4 else 0, ABSTRACT_SOCKETS_AND_SIGNALS if known >= 6 else 0
@@ -74,7 +74,7 @@ def _allow(rules: int, path: str, allowed: int) -> None:
 
 
 def restrict(rules: int) -> None:
-    """Take the rules on, for good. `PR_SET_NO_NEW_PRIVS` must be set.
+    """Apply the rules for good. `PR_SET_NO_NEW_PRIVS` must be set.
 
     Raises:
         OSError: the kernel refused.

@@ -1,4 +1,4 @@
-"""Limits of a process: what one piece of code may use up."""
+"""Limits of the resources of a process."""
 
 import mmap
 import resource
@@ -14,7 +14,7 @@ def limit(kind: int, soft: int, hard: int | None = None) -> None:
     hard = soft if hard is None else hard
     if allowed != resource.RLIM_INFINITY:
         soft, hard = min(soft, allowed), min(hard, allowed)
-    try:  # noqa: SIM105 - every child comes by here, and contextlib has pages of its own
+    try:  # noqa: SIM105 - every child runs this, and contextlib would cost more memory pages
         resource.setrlimit(kind, (soft, hard))
     except (ValueError, OSError):
         pass
@@ -23,7 +23,7 @@ def limit(kind: int, soft: int, hard: int | None = None) -> None:
 def address_space() -> int:
     """Bytes of address space that this process holds: the least limit under which one more page can be mapped.
 
-    Found by trying, because /proc need not be there. 0 on a system that does not bound it.
+    Found by trying, because /proc may be missing. 0 on a system that does not bound it.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, 2**47 // PAGE

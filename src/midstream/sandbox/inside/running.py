@@ -1,4 +1,4 @@
-"""Running one piece of foreign code in a forked child: what it prints, its last value, or the error that it raised."""
+"""Run one piece of foreign code in a forked child: its output, its last value, or the error that it raised."""
 
 import _ast
 import _thread
@@ -38,7 +38,7 @@ class Output(io.StringIO):
         self.cut = False
 
     def write(self, text: str, /) -> int:
-        """Keep `text`; or its beginning, and stop the code."""
+        """Keep `text`, or its beginning up to the limit, and then stop the code."""
         super().write(text[: self.left])
         self.cut = self.cut or len(text) > self.left
         self.left = max(0, self.left - len(text))
@@ -48,7 +48,7 @@ class Output(io.StringIO):
 
 
 def execute(source: str, limit: int, given: dict[str, object]) -> tuple[int, str]:
-    """Run `source` as the main module, in which the names `given` stand; its reason and text."""
+    """Run `source` as the main module, in which the names `given` are defined; returns the reason and the text."""
     output = Output(limit)
     sys.stdout = sys.stderr = output
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -59,7 +59,7 @@ def execute(source: str, limit: int, given: dict[str, object]) -> tuple[int, str
     except MemoryError:
         os._exit(MEMORY_EXIT)
     except OutputLimitReached:
-        pass  # `output.cut` says it, also where the code swallowed the exception
+        pass  # `output.cut` records it, also where the code swallowed the exception
     except BaseException as error:  # noqa: BLE001 - code can raise anything, SystemExit and KeyboardInterrupt too
         if not isinstance(error, SystemExit) or error.code:
             failure = describe(error, source)[-ERROR_LIMIT:]
@@ -109,7 +109,7 @@ def describe(error: BaseException, source: str) -> str:
 
 
 def tool_function(channel: int, name: str, parameters: list[str]) -> types.FunctionType:
-    """The tool as a program sees it: a function that writes a call into `channel` and waits for the reply."""
+    """The program's function for the tool: it writes a call into `channel` and waits for the reply."""
     import json
 
     lock = _thread.allocate_lock()  # a program with threads must not mix its calls
@@ -138,7 +138,7 @@ def tool_function(channel: int, name: str, parameters: list[str]) -> types.Funct
 
 
 def unpack(request: bytes, channel: int) -> tuple[str, dict[str, object]]:
-    """A program's source, and the names it is given."""
+    """A program's source, and the names that are defined for it."""
     import json
 
     program = json.loads(request)

@@ -1,14 +1,14 @@
-"""Emptying a directory that foreign code wrote into: however deep, long, odd or locked what it left is."""
+"""Empty a directory that foreign code wrote into, however deep, long, odd or locked its files are."""
 
 import errno
 import os
 
 
 def empty(directory: int) -> None:
-    """Remove everything beneath an open directory; nobody may be writing there any more.
+    """Remove everything beneath an open directory, into which no process writes any more.
 
-    Directories within directories are moved to the top before their turn comes, so that depth costs neither stack nor
-    path length, and a directory without rights gets them first.
+    Nested directories are moved to the top before they are removed, so that depth costs neither stack nor path length,
+    and a directory without rights gets them first.
 
     Raises:
         OSError: something cannot be removed.
@@ -30,7 +30,7 @@ def empty(directory: int) -> None:
 
 
 def _removed(name: str, directory: int) -> bool:
-    """Whether it is gone; otherwise it is a directory that holds something."""
+    """Remove an entry; returns False if it is a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=directory)
     except (IsADirectoryError, PermissionError):  # Linux says EISDIR of a directory, others EPERM
@@ -44,7 +44,7 @@ def _removed(name: str, directory: int) -> bool:
 
 
 def _open_up(name: str, directory: int) -> None:
-    """Give a directory the rights that its removal takes. (`_removed` has just said that it is no link.)"""
+    """Give a directory the rights that its removal needs. (It is no link: `_removed` would have removed that.)"""
     os.chmod(name, 0o700, dir_fd=directory)
 
 

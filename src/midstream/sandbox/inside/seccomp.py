@@ -1,4 +1,4 @@
-"""seccomp: which system calls a process can make, as a program that the kernel runs before each (classic BPF).
+"""seccomp: a program that the kernel runs before each system call, and that allows or refuses it (classic BPF).
 
 `assemble` builds it once: one binary search over the call's number, then a check of arguments where there is one. The
 kernel runs it for every known call when it is installed, so it has to be short. `Filter.install` puts in the
@@ -33,7 +33,7 @@ IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # is it a 
 PR_SET_NAME = 15
 AF_UNIX, SOCK_STREAM, SOCK_TYPE = 1, 1, 0xF
 
-# One instruction: code, operand, where to go on if it holds and if not (None: the next). A string is a label.
+# One instruction: code, operand, where to jump if it holds and if not (None: the next). A string is a label.
 Step = tuple[int, int, str | None, str | None] | str
 REFUSE: Step = (RETURN, RESULTS["refuse"], None, None)
 
@@ -135,7 +135,7 @@ class Filter:
         self.calls = len(numbers(PLAIN, MACHINE)) + len(numbers(CHECKED, MACHINE))
 
     def install(self, own_id: int) -> None:
-        """From here on only the listed calls. `PR_SET_NO_NEW_PRIVS` must be set.
+        """Allow only the listed calls from here on. `PR_SET_NO_NEW_PRIVS` must be set.
 
         Raises:
             OSError: the kernel refused the program.

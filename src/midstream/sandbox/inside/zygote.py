@@ -1,7 +1,7 @@
-"""The worker that `worker.Worker` starts: one process that forks a child for every piece of code.
+"""The zygote that `worker.Worker` starts: one process that forks a child for every piece of code.
 
-It knows the standard library and what it was told to import, so that a fork has few pages to copy. `main` takes its
-settings as JSON (`Settings`) and speaks with the host through standard input and output, which are a socket, or, in a
+It imports little besides the configured libraries, so that a fork has few pages to copy. `main` takes its settings as
+JSON (`launch` writes them) and talks to the host through standard input and output, which are a socket, or, in a
 container, pipes (lengths are big-endian):
 
     hello     an answer whose text is JSON: {"libraries": [...], "landlock": version, "calls": how many are allowed}
@@ -9,13 +9,13 @@ container, pipes (lengths are big-endian):
     answer    1 byte reason (an index of `REASONS`) | 4 bytes length | text, UTF-8
 
 The child confines itself before it runs anything (`confinement`), leaves its answer in memory that it shares with the
-zygote, and ends at once; the zygote reaps it, empties the scratch directory, and sends. If the child left no answer,
-the way it ended says why: the clock, the memory limit, a signal. The zygote ends, and its child with it, as soon as the
-other end of its input is closed; and whenever it cannot vouch for the next child.
+zygote, and ends at once; the zygote reaps it, empties the scratch directory, and sends the answer. If the child left
+none, its exit status gives the reason: the clock, the memory limit, a signal. The zygote and its child end as soon as
+the other end of the input is closed, and whenever the zygote cannot guarantee a clean next child.
 
 A request of kind `PROGRAM` is code with a tool: after its length comes one byte that carries a file descriptor, the
 child's end of a channel to the host that no other process has; the rest is {"code", "name", "parameters"} as JSON. The
-host keeps such a child's clock, because it alone knows how long the tool takes. What passes through the channel:
+host keeps such a child's clock, because only the host knows how long the tool takes. Messages in the channel:
 
     ready     1 byte, once, when the code is about to run
     call      4 bytes length | arguments, a JSON object
@@ -53,13 +53,13 @@ WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must
 HEADER = 5  # bytes before a request's code and an answer's text
 PLAIN, PROGRAM = range(2)  # kinds of requests
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
-PRELOADED = ("collections", "math", "random", "re")  # what code imports most; each makes every fork a little dearer
+PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
 SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
-# What a library does on first use, done before the fork; and its random numbers, the same in every child.
+# The work that a library does on first use, done before the fork; and its random numbers, the same in every child.
 PRIMED = {
     "numpy": "import numpy\nimport numpy.linalg\nnumpy.random.seed(0)\nnumpy.ones((2, 2)) @ numpy.ones(2)",
     "sympy": f"from sympy.core.random import seed\n{SYMPY}\nseed(0)",
-    # Its parsers' tables and patterns, and what it warns of once: that it keeps no time itself.
+    # Its parsers' tables and patterns, and its first warning, that it has no time-out.
     "math_verify": "import logging, math_verify as m\nlogging.getLogger('math_verify').setLevel('ERROR')\n"
     "both = [m.parse(text, parsing_timeout=0) for text in ('$\\\\frac{1}{3}x$', '1/3')]\n"
     "m.verify(*both, timeout_seconds=0)",
@@ -71,23 +71,27 @@ class HostGone(Exception):
 
 
 class Settings:
-    """What the host says: limits of a child, the packages it may import, and how it is held back.
+    """The host's settings (`launch`): limits of a child, the packages that it may import, and its confinement.
 
-    `packages` and `readable` are directories (no `packages`: this Python's own), `libraries` are imported now.
-    `landlock` is the least version that will do; null means no confinement at all.
+    `packages` and `readable` are directories (no `packages`: this Python's own), `libraries` are imported at the start.
+    `landlock` is the least version that is accepted; None means no confinement at all.
     """
 
+    timeout_s: float
+    memory_mb: int
+    disk_mb: int
+    output_limit: int
+    libraries: list[str]
+    packages: list[str]
+    readable: list[str]
+    landlock: int | None
+    scratch: str
+
     def __init__(self, text: str) -> None:
-        told = json.loads(text)
-        self.timeout_s: float = told["timeout_s"]
-        self.memory_mb: int = told["memory_mb"]
-        self.disk_mb: int = told["disk_mb"]
-        self.output_limit: int = told["output_limit"]
-        self.libraries: list[str] = told["libraries"]
-        self.packages: list[str] = own_packages() if told["packages"] is None else told["packages"]
-        self.readable: list[str] = told["readable"]
-        self.landlock: int | None = told["landlock"]
-        self.scratch: str = told["scratch"]
+        settings = json.loads(text)
+        if settings["packages"] is None:
+            settings["packages"] = own_packages()
+        self.__dict__.update(settings)
 
 
 class Zygote:
@@ -138,10 +142,10 @@ class Zygote:
             send(self.sink, answer)
 
     def wait(self) -> tuple[bool, int, float]:
-        """Whether the child's time ran out before it ended, its status, its CPU-seconds.
+        """Wait for the child; returns whether its time ran out, its status, its CPU-seconds.
 
         Raises:
-            HostGone: nobody waits for an answer any more; the child is gone too.
+            HostGone: the host closed the stream; the child is gone too.
         """
         until = time.monotonic() + WALL_FACTOR * self.settings.timeout_s
         while True:
@@ -160,10 +164,10 @@ class Zygote:
                 return expired, status, usage.ru_utime + usage.ru_stime
 
     def check(self) -> None:
-        """A child says when it is confined, before it runs anything; no code can take that back, or say it itself.
+        """Check that the child reported its confinement, which it does before it runs anything foreign.
 
         Raises:
-            OSError: it did not. It may not even have read its request to the end: nothing may be read after it.
+            OSError: it did not. It may not have read its request to the end, so the input cannot be used any more.
         """
         try:
             os.read(self.held, 1)
@@ -173,7 +177,7 @@ class Zygote:
     def run_child(self, size: int) -> None:
         """Read the request in this fresh child and run its code, leave the answer in shared memory, and end.
 
-        The zygote itself never holds a request or an answer: remains of them would be in every later child's memory.
+        The zygote itself never holds a request or an answer: later children could find them in their memory.
         """
         try:
             request = read(self.source, size)
@@ -182,12 +186,12 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             seconds = math.ceil(self.settings.timeout_s)
-            limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # a signal that says why, then the end
+            limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, which names the reason, then SIGKILL
             limit(resource.RLIMIT_AS, self.memory)
             if self.confinement is not None:
                 self.confinement.enter(self.id)
             os.write(self.holding, b"+")
-            nothing = os.open(os.devnull, os.O_RDWR)  # of its own: flags and locks of the zygote's would stay
+            nothing = os.open(os.devnull, os.O_RDWR)  # opened here: flags and locks set on the zygote's would stay
             for standard in range(CHANNEL):
                 os.dup2(nothing, standard)
             if self.channel is not None:
@@ -206,7 +210,7 @@ class Zygote:
             os._exit(0)
 
     def answer(self, status: int, expired: bool) -> bytes | memoryview:
-        """The child's answer, or why it left none."""
+        """The child's answer, or the reason why it left none."""
         size = int.from_bytes(self.shared[1:HEADER], "big")
         if KILLED < self.shared[0] < len(REASONS) and size <= len(self.shared) - HEADER:  # else code forged it
             return memoryview(self.shared)[: HEADER + size]
@@ -218,10 +222,10 @@ class Zygote:
         return frame(KILLED, f"the process ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
 
     def hello(self, libraries: list[str]) -> bytes:
-        """What the host wants to know before it sends anything."""
+        """The first message to the host: the zygote is ready."""
         confined = self.confinement
-        told = {"landlock": confined.landlock, "calls": confined.calls} if confined else {"landlock": 0, "calls": 0}
-        return frame(OK, json.dumps({"libraries": libraries, **told}))
+        facts = {"landlock": confined.landlock, "calls": confined.calls} if confined else {"landlock": 0, "calls": 0}
+        return frame(OK, json.dumps({"libraries": libraries, **facts}))
 
     def receive(self) -> int | None:
         """The size of the next request, which its child reads, and `channel`; or None if the other end is gone."""
@@ -233,7 +237,7 @@ class Zygote:
 
     def receive_channel(self) -> int:
         """The file descriptor that comes with a program."""
-        import _socket  # here, so that workers without programs do without
+        import _socket  # here, so that workers without programs need not load it
 
         size = 4
         socket = _socket.socket(fileno=self.source)
@@ -251,14 +255,14 @@ def frame(reason: int, text: str) -> bytes:
 
 
 def own_packages() -> list[str]:
-    """Where this Python's packages are, for a worker that runs on another Python than the host's."""
+    """The directories of this Python's packages, for a worker that runs on another Python than the host's."""
     import site
 
     return [path for path in site.getsitepackages() if os.path.isdir(path)]
 
 
 def import_libraries(names: list[str]) -> list[str]:
-    """Import what is there of `names`, and use it once; gives the names of these."""
+    """Import the installed ones of `names`, and use each once; returns their names."""
     found = []
     for name in names:
         try:
@@ -271,7 +275,7 @@ def import_libraries(names: list[str]) -> list[str]:
 
 
 def warm_up(libraries: list[str]) -> list[str]:
-    """Do once what every child would do again: import, set up the compiler, run every path of `execute`."""
+    """Do once what every child would repeat: import, set up the compiler, run every path of `execute`."""
     register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
     for name in PRELOADED:
         __import__(name)
@@ -289,7 +293,7 @@ def warm_up(libraries: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Serve until the other end is gone; then remove the scratch directory and end whatever is left of this session."""
+    """Serve until the other end is gone; then remove the scratch directory and end all processes of this session."""
     settings = Settings(sys.argv[1])
     sys.argv = [""]
     source, sink = os.dup(0), os.dup(1)
@@ -306,11 +310,11 @@ def main() -> None:
     found = warm_up(settings.libraries)
     zygote = Zygote(settings, source, sink)
     send(sink, zygote.hello(found))
-    os.dup2(nothing, 2)  # up to here it says why a worker did not start
+    os.dup2(nothing, 2)  # until here, stderr explains to the host why a worker did not start
     try:
         zygote.serve()
     except (OSError, HostGone):
-        pass  # the host went away, or this worker cannot go on, which the end of its stream tells the host
+        pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
     finally:
         clean_up(zygote)
 
@@ -325,4 +329,4 @@ def clean_up(zygote: Zygote) -> None:
     finally:
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
-        os._exit(0)  # nothing here needs the interpreter's tidy end
+        os._exit(0)  # nothing here needs the interpreter's cleanup
