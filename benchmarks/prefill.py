@@ -31,8 +31,7 @@ from midstream.core.trajectory import Sampling
 from midstream.engines.local import engine as transformers_local
 from midstream.engines.local import prefill
 from midstream.engines.local.engine import generate
-from midstream.engines.local.new_tokens import NewTokens
-from midstream.engines.local.prefill import Asked, Prefill, Prefilled
+from midstream.engines.local.prefill import Asked, NewTokens, Prefill, Prefilled
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.trainable import parts_of

@@ -366,3 +366,19 @@ def test_what_cannot_be_built_leaves_no_run_behind(ten_steps, tmp_path, capsys):
 def test_an_untrained_planner_answers_nothing(capsys):
     assert main(["solve", "What is 45 plus 17 ?", "--recipe", "flow-grpo-tiny"]) == 2
     assert "is not trained" in capsys.readouterr().err
+
+
+def test_a_run_uses_the_threads_of_its_recipe_and_a_learner_alone_changes_none(ten_steps, tmp_path, monkeypatch):
+    import torch
+
+    from midstream.recipe.build import Build
+    from midstream.recipe.schema import load_recipe
+
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    with Build(load_recipe(str(ten_steps), ["learner.threads=2"])) as build:
+        build.policy.learner  # noqa: B018  # built on first use
+    assert set_to == []
+    options = ("--set", "training.steps=0", "--set", "warm_start.steps=1", "--set", "warm_start.transcripts=5")
+    assert main(["train", str(ten_steps), "--out", str(tmp_path / "run"), "--quiet", *options]) == 0
+    assert set(set_to) == {1}

@@ -177,6 +177,7 @@ def _recipe(name: str, options: argparse.Namespace) -> Recipe:
 
 def build_of(recipe: Recipe, run: RunDirectory | None, options: argparse.Namespace) -> Build:
     """The build of a recipe's agent, or of a run's, as the command line wants it."""
+    use_threads(recipe, learns=False)
     return Build(
         recipe,
         adapters=run.root / "adapters" / "asked" if run else Path("adapters"),
@@ -186,9 +187,21 @@ def build_of(recipe: Recipe, run: RunDirectory | None, options: argparse.Namespa
     )
 
 
+def use_threads(recipe: Recipe, *, learns: bool) -> None:
+    """Let PyTorch use `learner.threads` CPU threads in this process, where results depend on their number.
+
+    They do for a learner (`learns`) and for the initial weights of a model that is made from nothing.
+    """
+    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
+        require_torch()
+        import torch
+
+        torch.set_num_threads(recipe.learner.threads)
+
+
 def use_policy(build: Build, run: RunDirectory, step: int | None = None) -> int:
     """Let the planner sample from the run's checkpoint of `step`, or from its newest good one; returns its step."""
-    require_torch()
+    use_threads(build.recipe, learns=True)
     from midstream.training.session import load_policy
 
     found = load_policy(build.policy.learner, run, Console(stderr=True).print, max_step=step)
@@ -258,8 +271,7 @@ def _train(root: Path, run: RunDirectory | None, recipe: Recipe, options: argpar
     if run is not None and run.status().state == "finished":
         return run
     practice = recipe.practice
-    if practice is None:
-        require_torch()
+    use_threads(recipe, learns=practice is None or recipe.warm_start is not None)
     budget = None if practice is None else Budget(practice.budget)
     with Build(
         recipe, adapters=root / "adapters", record=options.record, replay=options.replay, budget=budget

@@ -138,6 +138,7 @@ def _run(
     if begun is not None:
         asked = _same(begun, recipe, asked)
     if begun is None or begun.status().state != "finished" or options.retry_errors:
+        commands.use_threads(recipe, learns=False)
         with Build(
             recipe,
             adapters=(Path(asked.run) if asked.run else root) / "adapters" / "asked",

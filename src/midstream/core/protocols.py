@@ -312,7 +312,41 @@ class World(Protocol):
     """A task source that is a world made up for offline use, with facts that a tool can search."""
 
     def documents(self) -> Iterable[tuple[str, str]]:
-        """(id, text) of every fact."""
+        """(id, text) of every fact, in a fixed order."""
+        ...
+
+
+@runtime_checkable
+class TrainableWorld(World, Protocol):
+    """A world that a model made from nothing can learn in; the settings of its tasks name a `teacher`."""
+
+    def attach(self, model: Any) -> None:
+        """Give a model that is about to be trained the hooks it needs; again does nothing.
+
+        Before each step a learner calls `model.before_step(seed)`, where the model has it.
+        """
+        ...
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Lessons for the prompts of a `share` of warm-start transcripts, by task id; the teacher follows them."""
+        ...
+
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Before any work: refuse validation tasks that `check_warm_start` could not use, with `RecipeError`."""
+        ...
+
+    async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
+        """Check a warm-started model before reinforcement; returns a line for the log.
+
+        Args:
+            environment: a `rollout.Environment` around the model.
+            tasks: the validation tasks.
+            least: the lowest result that passes, in [0, 1] (`warm_start.min_copy_rate`).
+            seed: seed of the rollouts.
+
+        Raises:
+            TrainingError: the model learned too little to continue.
+        """
         ...
 
 

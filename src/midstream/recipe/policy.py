@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.core.component import config_class, registered
 from midstream.core.errors import UnsupportedError
-from midstream.core.protocols import Engine, World
+from midstream.core.protocols import Engine, TrainableWorld
 from midstream.engines.openai import adapters
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 
@@ -29,7 +29,7 @@ class Policy:
         from midstream.training.learner import LocalLearner
 
         model = self.student().model
-        if isinstance(self.build.source, World):
+        if isinstance(self.build.source, TrainableWorld):
             self.build.source.attach(model)
         return LocalLearner(model, self.build.recipe.learner)
 

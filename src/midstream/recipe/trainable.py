@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.protocols import Engine, World
+from midstream.core.protocols import Engine, TrainableWorld
 from midstream.recipe.build import Build
 from midstream.recipe.check import no_world, teacher
 from midstream.recipe.schema import Recipe
@@ -77,7 +77,7 @@ def check_warm_start(build: Build) -> None:
     """Refuse, before any work, a warm start that could not be checked afterwards."""
     warm = build.recipe.warm_start
     if warm is not None and warm.file is None:
-        if not isinstance(build.source, World):
+        if not isinstance(build.source, TrainableWorld):
             raise no_world(build.recipe, "warm_start")
         build.source.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
 

@@ -51,7 +51,6 @@ class LocalLearner:
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:
         self.config = config
-        torch.set_num_threads(config.threads)
         require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
         self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)

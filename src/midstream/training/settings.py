@@ -64,7 +64,7 @@ class SupervisedConfig(Frozen):
 
 
 class WarmStartConfig(SupervisedConfig):
-    """Supervised learning before reinforcement, on transcripts of the world's teacher (`core.protocols.World`).
+    """Supervised learning before reinforcement, on transcripts of the teacher of a `core.protocols.TrainableWorld`.
 
     `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `policy` has the
     settings of the teacher. `min_copy_rate` is what the world's check of the model must come out at. `lessons` is the

@@ -12,7 +12,7 @@ from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
 from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming
-from midstream.core.protocols import Request, Row, TaskSource, World
+from midstream.core.protocols import Request, Row, TaskSource, TrainableWorld
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
@@ -87,7 +87,7 @@ async def collect(
     """
     agent = environment.agent
     template = agent.template if isinstance(agent, Interleaved) else None
-    known = lessons > 0 and isinstance(source, World)
+    known = lessons > 0 and isinstance(source, TrainableWorld)
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, at_once(config)):
@@ -194,7 +194,7 @@ async def warm_start(
         if step % 10 == 0:
             report(f"warm start {step}/{config.steps}, loss {loss:.2f}")
     learner.rebase()
-    if config.file is None and isinstance(source, World):
+    if config.file is None and isinstance(source, TrainableWorld):
         report(await source.check_warm_start(make_environment(), validation, config.min_copy_rate, seed))
 
 

@@ -226,4 +226,4 @@ def test_a_model_that_fills_its_cache_in_its_own_way_is_padded(trie_always, monk
     monkeypatch.setattr(prefill, "padded", strange)
     refused = choice_of(model)
     assert refused.backend is None
-    assert "fills its cache in a way of its own" in refused.reason
+    assert "fills its cache in its own way" in refused.reason

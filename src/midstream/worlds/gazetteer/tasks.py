@@ -98,7 +98,7 @@ class Config(TasksConfig):
 
 
 class Gazetteer(Endless):
-    """Facts, documents and questions. Immutable after construction; a `core.protocols.World`."""
+    """Facts, documents and questions. Immutable after construction; a `core.protocols.TrainableWorld`."""
 
     teacher = Config.teacher
 

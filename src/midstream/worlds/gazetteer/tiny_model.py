@@ -104,9 +104,7 @@ def make_planner(
         bare = scripted.stream_marks(template, tools)
     names = world.names()
     tokenizer = make_tokenizer(words, names, bare)
-    model = make_model(config, tokenizer, len(names), seed)
-    attach_redraw(model)
-    return model, tokenizer
+    return make_model(config, tokenizer, len(names), seed), tokenizer
 
 
 def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -188,10 +186,10 @@ def attach_redraw(model: PreTrainedModel) -> None:
     """Redraw a model before every training step, and train only what the tokens of a redrawn range share.
 
     A learner calls `model.before_step(seed)`; a hook on the embedding's gradient gives every token of a range the
-    range's summed gradient. A model without redrawn ranges is left alone.
+    range's summed gradient. A model without redrawn ranges is left alone, and so is one that has the hooks.
     """
     ranges = redrawn_ranges(model)
-    if not ranges:
+    if not ranges or hasattr(model, "before_step"):
         return
 
     def share(gradient: torch.Tensor) -> torch.Tensor:

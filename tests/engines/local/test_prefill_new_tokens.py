@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engines.local.new_tokens import NewTokens
-from midstream.engines.local.prefixes import Prefixes, joined, selected
+from midstream.engines.local.prefill import NewTokens, Prefixes, joined, selected
 
 prompt = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)  # three tokens: much in common
 turn = st.lists(prompt, min_size=1, max_size=6, unique=True)
