@@ -22,8 +22,8 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.tasks.functions import Invocation
-from midstream.tasks.tau.tasks import Config, TauBench, TauDialogue
-from midstream.tasks.tau.user import STOP
+from midstream.tasks.tau.tasks import STOP, Config, TauBench, TauDialogue
+from support.errors import coded
 from support.planned import isolated, played, replies, shuffled
 from support.tau_clone import write_clone
 
@@ -227,7 +227,7 @@ def test_a_users_broken_model_is_an_error_and_no_reward_of_zero(path):
 
 def test_without_a_user_a_recipe_learns_how_to_name_one(path):
     source = TauBench(source_of(path).config)
-    with pytest.raises(RecipeError, match="nobody plays"):
+    with pytest.raises(RecipeError, check=coded("missing-engine")):
         source.open(nth(source, 0), seed=0)
     assert isinstance(source, Dialogues)
 
@@ -263,11 +263,11 @@ def test_a_clone_is_read_without_what_its_packages_import_and_leaves_no_module_b
 
 
 def test_a_place_without_a_clone_and_a_broken_one_are_named(path, tmp_path):
-    with pytest.raises(RecipeError, match="no tau-bench domain 'airline'") as caught:
+    with pytest.raises(RecipeError, check=coded("data-not-found", "'airline'")) as caught:
         source_of(tmp_path / "nowhere").tasks("test")
     assert "git clone https://github.com/sierra-research/tau-bench" in str(caught.value)
     shutil.rmtree(path / "tau_bench" / "envs" / "airline" / "tools")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, check=coded("data-invalid")):
         source_of(path).tasks("test")
 
 
@@ -286,7 +286,7 @@ def test_a_place_without_a_clone_and_a_broken_one_are_named(path, tmp_path):
 def test_half_a_clone_and_one_whose_files_are_broken_are_named_and_no_task_is_left_out(path, file, text, says):
     broken = path / "tau_bench" / "envs" / "airline" / file
     broken.unlink() if text is None else broken.write_text(text, "utf-8")
-    with pytest.raises(RecipeError, match=r"tau-bench's airline at .* cannot be read") as caught:
+    with pytest.raises(RecipeError, check=coded("data-invalid", "tau-bench's airline at ")) as caught:
         source_of(path).tasks("test")
     assert says in str(caught.value)
 

@@ -3,50 +3,64 @@
     [tasks]
     type = "tau_bench"
     path = "tau-bench"      # a clone of https://github.com/sierra-research/tau-bench
-    engine = "customer"     # the model that plays the user
+    engine = "customer"     # the model that acts as the user
 
-Judged as tau-bench does: at the end the whole database must equal the one that the task's own calls lead to, and the
-texts that the task names must stand in what the agent said (commas left out, small letters). A conversation counts only
+Judged as tau-bench does: at the end the whole database must equal the database after the task's own calls, and the
+texts that the task names must occur in the agent's messages (without commas, in lower case). A conversation counts only
 if the user ends it or the agent hands it over to a person, within `max_steps`.
 
 Agents that call nothing succeed at many tasks, those where refusing is right: `do_nothing` is that baseline, and every
-outcome says whether its task is one of them. Upstream's own model of a user has another prompt, so results are not
-those of its leaderboard; its authors also say that some of its tasks are mistaken.
+outcome reports whether its task is such a task. Upstream's own model of a user has another prompt, so results are not
+comparable with its leaderboard; its authors also report that some of its tasks are mistaken.
 
-Departures: the calculator is midstream's own (upstream evaluates the model's text as Python); every call of a reply is
-made, not the first alone; a call that the agent refuses, as its arguments don't fit, is no step.
+Differences from upstream: the calculator is midstream's own (upstream evaluates the model's text as Python); every call
+of a reply is made, not only the first; a call that the agent rejects, because its arguments are invalid, is no step.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, TasksConfig
 from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.protocols import Engine, Request, ToolResult
+from midstream.core.replies import spoken
+from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Sampling
+from midstream.core.trajectory import Call, Message, Sampling
 from midstream.sandbox.arithmetic import NotArithmetic, evaluate
 from midstream.tasks.finite import Finite
 from midstream.tasks.functions import Invocation, StateFunction, matched_calls
 from midstream.tasks.tau.package import SPLITS, TRANSFER, Domain, Scripted, digests, load_domain
-from midstream.tasks.tau.user import STOP, ModelUser, User, Users
+
+STOP = "###STOP###"  # tau-bench's mark of a user who has what they wanted, or gives up
+_GREETING = "Hello, what can I do for you?"
+_ROLE = """You play a customer who writes to a company's support agent. This is who you are and what you want:
+
+{instruction}
+
+How to play:
+- Write one short message at a time, as this person would, in your own words; never quote the lines above.
+- Say only what is needed now; let the agent ask for the rest.
+- Know nothing but what stands above. Asked for anything else, say that you don't know or don't have it.
+- Stay with what you want, and with the manner described.
+- As soon as all that you want is done, or you were handed over to a person, write {stop} and nothing else."""
 
 
 class Config(TasksConfig):
-    """Where tau-bench is cloned, which of its domains (`families`), and how a conversation runs.
+    """Path of a clone of tau-bench, its domains (`families`), and limits of a conversation.
 
-    `sampling` is that of the model that plays the user; upstream leaves it to the provider, whose default is
-    temperature 1. `max_steps` bounds an agent's calls and replies together, as upstream. `output_tokens` bounds a
-    function's result. Retail has a train split (500 tasks) and a validation split (its "dev", 20), the airline has not.
+    `sampling` is that of the user's model; upstream leaves it to the provider, whose default is temperature 1.
+    `max_steps` bounds an agent's calls and replies together, as upstream. `output_tokens` bounds a function's result.
+    Retail has a train split (500 tasks) and a validation split (its "dev", 20); the airline has only tests.
     """
 
     asks = "always"
@@ -69,7 +83,7 @@ class Config(TasksConfig):
 class TauBench(Finite):
     """The conversations as tasks; a `core.protocols.TaskSource` and `core.dialogue.Dialogues`.
 
-    `users` make the user of each dialogue; `played_by` gives the part to a model.
+    `users` makes the user of each dialogue; `played_by` makes a model the user.
     """
 
     def __init__(self, config: Config, users: Users | None = None) -> None:
@@ -79,56 +93,61 @@ class TauBench(Finite):
         self._solved: dict[str, dict[str, str]] = {}
 
     def played_by(self, engine: Engine) -> None:
-        """Let a model play the users."""
+        """Make a model the user of all dialogues."""
         sampling = self.config.sampling
         self.users = lambda instruction, seed: ModelUser(engine, sampling, instruction, seed)
 
     def load(self, split: str) -> list[Task]:
-        """The split's tasks, domain by domain.
+        """Make the split's tasks, domain by domain.
+
+        The question is what the user wants, the answer the calls and texts that do it, both for people: an agent sees
+        only the user's messages.
 
         Raises:
-            RecipeError: tau-bench is not there.
+            RecipeError: tau-bench cannot be read.
         """
-        return [
-            _task(name, split, place, scripted)
-            for name in dict.fromkeys(self.config.families)
-            for place, scripted in enumerate(self._domain(name).tasks.get(split, ()))
-        ]
+        tasks: list[Task] = []
+        for name in dict.fromkeys(self.config.families):
+            for place, scripted in enumerate(self._domain(name).tasks.get(split, ())):
+                calls = [f"{call.name}({json.dumps(call.arguments)})" for call in scripted.actions]
+                tasks.append(
+                    Task(
+                        id=f"{name}-{split}-{place}",
+                        question=scripted.instruction,
+                        answer="\n".join([*calls, *scripted.outputs]) or "(nothing to call)",
+                        reward="dialogue",
+                        family=name,
+                        metadata={"domain": name, "split": split, "place": place},
+                    )
+                )
+        return tasks
 
     def open(self, task: Task, *, seed: int) -> TauDialogue:
-        """A dialogue with a user and a database of its own.
+        """Open a dialogue with a new user and database.
 
         Raises:
-            RecipeError: nobody plays the user.
+            RecipeError: there is no user.
         """
         if self.users is None:
             raise RecipeError(
-                "nobody plays tau-bench's users",
-                cause="a conversation needs a model for its customer",
+                "tau-bench has no user: a conversation needs a model for its customer",
+                code="missing-engine",
                 fix="name one of the recipe's engines as `engine` of its tasks",
             )
-        domain, scripted = self.domain_of(task), self.scripted(task)
-        return TauDialogue(
-            domain,
-            scripted,
-            self.users(scripted.instruction, seed),
-            solved=self.solved(task),
-            max_steps=self.config.max_steps,
-            output_tokens=self.config.output_tokens,
-        )
+        return TauDialogue(self, task, self.users(self.scripted(task).instruction, seed))
 
     def domain_of(self, task: Task) -> Domain:
-        """The domain that a task is of."""
+        """The domain of a task."""
         return self._domain(str(task.metadata["domain"]))
 
     def scripted(self, task: Task) -> Scripted:
-        """What tau-bench says of a task, its calls and all."""
+        """Tau-bench's own entry of a task, with its calls."""
         place = task.metadata["place"]
         assert isinstance(place, int)
         return self.domain_of(task).tasks[str(task.metadata["split"])][place]
 
     def solved(self, task: Task) -> dict[str, str]:
-        """Digests of the tables that the task's own calls lead to; made once for each task."""
+        """Digests of the tables after the task's own calls; made once for each task."""
         if task.id not in self._solved:
             database = Database(self.domain_of(task))
             for action in self.scripted(task).actions:
@@ -137,11 +156,13 @@ class TauBench(Finite):
             self._solved[task.id] = digests(database.tables)
         return self._solved[task.id]
 
+    def solved_by_nothing(self, task: Task) -> bool:
+        """Whether an agent succeeds at a task that calls no function and writes nothing of use."""
+        return not self.scripted(task).outputs and self.solved(task) == self.domain_of(task).start
+
     def do_nothing(self, tasks: Sequence[Task]) -> float:
-        """The share of `tasks` that an agent succeeds at which calls no function and says nothing of use."""
-        return sum(
-            not self.scripted(task).outputs and self.solved(task) == self.domain_of(task).start for task in tasks
-        ) / len(tasks)
+        """The share of `tasks` that such an agent succeeds at."""
+        return sum(map(self.solved_by_nothing, tasks)) / len(tasks)
 
     def _domain(self, name: str) -> Domain:
         if name not in self._domains:
@@ -150,20 +171,27 @@ class TauBench(Finite):
 
 
 class Database:
-    """A domain's tables, new, and calls on them."""
+    """A new copy of a domain's tables, and calls on them."""
 
     def __init__(self, domain: Domain) -> None:
         self._functions = domain.functions
         self.tables = domain.database()
 
     def call(self, invocation: Invocation) -> ToolResult:
-        """Make a call. Its text is upstream's; `ok` is False where the function refuses."""
+        """Make a call. Its text is upstream's; `ok` is False where the function refuses.
+
+        The calculator has upstream's text and rounding, but does not run Python.
+        """
         arguments: dict[str, Any] = copy.deepcopy(dict(invocation.arguments))
         if invocation.name == "calculate":
-            return _calculate(str(arguments.get("expression", "")))
+            try:
+                text = str(round(float(evaluate(str(arguments.get("expression", "")))), 2))
+            except (NotArithmetic, ArithmeticError) as error:
+                text = f"Error: {error}"
+            return ToolResult(text=text, ok=not text.startswith("Error"))
         try:
             text = str(self._functions[invocation.name].invoke(data=self.tables, **arguments))
-        except Exception as error:  # noqa: BLE001 - upstream's functions raise anything, and so answer wrong arguments
+        except Exception as error:  # noqa: BLE001 - upstream's functions raise anything on wrong arguments
             text = f"Error: {error}"
         return ToolResult(text=text, ok=not text.startswith("Error"))
 
@@ -171,61 +199,60 @@ class Database:
 class TauDialogue:
     """One rollout's user and database; a `core.dialogue.Dialogue`."""
 
-    def __init__(
-        self,
-        domain: Domain,
-        scripted: Scripted,
-        user: User,
-        *,
-        solved: dict[str, str],
-        max_steps: int,
-        output_tokens: int,
-    ) -> None:
+    def __init__(self, source: TauBench, task: Task, user: User) -> None:
+        domain, config = source.domain_of(task), source.config
         self.system = domain.rules
-        self._domain, self._database = domain, Database(domain)
-        self._scripted, self._user, self._solved, self._max_steps = scripted, user, solved, max_steps
+        self._scripted, self._solved = source.scripted(task), source.solved(task)
+        self._do_nothing = source.solved_by_nothing(task)
+        self._database, self._user, self._max_steps = Database(domain), user, config.max_steps
         self._made: list[Invocation] = []
-        self._said: list[str] = []
+        self._written: list[str] = []
         self._ended: Literal["", "stopped", "transferred"] = ""
         self._steps = 0
         self.functions = {
-            one.name: StateFunction(
-                name=one.name,
-                description=one.description,
-                parameters=one.parameters,
+            function.name: StateFunction(
+                name=function.name,
+                description=function.description,
+                parameters=function.parameters,
                 act=self._call,
-                output_tokens=output_tokens,
+                output_tokens=config.output_tokens,
             )
-            for one in domain.functions.values()
+            for function in domain.functions.values()
         }
 
     async def begin(self) -> UserTurn:
-        """What the user says first."""
-        return await self._heard(None)
+        """Return the user's first message."""
+        return await self._user_turn(None)
 
     async def reply(self, text: str) -> UserTurn:
-        """What the user says to the agent; over once the user stops, the agent has handed over, or no step is left."""
+        """Return the user's answer; over once the user stops, the agent has handed over, or no step is left."""
         self._steps += 1
         if self._ended or self._steps > self._max_steps:
             return OVER
-        self._said.append(text)
-        turn = await self._heard(text)
+        self._written.append(text)
+        turn = await self._user_turn(text)
         if STOP in turn.text:
             self._ended = "stopped"
         return replace(turn, over=bool(self._ended) or self._steps == self._max_steps)
 
     def outcome(self) -> dict[str, JsonValue]:
-        """Whether the database and what was said are right, and what of each matched."""
+        """Whether the database and the agent's messages are right, and how much of each matched."""
         found = digests(self._database.tables)
         right = [name for name, digest in self._solved.items() if found[name] == digest]
-        spoken = [text.lower().replace(",", "") for text in self._said]
-        missing = [one for one in self._scripted.outputs if not any(one.lower() in text for text in spoken)]
-        expected = [one for one in self._scripted.actions if one.name != TRANSFER]
-        why = self._why(len(right) < len(self._solved), missing)
+        written = [text.lower().replace(",", "") for text in self._written]
+        outputs = self._scripted.outputs
+        missing = [output for output in outputs if not any(output.lower() in text for text in written)]
+        expected = [action for action in self._scripted.actions if action.name != TRANSFER]
+        if not self._ended:
+            why = "the conversation was not brought to an end"
+        elif len(right) < len(self._solved):
+            why = "the database differs"
+        else:
+            why = f"not said: {', '.join(missing)}" if missing else ""
         facts: dict[str, JsonValue] = {
             "state": [len(right), len(self._solved)],
             "calls": [matched_calls(self._made, expected), len(expected)],
-            "outputs": [len(self._scripted.outputs) - len(missing), len(self._scripted.outputs)],
+            "outputs": [len(outputs) - len(missing), len(outputs)],
             "passed": not why,
             "why": why,
         }
@@ -234,18 +261,18 @@ class TauDialogue:
             "why": why,
             "turns": [facts],
             "ended": self._ended,
-            "do_nothing": not self._scripted.outputs and self._solved == self._domain.start,
+            "do_nothing": self._do_nothing,
         }
 
     async def close(self) -> None:
-        """Nothing to release: whoever made the user's engine closes it."""
+        """Do nothing: the user's engine is closed where it was made."""
 
-    async def _heard(self, text: str | None) -> UserTurn:
-        said, calls = await self._user.say(text)
-        return UserTurn(text=said, tools=list(self.functions.values()), calls=calls)
+    async def _user_turn(self, text: str | None) -> UserTurn:
+        message, calls = await self._user.say(text)
+        return UserTurn(text=message, tools=list(self.functions.values()), calls=calls)
 
     def _call(self, invocation: Invocation) -> ToolResult:
-        """A step of the agent on the database, while the conversation lasts."""
+        """Take a step of the agent on the database, until the conversation is over."""
         self._steps += 1
         if self._ended or self._steps > self._max_steps:
             return ToolResult(text="Error: the conversation is over", ok=False)
@@ -254,30 +281,39 @@ class TauDialogue:
             self._ended = "transferred"
         return self._database.call(invocation)
 
-    def _why(self, differs: bool, missing: Sequence[str]) -> str:
-        if not self._ended:
-            return "the conversation was not brought to an end"
-        if differs:
-            return "the database differs"
-        return f"not said: {', '.join(missing)}" if missing else ""
+
+class User(Protocol):
+    """The user of one dialogue."""
+
+    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
+        """Return the user's answer to the agent's message (None at the start), and the requests behind it.
+
+        A text with `STOP` in it ends the dialogue. Raises `EngineError` if a model fails.
+        """
+        ...
 
 
-def _calculate(expression: str) -> ToolResult:
-    """Upstream's calculator, its text and rounding, without running Python."""
-    try:
-        return ToolResult(text=str(round(float(evaluate(expression)), 2)))
-    except (NotArithmetic, ArithmeticError) as error:
-        return ToolResult(text=f"Error: {error}", ok=False)
+Users = Callable[[str, int], User]  # from an instruction and a seed to the user of one dialogue
 
 
-def _task(domain: str, split: str, place: int, scripted: Scripted) -> Task:
-    """What the user wants, and the calls and words that do it, for reports: an agent hears the user alone."""
-    calls = [f"{one.name}({json.dumps(one.arguments)})" for one in scripted.actions]
-    return Task(
-        id=f"{domain}-{split}-{place}",
-        question=scripted.instruction,
-        answer="\n".join([*calls, *scripted.outputs]) or "(nothing to call)",
-        reward="dialogue",
-        family=domain,
-        metadata={"domain": domain, "split": split, "place": place},
-    )
+class ModelUser:
+    """A model as the user."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, instruction: str, seed: int) -> None:
+        self._engine, self._sampling, self._seed = engine, sampling, seed
+        role = Message(role="system", content=_ROLE.format(instruction=instruction, stop=STOP))
+        self._messages = [role]
+
+    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
+        """Ask the model for the customer's next message; in its chat the agent is the user."""
+        self._messages.append(Message(role="user", content=_GREETING if heard is None else heard))
+        request = Request(
+            role="user",
+            messages=tuple(self._messages),
+            sampling=self._sampling,
+            seed=derive_seed(self._seed, "user", len(self._messages)),
+        )
+        call = await self._engine.sample(request)
+        text = spoken(call.completion).strip()
+        self._messages.append(Message(role="assistant", content=text))
+        return text, (call,)
