@@ -1,9 +1,9 @@
 """Replays of ground truth: `python benchmarks/function_calling.py [--tau-bench CLONE] [--only-tau] [--json]`.
 
-Every call of BFCL's 800 multi-turn tasks and of tau-bench's tests is made on a dialogue's tools, as by an agent,
-and judged by the adapter. All must pass; with each task's last call left out, none of BFCL's may. "did nothing" is the
-share of tau-bench that an agent succeeds at which calls no function. Needs no network: BFCL's data is that of the
-package bfcl-eval, tau-bench that of a clone.
+Every call of BFCL's 800 multi-turn tasks and of tau-bench's tests is made on a dialogue's tools, as an agent would, and
+judged by the adapter. All must pass; with each task's last call left out, none of BFCL's may. "did nothing" is the
+share of tau-bench that an agent succeeds at which calls no function. Needs no network: BFCL's data is in the package
+bfcl-eval, tau-bench's in a clone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call
 from midstream.tasks.bfcl import tasks as bfcl
 from midstream.tasks.tau import tasks as tau_bench
-from midstream.tasks.tau.user import STOP
+from midstream.tasks.tau.tasks import STOP
 
 
 class Satisfied:
-    """A user who asks, hears one reply, and is content."""
+    """A user who asks, gets one reply, and stops."""
 
     async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
         return ("Please help me." if heard is None else STOP), ()
@@ -37,8 +37,8 @@ async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool
         next(turn for turn in reversed(turns) if turn).pop()
     await dialogue.begin()
     for turn in turns:
-        for one in turn:
-            await dialogue.functions[one.name].call(one.arguments)
+        for call in turn:
+            await dialogue.functions[call.name].call(call.arguments)
         await dialogue.reply("done")
     return dialogue.outcome()["success"] is True
 
@@ -46,16 +46,16 @@ async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool
 async def replay_tau(source: tau_bench.TauBench, task: Task) -> bool:
     dialogue, scripted = source.open(task, seed=0), source.scripted(task)
     await dialogue.begin()
-    for one in scripted.actions:
-        await dialogue.functions[one.name].call(one.arguments)
+    for call in scripted.actions:
+        await dialogue.functions[call.name].call(call.arguments)
     await dialogue.reply(" ".join(scripted.outputs))
     return dialogue.outcome()["success"] is True
 
 
-def measured(what: str, passed: Sequence[bool], begun: float, **more: Any) -> dict[str, Any]:
+def report(what: str, passed: Sequence[bool], begun: float, **more: Any) -> dict[str, Any]:
     row = {"what": what, "passed": sum(passed), "of": len(passed), "seconds": round(time.perf_counter() - begun, 1)}
-    said = "".join(f", {name.replace('_', ' ')} {value:.1%}" for name, value in more.items())
-    print(f"{what:34}{row['passed']} of {row['of']} in {row['seconds']} s{said}")
+    shares = "".join(f", {name.replace('_', ' ')} {value:.1%}" for name, value in more.items())
+    print(f"{what:34}{row['passed']} of {row['of']} in {row['seconds']} s{shares}")
     return {**row, **more}
 
 
@@ -65,7 +65,7 @@ async def bfcl_rows() -> list[dict[str, Any]]:
     rows = []
     for drop_last, what in ((False, "BFCL"), (True, "BFCL without the last call")):
         begun = time.perf_counter()
-        rows.append(measured(what, [await replay_bfcl(source, task, drop_last=drop_last) for task in tasks], begun))
+        rows.append(report(what, [await replay_bfcl(source, task, drop_last=drop_last) for task in tasks], begun))
     return rows
 
 
@@ -77,7 +77,7 @@ async def tau_rows(path: Path) -> list[dict[str, Any]]:
         source = tau_bench.TauBench(config, lambda instruction, seed: Satisfied())
         tasks = source.fixed("test", seed=0)
         passed = [await replay_tau(source, task) for task in tasks]
-        rows.append(measured(f"tau-bench {domain}", passed, begun, did_nothing=source.do_nothing(tasks)))
+        rows.append(report(f"tau-bench {domain}", passed, begun, did_nothing=source.do_nothing(tasks)))
     return rows
 
 

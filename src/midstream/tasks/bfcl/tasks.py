@@ -4,16 +4,14 @@
     type = "bfcl"
     families = ["miss_param", "miss_func", "long_context"]
 
-The data is the user's: `pip install --no-deps bfcl-eval==2026.3.23 mpmath` (Apache-2.0). Its 200 scenarios come in
-every category, told in other ways; so a scenario is in one split with all its categories, and nothing is tested on what
-was trained on. Its composite category is not served: upstream has put it aside, and its states no longer load.
+The data is the user's: `pip install --no-deps bfcl-eval==2026.3.23 mpmath` (Apache-2.0). Its 200 scenarios occur in
+every category, in other words; so a scenario is in one split with all its categories, and no test scenario is ever
+trained on. Its composite category is not supported: upstream has dropped it, and its states no longer load.
 
-Results are for a model's own development; a row of the public leaderboard is made by upstream's own program.
+Results are for a model's own development; rows of the public leaderboard are made by upstream's own program.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -22,22 +20,23 @@ from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.tasks.bfcl.check import Judge
 from midstream.tasks.bfcl.package import CATEGORIES, Entry, Package, package
-from midstream.tasks.bfcl.state import State
+from midstream.tasks.bfcl.state import Judge, State
 from midstream.tasks.finite import SPLITS, Finite
-from midstream.tasks.functions import Invocation
+from midstream.tasks.functions import Invocation, StateFunction
 
 SCENARIOS = 200  # of each category
+# A scenario has a class of one of these domains; its other classes occur in all of them.
+DOMAINS = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
 
 
 class Config(TasksConfig):
-    """Which categories (`families`), and how the 200 scenarios are shared out.
+    """Categories (`families`), and the split of the 200 scenarios.
 
     `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the
-    rest is the test split. ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not say which; with
-    both 0 all is tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: none of the
-    ground truth's is longer, and it is judged by the whole.
+    rest is the test split. ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with
+    both 0 all are tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: no result
+    of the ground truth is longer, and the whole result is judged.
     """
 
     dialogues = True
@@ -70,21 +69,42 @@ class Bfcl(Finite):
         self._entries: dict[str, Entry] = {}
 
     def load(self, split: str) -> list[Task]:
-        """The split's tasks, category by category.
+        """Make the split's tasks, category by category.
+
+        Question and answer are all turns' texts and calls, for people: an agent sees one turn after the other.
 
         Raises:
             RecipeError: the package is not installed.
         """
-        entries = self._all().values()
-        chosen = self._scenarios(split)
-        return [_task(entry) for entry in entries if entry.scenario in chosen]
+        # The scenarios of all splits in order: drawn within each domain, then one of each domain after the other.
+        ranks: dict[str, list[tuple[int, int]]] = {}
+        for scenario, classes in {entry.scenario: entry.classes for entry in self._all().values()}.items():
+            domain = next((name for name in DOMAINS if name in classes), classes[0])
+            rank = derive_seed("bfcl split", self.config.split_seed, scenario)
+            ranks.setdefault(domain, []).append((rank, scenario))
+        drawn = [(place, scenario) for pairs in ranks.values() for place, (_, scenario) in enumerate(sorted(pairs))]
+        order = [scenario for _, scenario in sorted(drawn)]
+        first, second = self.config.train, self.config.train + self.config.validation
+        chosen = set({"train": order[:first], "validation": order[first:second], "test": order[second:]}[split])
+        return [
+            Task(
+                id=entry.id,
+                question="\n".join(entry.users),
+                answer="\n".join("; ".join(calls) or "(nothing to call)" for calls in entry.truth),
+                reward="dialogue",
+                family=entry.category,
+                metadata={"entry": entry.id, "scenario": entry.scenario, "user_turns": len(entry.users)},
+            )
+            for entry in self._all().values()
+            if entry.scenario in chosen
+        ]
 
     def open(self, task: Task, *, seed: int) -> BfclDialogue:
-        """A dialogue on a state of its own; nothing in it is random, so `seed` changes nothing."""
+        """Open a dialogue with a separate state; nothing in it is random, so `seed` is ignored."""
         return BfclDialogue(package(), self.entry(task), self.config.output_tokens)
 
     def entry(self, task: Task) -> Entry:
-        """What BFCL says of a task, ground truth and all."""
+        """BFCL's own entry of a task, with its ground truth."""
         return self._all()[str(task.metadata["entry"])]
 
     def expected(self, task: Task) -> list[list[Invocation]]:
@@ -95,20 +115,8 @@ class Bfcl(Finite):
 
     def _all(self) -> dict[str, Entry]:
         if not self._entries:
-            self._entries = {one.id: one for name in self.config.families for one in package().entries(name)}
+            self._entries = {entry.id: entry for name in self.config.families for entry in package().entries(name)}
         return self._entries
-
-    def _scenarios(self, split: str) -> set[int]:
-        """The scenarios of a split: a draw in each domain, and then one of each domain after the other."""
-        domains: dict[str, list[tuple[int, int]]] = {}
-        for scenario, domain in {one.scenario: one.classes for one in self._all().values()}.items():
-            rank = derive_seed("bfcl split", self.config.split_seed, scenario)
-            domains.setdefault(_domain(domain), []).append((rank, scenario))
-        drawn = [(place, scenario) for one in domains.values() for place, (_, scenario) in enumerate(sorted(one))]
-        order = [scenario for _, scenario in sorted(drawn)]
-        first, second = self.config.train, self.config.train + self.config.validation
-        parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
-        return set(parts[split])
 
 
 class BfclDialogue:
@@ -121,39 +129,40 @@ class BfclDialogue:
         self._state = State(package, entry)
         self._judge = Judge(package, entry)
         self._made: list[tuple[Invocation, str]] = []
-        self._spoken = 0
+        self._turn = 0  # user turns that have begun
         self.functions = {
-            name: document.tool(self._call, output_tokens) for name, document in self._state.documents.items()
+            name: StateFunction(
+                name=name,
+                description=document.description,
+                parameters=document.parameters,
+                act=self._call,
+                output_tokens=output_tokens,
+            )
+            for name, document in self._state.documents.items()
         }
 
     async def begin(self) -> UserTurn:
-        """What the user says first."""
-        return self._next()
+        """Return the user's next text, with the functions of that turn; functions that were added are last."""
+        added = {name: first for first, names in self._entry.held_out.items() for name in names}
+        offered = [name for name in self.functions if added.get(name, 0) <= self._turn]
+        offered.sort(key=lambda name: added.get(name, -1))
+        text = self._entry.users[self._turn]
+        self._turn += 1
+        return UserTurn(text=text, tools=[self.functions[name] for name in offered])
 
     async def reply(self, text: str) -> UserTurn:
-        """What the user says next, whatever the reply is: its words are not judged."""
+        """Return the user's next text, whatever the reply is: its words are not judged."""
         self._end_turn(finished=True)
-        return self._next() if self._spoken < len(self._entry.users) else OVER
+        return await self.begin() if self._turn < len(self._entry.users) else OVER
 
     def outcome(self) -> dict[str, JsonValue]:
-        """Whether every turn was passed, and what of each matched; a turn that was cut off is judged as it stands."""
-        if len(self._judge.turns) < self._spoken:
+        """Whether every turn was passed, and the facts of each; an unfinished turn is judged in its present state."""
+        if len(self._judge.turns) < self._turn:
             self._end_turn(finished=False)
         return self._judge.outcome()
 
     async def close(self) -> None:
-        """Nothing to release."""
-
-    def _next(self) -> UserTurn:
-        said = self._entry.users[self._spoken]
-        self._spoken += 1
-        return UserTurn(text=said, tools=[self.functions[name] for name in self._offered(self._spoken - 1)])
-
-    def _offered(self, turn: int) -> Sequence[str]:
-        """The functions of a turn: those that came later stand last."""
-        later = {name: first for first, names in self._entry.held_out.items() for name in names}
-        there = [name for name in self.functions if later.get(name, 0) <= turn]
-        return sorted(there, key=lambda name: later.get(name, -1))
+        """Do nothing: there is nothing to release."""
 
     def _call(self, invocation: Invocation) -> ToolResult:
         result = self._state.call(invocation)
@@ -163,21 +172,3 @@ class BfclDialogue:
     def _end_turn(self, *, finished: bool) -> None:
         self._judge.turn(self._state, self._made, finished=finished)
         self._made = []
-
-
-def _task(entry: Entry) -> Task:
-    """What is said in all turns and what is called in each, for reports: an agent hears of it turn by turn."""
-    return Task(
-        id=entry.id,
-        question="\n".join(entry.users),
-        answer="\n".join("; ".join(calls) or "(nothing to call)" for calls in entry.truth),
-        reward="dialogue",
-        family=entry.category,
-        metadata={"entry": entry.id, "scenario": entry.scenario, "user_turns": len(entry.users)},
-    )
-
-
-def _domain(classes: Sequence[str]) -> str:
-    """The one of BFCL's four domains that a scenario is of; the other classes come along in all of them."""
-    mains = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
-    return next((name for name in mains if name in classes), classes[0])
