@@ -53,7 +53,8 @@ COMMANDS = ("demo", "train", "resume", "eval", "solve", "doctor", "show", "compa
 
 
 def test_help_and_import_need_no_torch():
-    code = "import midstream, midstream.training, midstream.build; from midstream.cli import main; main(['--help'])"
+    code = "import midstream, midstream.training, midstream.recipe.build, midstream.api; "
+    code += "from midstream.cli.main import main; main(['--help'])"
     done = bare(code)
     assert (done.returncode, done.stderr) == (0, "")
     for command in COMMANDS:
@@ -61,13 +62,13 @@ def test_help_and_import_need_no_torch():
 
 
 def test_recipes_are_validated_without_torch(ten_steps):
-    done = bare("from midstream.cli import main; sys.exit(main(sys.argv[1:]))", "train", ten_steps, "--dry-run")
+    done = bare("from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))", "train", ten_steps, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert 'name = "ten-steps"' in done.stdout
 
 
 def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
-    code = "from midstream.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = bare(code, "train", ten_steps, "--out", tmp_path / "run")
     assert done.returncode == 2
     assert "is not installed" in done.stderr
@@ -236,7 +237,7 @@ REFUSED = {
     "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
     "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "fix"),
     "several trajectories": (["show", "RUN", "train-"], "train-", "fix"),
-    "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "policy"),
+    "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "[engines]"),
     "impossible sampling": (
         ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
     ),
@@ -247,7 +248,7 @@ REFUSED = {
     "half an address": (["solve", "q", "--base-url", "http://[::1"], "base_url = 'http://[::1'", "http://"),
     "a port out of range": (["solve", "q", "--base-url", "http://h:99999"], "'http://h:99999'", "http://"),
     "eval of a run that is not there": (["eval", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
-    "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is missing", "run.json"),
+    "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is damaged: the file is missing", "run.json"),
     "a run with half a recipe": (["resume", "TMP/torn"], "recipe.toml is damaged", "run.json"),
     "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "nowhere is not a run directory", "fix"),
 }  # fmt: skip
@@ -273,7 +274,7 @@ def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
     code, out, err = run(capsys, *arguments, "--quiet")
     assert code == 2, err
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("error[")
     assert value in err
     assert fix in err
     assert "fix:" in err

@@ -125,7 +125,7 @@ def test_one_that_is_not_finished_says_so(capsys):
     write(Path("a"), WEAK)
     RunDirectory(write(Path("b"), STRONG)).set_status("interrupted")
     text = compare(capsys, "a", "b")
-    assert "B is interrupted: what it has so far is compared" in text
+    assert "B is interrupted: its results so far are compared" in text
     assert "A is" not in text
 
 

@@ -7,17 +7,16 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.main import main
-from midstream.recipe import registry as components
+from midstream.core.component import config_class, registered
 from midstream.report import tools as report
 from support.llm_server import LLMServer
 
-HONEST = Path(__file__).parent / "support" / "mcp_servers" / "honest.py"
+HONEST = Path(__file__).parents[1] / "support" / "mcp_servers" / "honest.py"
 MINE = '''
 from typing import Literal
 from midstream import ToolServerError, tool
@@ -83,7 +82,7 @@ def listed(capsys, *options):
 
 def test_every_type_of_tool_is_listed(capsys):
     views = listed(capsys)
-    assert set(views) == set(components.TOOLS)
+    assert set(views) == set(registered("tool"))
     assert all(view["description"] for view in views.values())
     assert views["guess"]["parameters"]["required"] == ["question"]
     assert views["wikipedia"]["description"].startswith("Looks things up in Wikipedia")
@@ -99,16 +98,16 @@ def test_the_list_makes_no_tool_and_asks_nobody(capsys, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", never)
     monkeypatch.setattr(subprocess, "Popen", never)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    for name, one in components.TOOLS.items():
-        monkeypatch.setitem(components.TOOLS, name, replace(one, make=never))
-    assert set(listed(capsys)) == set(components.TOOLS)
+    for name in registered("tool"):
+        monkeypatch.setattr(config_class("tool", name), "build", never)
+    assert set(listed(capsys)) == set(registered("tool"))
 
 
 def test_the_screen_has_a_block_for_each(capsys, mine):
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
     lines = [line.rstrip() for line in out.splitlines()]
-    assert {*components.TOOLS} <= {*lines}
+    assert {*registered("tool")} <= {*lines}
     at = lines.index("guess")
     assert lines[at + 1].startswith("  An expert oracle")
     assert lines[at + 2] == "  arguments  question: string"
@@ -159,8 +158,8 @@ def test_a_search_key_is_wanted_where_the_provider_wants_one(capsys, monkeypatch
 
 def test_an_extra_that_is_missing_is_named_with_its_command(capsys, monkeypatch):
     assert needs(capsys, "web_search")["extra web"]["state"] == "installed"
-    module = importlib.import_module("midstream.cli.tool_needs")
-    monkeypatch.setattr(module, "_installed", lambda name: name != "ddgs")
+    module = importlib.import_module("midstream.cli.tools")
+    monkeypatch.setattr(module, "_is_installed", lambda name: name != "ddgs")
     found = needs(capsys, "web_search")["extra web"]
     assert (found["there"], found["state"]) == (False, "ddgs not installed")
     assert found["fix"] == "pip install 'midstream[web]'"
@@ -327,17 +326,17 @@ def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
     assert run(capsys, "far_add", "a=2", "b=3", "--quiet", *served) == (0, "5\n", "")
     code, _, err = run(capsys, "far", "a=2", *served)
     assert code == 2
-    assert "'far' has " in err
+    assert "'far' is a server of 13 tools" in err
     assert "far_add, far_person" in err
     code, _, err = run(capsys, "near_add", "a=2", *served)
     assert code == 2
-    assert "no tool is called 'near_add'" in err
+    assert "there is no tool 'near_add'" in err
 
 
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "an unknown tool": (["browser"], "no tool is called 'browser'", "local_search, python"),
+    "an unknown tool": (["browser"], "there is no tool 'browser'", "local_search, python"),
     "no name": ([""], "no tool is named", "local_search"),
     "two tools": (["python,guess"], "are several tools", "name one"),
     "a type without its settings": (["function", "a"], "makes a tool 'function'", "midstream tools function"),
@@ -348,8 +347,8 @@ REFUSED = {
     "an argument that is unknown": (["mine.py:convert", "value=3", "size=m"], "does not name each", "shows"),
     "an argument twice": (["mine.py:convert", "value=3", "value=4"], "does not name each", "shows"),
     "a word without a name": (["mine.py:convert", "3"], "does not name each", "shows"),
-    "JSON that is broken": (["guess", '{"question": }'], "is no JSON", "shows"),
-    "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "is no JSON", "shows"),
+    "JSON that is broken": (["guess", '{"question": }'], "is not JSON", "shows"),
+    "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "is not JSON", "shows"),
     "half a character": (["guess", '{"question": "\\ud800"}'], "surrogates not allowed", "shows"),
     "JSON with more": (["guess", '{"question": "a", "b": 1}'], "'b' was unexpected", "shows"),
     "a setting that is none": (["guess", "--set", "tools.guess.size=3"], "tools.guess.size", "largest"),
@@ -369,12 +368,12 @@ def test_wrong_input_is_refused_with_its_mend(case, capsys, mine):
 def test_a_broken_back_end_is_a_failure(capsys, mine):
     code, out, err = run(capsys, "mine.py:broken", "a")
     assert (code, out) == (1, "")
-    assert err == "error: the server is down\n  cause: nobody started it\n  fix: start it\n"
+    assert err == "error[tool-failed]: the server is down\n  cause: nobody started it\n  fix: start it\n"
 
 
 def test_it_is_quick_to_ask_and_loads_no_torch():
     code = (
-        "import sys; from midstream.cli import main; main(['tools', '--quiet']); "
+        "import sys; from midstream.cli.main import main; main(['tools', '--quiet']); "
         "print(sorted({'torch', 'numpy', 'ddgs', 'trafilatura', 'mcp'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from midstream.cli.main import main
-from midstream.cli.results import recipe_of
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError
 from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.build import Build
+from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.study.analyses import ANALYSES
@@ -112,7 +112,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
     run, unchanged = RunDirectory.open(finished_run), tmp_path / "unchanged"
     command = ["train", str(ten_steps), "--out", str(unchanged), "--quiet", "--json", "--set", "training.steps=0"]
     assert main(command) == 0
-    with Build(recipe_of(run)) as build:
+    with Build(run_recipe(run)) as build:
         weights = dict(build.policy.learner.model.named_parameters())
         redrawn = {name for name in weights if "embed" in name}  # names, which are drawn afresh at every step
         states = []

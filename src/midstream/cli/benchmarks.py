@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from midstream.cli import options as shared
 from midstream.core.component import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
@@ -37,7 +38,16 @@ _HEADINGS = {
 _FAMILIES_SHOWN = 8
 
 
-def benchmarks(options: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `benchmarks`."""
+    parser.add_argument("name", nargs="?", help="a benchmark")
+    parser.add_argument(
+        "--file", metavar="PATH", help="read its questions from here; without a name: your own questions"
+    )
+    shared.add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
     """List the benchmarks, show one, or read a file of questions."""
     if options.name is None and options.file is None:
         _print([_told(one) for one in known.BENCHMARKS.values()], _list(), options, known.BENCHMARKS)

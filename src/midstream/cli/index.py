@@ -20,6 +20,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from midstream.cli import options as shared
 from midstream.core.errors import RecipeError, StorageError, UsageError
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
@@ -139,8 +140,23 @@ class _BadLine(Exception):
     """Why a line is no document."""
 
 
-def build(options: argparse.Namespace) -> int:
-    """Build an index as the command line says; print where it is and what is in it."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `index build`."""
+    build = parser.add_subparsers(dest="action", required=True, metavar="build").add_parser(
+        "build", help="index documents for the tool local_search"
+    )
+    build.add_argument("file", help="documents, one JSON object a line: id, text, title if any; - reads standard input")
+    build.add_argument("--out", metavar="FILE.db", help="the index (default: next to the documents, as .db)")
+    for name in ("id", "text", "title"):
+        build.add_argument(f"--{name}-field", default=name, metavar="NAME", help=f"where a line holds the {name}")
+    build.add_argument(
+        "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
+    )
+    shared.add_output(build)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build an index; print where it is and what is in it."""
     source = None if options.file == "-" else Path(options.file)
     out = _target(source, options.out)
     size = options.passage_characters

@@ -1,47 +1,85 @@
-"""`midstream library`: look at what an agent has learned, compare versions, go back, edit, merge, export.
+"""`midstream library`: look at what an agent has learned, compare versions, roll back, edit, validate.
 
-Only `validate` asks a model (`cli/library_validation.py`). Every change makes a new version of a run's library:
-nothing is lost, and `rollback` undoes it. A change that prompts show makes the library unproven.
+Only `validate` asks a model. Every change makes a new version of a run's library: nothing is lost, and `rollback`
+undoes it. A change of what prompts show makes the library unproven.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from midstream.cli import library_edit, library_validation
-from midstream.cli.results import recipe_of
-from midstream.core.errors import UsageError
-from midstream.practice.changes import merged
-from midstream.practice.history import VERSIONS, read_library
+from midstream import api
+from midstream.cli import options as shared
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.events import Phase, RunEvent
+from midstream.practice.history import read_library
 from midstream.practice.library import Library, render_modules
-from midstream.practice.library_text import to_json, to_markdown
-from midstream.practice.operations import Operation, diff
+from midstream.practice.library_text import edited, to_json, to_markdown
+from midstream.practice.operations import Rules, diff
 from midstream.recipe.check import check
 from midstream.recipe.library import check_shown, history, read, shows_lessons, split
+from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import MODULES, to_toml
 from midstream.report.library_view import diff_screen, library_screen, size_of, validation_screen, versions_screen
 from midstream.report.numbers import visible
 from midstream.report.practice_data import spent_text
-from midstream.runs import RunDirectory
-from midstream.runs.files import atomic_write
 
 
-def library(options: argparse.Namespace) -> int:
-    """Run `midstream library ACTION`; returns the exit code."""
-    return ACTIONS[options.action](options)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `library`, each with its arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    where = "a practice run, one version of its library (RUN@VERSION), or a file"
+    changed = "a practice run, or a .json file"
+
+    show = actions.add_parser("show", help="every lesson: where it came from, what it did")
+    show.add_argument("named", metavar="LIBRARY", help=where)
+    show.add_argument("--markdown", action="store_true", help="as it is edited")
+
+    versions = actions.add_parser("versions", help="every version of a run's library, and what made it")
+    versions.add_argument("named", metavar="RUN", help="practice run")
+
+    comparison = actions.add_parser("diff", help="what one library has and another has not")
+    comparison.add_argument("named", metavar="LIBRARY", help=where)
+    comparison.add_argument("other", metavar="OTHER", help="as the first, e.g. runs/p@2 runs/p@5")
+
+    rollback = actions.add_parser("rollback", help="return to a version; those in between stay on record")
+    rollback.add_argument("named", metavar="RUN", help="practice run")
+    rollback.add_argument("number", type=int, metavar="VERSION", help="its number, as `versions` lists them")
+
+    edit = actions.add_parser("edit", help="change lessons in an editor ($VISUAL, $EDITOR)")
+    edit.add_argument("named", metavar="LIBRARY", help=changed)
+
+    validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
+    validate.add_argument("named", metavar="LIBRARY", help=changed)
+    validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
+    shared.add_server(validate)
+    shared.add_tools(validate)
+    shared.add_unsafe(validate)
+    shared.add_recording(validate)
+    shared.add_recipe(validate)
+
+    for action in (show, versions, comparison, rollback, edit, validate):
+        shared.add_output(action)
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+def run(options: argparse.Namespace) -> int:
+    """Run `midstream library ACTION`."""
+    actions = {
+        "show": _show, "versions": _versions, "diff": _diff, "rollback": _rollback, "edit": _edit,
+        "validate": _validate,
+    }  # fmt: skip
+    return actions[options.action](options)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -56,215 +94,158 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _versions(options: argparse.Namespace) -> int:
-    path = Path(options.run)
+    path = Path(options.named)
     if path.is_file():
         raise _no_versions(path)
     found = history(path).all()
     if not found:
-        read_library(path)  # says that there is none
+        read_library(path)  # raises: there is no library
     if options.json:
-        print(json.dumps([one.model_dump(mode="json", exclude={"library"}) for one in found]))
+        print(json.dumps([version.model_dump(mode="json", exclude={"library"}) for version in found]))
     else:
         _print(versions_screen(found))
     return 0
 
 
-def _no_versions(path: Path) -> UsageError:
-    return UsageError(f"{path} has no versions", cause="a file holds one library", fix="name a practice run")
-
-
 def _diff(options: argparse.Namespace) -> int:
-    found = diff(read(options.first), read(options.second))
+    found = diff(read(options.named), read(options.other))
     if options.json:
         print(found.model_dump_json())
     else:
-        _print(diff_screen(found, f"{options.first} and {options.second} hold the same lessons"))
+        _print(diff_screen(found, f"{options.named} and {options.other} hold the same lessons"))
     return 0
-
-
-# --- changing ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a library that can be changed is kept: a run's versions, or a JSON file."""
-
-    path: Path
-    library: Library
-    run: RunDirectory | None = None
-
-    @property
-    def modules(self) -> list[str]:
-        """The modules that may have lessons."""
-        agent = recipe_of(self.run).agent if self.run else None
-        every = MODULES["agentflow"] if agent is None else MODULES[agent.type]
-        return [name for name in every if agent is None or shows_lessons(agent, name)]
-
-    def check(self, changed: Library) -> None:
-        """Refuse lessons for a module of the run's agent that shows none."""
-        if self.run is not None:
-            check_shown(recipe_of(self.run).agent, render_modules(changed), str(self.path))
-
-    def save(
-        self,
-        changed: Library,
-        *,
-        by: str,
-        operations: tuple[Operation, ...] = (),
-        note: str = "",
-        draft: Path | None = None,
-    ) -> str:
-        """Keep the changed library; returns the words for where it is now. `draft` holds what a person wrote.
-
-        Raises:
-            UsageError: it has changed since it was read; only a run is locked while an editor is open.
-        """
-        if read_library(self.path) != self.library:
-            raise UsageError(
-                f"nothing is changed: {self.path} has changed meanwhile",
-                cause="another midstream, or an editor, wrote it",
-                fix="make the change again" + (f"; what you wrote is in {draft}" if draft else ""),
-            )
-        if self.path.is_dir():
-            version = history(self.path).add(changed, by=by, operations=operations, note=note)
-            return f"{self.path}@{version.number}"
-        atomic_write(self.path, to_json(changed).encode())
-        return str(self.path)
-
-
-@contextmanager
-def held(named: str) -> Iterator[Place]:
-    """The library of a run or of a JSON file, to be changed; nobody else works in the run meanwhile."""
-    path, number = split(named)
-    if number is not None or (path.suffix != ".json" and not path.is_dir()):
-        raise UsageError(
-            f"{named} cannot be changed",
-            cause="versions never change, and only a run or a .json file keeps all that a library holds",
-            fix=f"name the run: {path}" if number is not None else "midstream library export FILE.md FILE.json",
-        )
-    if path.name == "library.json" and (path.parent / VERSIONS).exists():  # for people: made anew from the versions
-        path = path.parent
-    path = path.parent if (path.parent / "run.json").exists() else path  # its library/
-    if not (path / "run.json").exists():
-        yield Place(path=path, library=read_library(path))
-        return
-    run = RunDirectory.open(path)
-    with run.lock():
-        yield Place(path=path, library=read_library(path), run=run)
-
-
-def _edit(options: argparse.Namespace) -> int:
-    with held(options.named) as place:
-        edit = library_edit.edited(place.library, options, place.modules)
-        place.check(edit.library)
-        after, where = place.library, str(place.path)
-        if not diff(after, edit.library).empty:
-            after = edit.library
-            where = place.save(after, by="edit", operations=edit.operations, note=edit.note, draft=edit.draft)
-    if edit.draft is not None:
-        edit.draft.unlink()
-    return _changed(options, place.library, after, where)
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    with held(options.run) as place:
+    with api.editable_library(options.named) as place:
         if not place.path.is_dir():
             raise _no_versions(place.path)
         version = history(place.path).rollback(options.number)
-    return _changed(options, place.library, version.library, f"{place.path}@{version.number}")
+    return _print_change(options, place.library, version.library, f"{place.path}@{version.number}")
 
 
-def _merge(options: argparse.Namespace) -> int:
-    if options.out is not None:
-        first = read(options.named)
-        made, notes = merged(None, first, read(options.other))
-        _write(options.out, made)
-        return _changed(options, first, made, str(options.out), notes)
-    with held(options.named) as place:
-        made, notes = merged(None, place.library, read(options.other))
-        place.check(made)
-        same = made == place.library
-        where = str(place.path) if same else place.save(made, by="merge", note=f"with {options.other}")
-    return _changed(options, place.library, made, where, notes)
+def _no_versions(path: Path) -> UsageError:
+    return UsageError(f"{path} has no versions", code="wrong-kind-of-library", fix="name a practice run, not a file")
 
 
-def _export(options: argparse.Namespace) -> int:
-    found = read(options.named)
-    _write(options.out, found)
-    if not options.quiet:
-        _print(Text(visible(f"{options.out}: {size_of(found)}")))
-    return 0
-
-
-def _write(path: Path, found: Library) -> None:
-    if path.suffix not in (".json", ".md"):
-        name = path.parent / (path.stem or "lessons")
+def _edit(options: argparse.Namespace) -> int:
+    """Open the lessons as Markdown in the person's editor; a draft that cannot be used is kept."""
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not command:
         raise UsageError(
-            f"{path} is neither .json nor .md",
-            cause="a .json file holds all of a library, a .md file its lessons to read and edit",
-            fix=f"name it {name}.json or {name}.md",
+            "no editor is named",
+            code="missing-option",
+            cause="neither VISUAL nor EDITOR is set",
+            fix="EDITOR=nano midstream library edit RUN",
         )
-    atomic_write(path, (to_json(found) if path.suffix == ".json" else to_markdown(found)).encode())
+    with api.editable_library(options.named) as place:
+        after, where = place.library, str(place.path)
+        with tempfile.NamedTemporaryFile("w", suffix=".md", prefix="lessons-", encoding="utf-8", delete=False) as file:
+            file.write(to_markdown(place.library))
+        draft = Path(file.name)
+        try:
+            done = subprocess.run([*shlex.split(command), str(draft)], check=False)
+            if done.returncode:
+                raise UsageError(f"the editor {command!r} ended with {done.returncode}", code="editor-failed")
+            changed = _save(place, draft.read_text(encoding="utf-8-sig"))
+            if changed is not None:
+                after, where = changed
+        except (MidstreamError, OSError, UnicodeDecodeError) as failure:
+            raise UsageError(
+                f"nothing is changed: {failure.what if isinstance(failure, MidstreamError) else failure}",
+                code=getattr(failure, "code", "editor-failed") or "editor-failed",
+                cause=failure.cause if isinstance(failure, MidstreamError) else "",
+                fix=f"your text is kept; correct it, then EDITOR='cp {draft}' midstream library edit {options.named}",
+            ) from failure
+        draft.unlink()
+    return _print_change(options, place.library, after, where)
+
+
+def _save(place: api.EditableLibrary, text: str) -> tuple[Library, str] | None:
+    """Keep the library as a person's Markdown has it; returns it and its new name, or None if nothing is changed."""
+    agent = run_recipe(place.run).agent if place.run else None
+    every = MODULES["agentflow"] if agent is None else MODULES[agent.type]
+    modules = [name for name in every if agent is None or shows_lessons(agent, name)]
+    changed, outcomes = edited(place.library, text, Rules(modules=modules, subsets=False))
+    for outcome in outcomes:
+        if outcome.refused:
+            operation = outcome.operation
+            raise UsageError(
+                f"{operation.kind} {operation.id or repr(operation.text[:60])}: {outcome.refused}",
+                code="invalid-lesson",
+            )
+    if agent is not None:
+        check_shown(agent, render_modules(changed), str(place.path))
+    found = diff(place.library, changed)
+    if found.empty:
+        return None
+    marks = {"pinned": "pin", "vetoed": "veto", "active": "release"}
+    note = "; ".join(f"{marks[lesson.state]} {lesson.id}" for _, lesson in found.marked)
+    operations = [outcome.operation for outcome in outcomes]
+    return changed, place.save(changed, by="edit", operations=operations, note=note)
 
 
 def _validate(options: argparse.Namespace) -> int:
-    """0 if the library helps the agent, 1 if no test says so."""
-    with held(options.named) as place:
-        recipe = library_validation.recipe_for(options, place.run)
-        if options.dry_run:
-            print(f"{to_toml(check(recipe))}\n# At most {library_validation.most(recipe)}")
-            return 0
-        kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
-        done = library_validation.validated(place.library, recipe, place.run, kept, options)
-        after = done.found.applied(place.library, done.agent)
-        where = place.save(after, by="validation", note=f"{done.found.test.verdict} for {done.agent}")
-        if place.run is not None:
-            place.run.trajectories.write_evaluation(f"validation-{split(where)[1]}", done.trajectories)
-        shutil.rmtree(kept)
+    """Test the library; returns 0 if it helps the agent, 1 if no test shows that."""
+    changes = shared.agent_changes(options)
+    if options.dry_run:
+        with api.editable_library(options.named) as place:
+            recipe = api.validation_recipe(place, options.recipe, **changes)
+        gate = api.validation_gate(recipe)
+        print(to_toml(check(recipe)))
+        print(
+            f"# At most {2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
+        )
+        return 0
+    console = Console(stderr=True)
+    with nullcontext() if options.quiet else console.status("validating") as status, shared.progress(options) as show:
+
+        def listen(event: RunEvent) -> None:
+            if isinstance(event, Phase) and status is not None:
+                status.update(event.text)
+            else:
+                show(event)
+
+        tested = api.validate_library(
+            options.named,
+            options.recipe,
+            unsafe=options.unsafe,
+            record=options.record,
+            replay=options.replay,
+            listener=listen,
+            **changes,
+        )
     if options.json:
-        made = {"library": where, "agent": done.agent, "validation": done.found.model_dump(mode="json")}
-        print(json.dumps({**made, "spent": done.spent.model_dump(), "notes": done.notes}))
+        made = {"library": tested.where, "agent": tested.agent, "validation": tested.found.model_dump(mode="json")}
+        print(json.dumps({**made, "spent": tested.spent.model_dump(), "notes": tested.notes}))
     else:
-        _print(validation_screen(after, done.found, done.agent))
-        for line in done.notes:
-            _print(Text(visible(f"warning: {line}"), "yellow"))
-        _print(Text(visible(f"{where}, spent {spent_text(done.spent)}")))
-        if harm := [name for name, effect in done.found.effects.items() if effect.interval[1] < 0]:
-            taken_out = " ".join(f"--delete {name}" for name in harm)
-            _print(Text(f"without what harms: midstream library edit {shlex.quote(str(place.path))} {taken_out}"))
-    return 0 if done.found.test.verdict == "better" else 1
+        _print(validation_screen(tested.library, tested.found, tested.agent))
+        _print_notes(tested.notes, "warning: ")
+        _print(Text(visible(f"{tested.where}, spent {spent_text(tested.spent)}")))
+        if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
+            command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
+            _print(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
+    return 0 if tested.found.test.verdict == "better" else 1
 
 
-def _changed(
-    options: argparse.Namespace, before: Library, after: Library, where: str, notes: list[str] | None = None
-) -> int:
-    """Say what a command changed, and where the outcome is."""
+def _print_change(options: argparse.Namespace, before: Library, after: Library, where: str) -> int:
     found = diff(before, after)
     if options.json:
-        made = {"library": where, "changed": found.model_dump(mode="json"), "notes": notes or []}
+        made = {"library": where, "changed": found.model_dump(mode="json"), "notes": []}
         print(json.dumps({**made, "proven_for": after.proven_for}))
         return 0
     _print(diff_screen(found, "nothing is changed"))
-    for line in notes or []:
-        _print(Text(visible(line), "yellow"))
     _print(Text(visible(f"{where}: {size_of(after)}")))
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        _print(Text(visible(f"unproven now, because prompts have changed: {fix}"), "yellow"))
+        _print_notes([f"unproven now, because prompts have changed: {fix}"])
     return 0
 
 
-def _print(what: RenderableType) -> None:
-    Console().print(what, soft_wrap=isinstance(what, Text))
+def _print_notes(notes: Sequence[str], prefix: str = "") -> None:
+    for note in notes:
+        _print(Text(visible(prefix + note), "yellow"))
 
 
-ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "show": _show,
-    "versions": _versions,
-    "diff": _diff,
-    "rollback": _rollback,
-    "edit": _edit,
-    "merge": _merge,
-    "export": _export,
-    "validate": _validate,
-}
+def _print(renderable: RenderableType) -> None:
+    Console().print(renderable, soft_wrap=isinstance(renderable, Text))

@@ -1,260 +1,330 @@
-"""`midstream tools`: which tools there are and what each needs; one in full; one called by hand.
+"""`midstream tools`: the tools there are and what each needs; one in full; one called by hand.
 
-The list makes no tool: it works without keys, network and extras. A tool is made once it is asked for by name.
+The list makes no tool: it works without keys, network and extras. A tool is made once it is asked for by name. A key is
+only checked for being set, and nothing is asked over the network.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import inspect
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from importlib import metadata
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import JsonValue
 from rich.console import Console
 
+from midstream import api
 from midstream.agents.formats import schema_error
-from midstream.cli.commands import build_of
-from midstream.cli.tool_needs import needs_of
-from midstream.core.component import ToolConfig, config_class, parse_component, registered
+from midstream.cli import options as shared
+from midstream.core.component import ComponentConfig, Table, ToolConfig, config_class, parse_component, registered
 from midstream.core.data import Frozen, unfit
 from midstream.core.errors import UsageError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
+from midstream.doctor.installed import requirements
+from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import needs_settings, recipe_table, set_tools
-from midstream.recipe.schema import Table, parse_recipe
+from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
+from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.numbers import visible
 from midstream.report.timeline import Screen
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
 
-def tools(options: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools`."""
+    parser.add_argument("name", nargs="?", help="a tool, or your own function: my_tools.py:word_count")
+    parser.add_argument(
+        "arguments", nargs="*", help="""call it: '{"query": "..."}', or query=..., or "..." where it wants one"""
+    )
+    parser.add_argument("--recipe", default=None, help="with the tools and settings of this recipe")
+    shared.add_server(parser)
+    shared.add_unsafe(parser)
+    shared.add_recording(parser)
+    shared.add_set(parser)
+    shared.add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
     """List the tools, show one, or call it."""
-    options.tools = options.seed = None  # which `solve` has
-    table = recipe_table(options, None)
-    parse_recipe(table)  # what follows relies on its shape
+    recipe = agent_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
     if options.name is None:
-        views = _with_recipe(_listed(table, every=options.recipe is None), options)
-        _print_views(views, options, tools_screen(views))
+        views = _listed(recipe, every=options.recipe is None)
+        _print_views(views, options, one_table=True)
         return 0
-    unset = options.name in registered("tool") and options.name not in table["tools"] and needs_settings(options.name)
-    if unset and not options.arguments:
-        views = [_unset_view(options.name)]
-        _print_views(views, options, tool_screen(views[0]))
-        return 0
-    with _build_of(table, options) as build:
-        if options.arguments:
-            _print_called(_by_hand(build, options), options)
-        else:
-            views = _with_recipe(_shown(build, options.name), options)
-            _print_views(views, options, *(tool_screen(view) for view in views))
+    is_type = options.name in registered("tool") and options.name not in recipe.tools
+    if is_type and needs_settings(options.name) and not options.arguments:
+        _print_views([_unset_view(options.name)], options)
+    else:
+        _show_or_call(recipe, options)
     return 0
 
 
-def _build_of(table: Table, options: argparse.Namespace) -> Build:
-    """The build of the one tool that is named: by its table, its type, its file, or as one of a server's."""
-    name, known = options.name, table["tools"]
-    servers = [server for server, one in known.items() if one.get("type", server) == "mcp"]
-    tables = servers if servers and name not in {*known, *registered("tool")} and ":" not in name else [name]
+def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Make the named tool by its table, its type, its file, or as one of a server's; show it, or call it."""
+    name = options.name
     if "," in name:
-        raise UsageError(f"{name!r} are several tools", cause="one is shown or called at a time", fix="name one")
-    for one in tables:
-        narrowed = dict(table)
-        set_tools(narrowed, one)
-        with ExitStack() as closing:
-            build = closing.enter_context(build_of(parse_recipe(narrowed), None, options))
-            if one == name or ":" in name or any(tool.name == name for tool in build.tools):
-                closing.pop_all()
-                return build
-    set_tools(table, name)  # says that there is none of that name
-    raise AssertionError(name)
+        raise UsageError(f"{name!r} are several tools", code="too-many", fix="name one")
+    servers = [table for table, tool in recipe.tools.items() if tool.type == "mcp"]
+    is_table = name in {*recipe.tools, *registered("tool")} or ":" in name
+    for table in [name] if is_table or not servers else servers:
+        build = Build(_with_tools(recipe, table), unsafe=options.unsafe, record=options.record, replay=options.replay)
+        with api.event_loop(build) as run_coroutine:
+            if not is_table and not any(tool.name == name for tool in build.tools):
+                continue
+            if options.arguments:
+                called = _call(build, options, run_coroutine)
+                if options.json:
+                    print(called.model_dump_json())
+                elif options.quiet:
+                    print(visible(called.text))
+                else:
+                    Screen().print(called_screen(called))
+            else:
+                _print_views(_made_views(build, name), options)
+            return
+    _with_tools(recipe, name)  # raises: there is no tool of that name
+
+
+def _with_tools(recipe: Recipe, names: str) -> Recipe:
+    table = recipe.table()
+    return parse_recipe({**table, "tools": chosen_tools(table["tools"], names)})
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def _listed(table: Table, *, every: bool) -> list[ToolView]:
+def _listed(recipe: Recipe, *, every: bool) -> list[ToolView]:
     """The tools of the recipe, or every type of tool there is, with the recipe's settings where it has some."""
-    known: Table = table["tools"]
-    rest = [name for name in registered("tool") if every and name not in known and needs_settings(name)]
+    types = registered("tool")
+    unset = [name for name in types if every and name not in recipe.tools and needs_settings(name)]
     if every:
-        set_tools(table, ",".join(name for name in dict.fromkeys([*known, *registered("tool")]) if name not in rest))
-    recipe = parse_recipe(table)
-    views = [_view(table, name, tool.table()) for name, tool in recipe.tools.items()]
-    return views + [_unset_view(name) for name in rest]
+        names = [name for name in dict.fromkeys([*recipe.tools, *types]) if name not in unset]
+        recipe = _with_tools(recipe, ",".join(names))
+    views = [_view(recipe, name) for name in recipe.tools]
+    return views + [_unset_view(name) for name in unset]
 
 
-def _view(table: Table, name: str, tool: Table, named: str = "") -> ToolView:
-    """A tool as its class and settings tell, without making it; `named` is how it was asked for."""
-    config = parse_component("tool", tool, f"tools.{name}").config
-    component = type(config)
-    face = component.tool if issubclass(component, ToolConfig) else None
+def _view(recipe: Recipe, name: str, named: str = "") -> ToolView:
+    """A tool by its class and settings, without making it; `named` is how it was asked for."""
+    tool, config = recipe.tools[name].table(), recipe.tools[name].config
+    face = config.tool if isinstance(config, ToolConfig) else None
+    # With its own model, `python` takes a request instead of code.
+    schema = None if "engine" in tool and tool["type"] == "python" else getattr(face, "parameters", None)
+
+    def limit(key: str) -> Any:
+        found = getattr(config, key, getattr(face, key, None))
+        return found if isinstance(found, int | float) else None
+
     return ToolView(
         name=name,
         type=str(tool["type"]),
         table=name,
         named=named or name,
-        description=_description(component),
-        # With a model of its own, `python` takes a request instead of code.
-        parameters=None if "engine" in tool and tool["type"] == "python" else _plain(getattr(face, "parameters", None)),
-        timeout_s=_number(config, face, "timeout_s"),
-        output_tokens=_number(config, face, "output_tokens"),
-        needs=tuple(needs_of(table.get("engines", {}), tool, component, config)),
-        settings=tuple(_settings(component, tool)),
+        description=_description(type(config)),
+        parameters=dict(schema) if isinstance(schema, Mapping) else None,
+        timeout_s=limit("timeout_s"),
+        output_tokens=limit("output_tokens"),
+        needs=tuple(needs_of(recipe.table()["engines"], tool, type(config), config)),
+        settings=tuple(_settings(type(config), tool)),
     )
 
 
 def _unset_view(name: str) -> ToolView:
-    """A type of tool that cannot be named without settings of its own."""
+    """A type of tool that requires settings."""
     component = config_class("tool", name)
     state = f'a table in a recipe with type = "{name}", and: {needs_settings(name)}'
-    settings = Need(what="settings", state=state, there=None)
+    needs = needs_of({}, {"type": name}, component, None)
     return ToolView(
         name=name,
         type=name,
-        table="NAME",  # the user's choice, as is what it is asked for by
+        table="NAME",  # the user's choice
         named="NAME",
         description=_description(component),
-        needs=(*needs_of({}, {"type": name}, component, None), settings),
+        needs=(*needs, Need(what="settings", state=state, there=None)),
     )
 
 
-def _with_recipe(views: Sequence[ToolView], options: argparse.Namespace) -> list[ToolView]:
-    """The tools as they must be asked for where their recipe is one of the command line's."""
-    said = f" --recipe {shlex.quote(options.recipe)}" if options.recipe is not None else ""
-    return [view.model_copy(update={"named": view.named + said}) for view in views]
-
-
 def _description(component: Any) -> str:
-    """What the class tells a model, or else what it, or its module, tells a reader."""
-    said = getattr(component.tool, "description", None)
-    if isinstance(said, str):
-        return said
-    written = inspect.getdoc(component.tool or inspect.getmodule(component)) or ""
-    return " ".join(written.partition("\n\n")[0].split())
+    """What the class shows to a model, or else its docstring, or its module's."""
+    description = getattr(component.tool, "description", None)
+    if isinstance(description, str):
+        return description
+    docstring = inspect.getdoc(component.tool or inspect.getmodule(component)) or ""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
-def _number(config: Frozen, face: type | None, name: str) -> Any:
-    """A limit by its setting, or by the class."""
-    found = getattr(config, name, getattr(face, name, None))
-    return found if isinstance(found, int | float) else None
-
-
-def _plain(schema: Any) -> dict[str, JsonValue] | None:
-    return dict(schema) if isinstance(schema, Mapping) else None
-
-
-def _settings(config: type[Frozen], tool: Table) -> list[Setting]:
+def _settings(config: type[Frozen], tool: Table) -> Iterator[Setting]:
     """Every setting of a tool's table with its default."""
     given = config.model_validate({key: tool[key] for key in tool if key not in ("type", "engine")})
     values = given.model_dump(mode="json")
-    found = [Setting(name="engine", value=tool["engine"], required=True)] if "engine" in tool else []
+    if "engine" in tool:
+        yield Setting(name="engine", value=tool["engine"], required=True)
     for name, field in config.model_fields.items():
-        default = None if field.is_required() else _as_json(config, name, field.get_default(call_default_factory=True))
-        found.append(Setting(name=name, value=values[name], default=default, required=field.is_required()))
-    return found
+        default = None
+        if not field.is_required():
+            made = config.model_construct(**{name: field.get_default(call_default_factory=True)})
+            default = made.model_dump(mode="json", include={name}, warnings=False)[name]
+        yield Setting(name=name, value=values[name], default=default, required=field.is_required())
 
 
-def _as_json(config: type[Frozen], name: str, value: Any) -> JsonValue:
-    return config.model_construct(**{name: value}).model_dump(mode="json", include={name}, warnings=False)[name]
-
-
-def _shown(build: Build, name: str) -> list[ToolView]:
-    """Everything about a tool, or the tools of a server. What cannot be made here is shown as far as it is known."""
-    [(table, one)] = build.recipe.tools.items()
-    view = _view(build.recipe.table(), table, one.table(), name)
+def _made_views(build: Build, name: str) -> list[ToolView]:
+    """Everything about a tool, or the tools of a server. A tool that cannot be made here is shown without them."""
+    [table] = build.recipe.tools
+    view = _view(build.recipe, table, name)
     try:
-        return [_made(view, tool) for tool in _of_name(build.tools, name)]
+        tools = _of_name(build.tools, name)
     except UsageError as error:
         if view.parameters is None:
             raise
         return [view.model_copy(update={"problem": f"It cannot be made here: {error}"})]
+    views = []
+    for tool in tools:
+        made = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+        limits = {"output_tokens": tool.output_tokens, "timeout_s": view.timeout_s or tool.timeout_s}
+        named = {"named": tool.name} if view.type == "mcp" else {}
+        views.append(view.model_copy(update={**made, **limits, **named}))
+    return views
 
 
-def _made(view: ToolView, tool: Tool) -> ToolView:
-    """What the tool says of itself, now that it is there."""
-    said = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    if view.type == "mcp":
-        said["named"] = tool.name
-    limits = {"output_tokens": tool.output_tokens, "timeout_s": view.timeout_s or tool.timeout_s}
-    return view.model_copy(update={**said, **limits})
+def _of_name(tools: Sequence[Tool], name: str) -> list[Tool]:
+    return [tool for tool in tools if tool.name == name] or list(tools)
 
 
-def _of_name(made: Sequence[Tool], name: str) -> list[Tool]:
-    return [tool for tool in made if tool.name == name] or list(made)
-
-
-def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *screens: Any) -> None:
+def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *, one_table: bool = False) -> None:
+    if options.recipe is not None:  # a tool of a recipe must be asked for with it
+        recipe = f" --recipe {shlex.quote(options.recipe)}"
+        views = [view.model_copy(update={"named": view.named + recipe * (view.table != "NAME")}) for view in views]
     if options.json:
         print(json.dumps([view.model_dump() for view in views]))
     elif options.quiet:
         print("\n".join(visible(view.name) for view in views))
     else:
-        for place, screen in enumerate(screens):
+        for place, screen in enumerate([tools_screen(views)] if one_table else map(tool_screen, views)):
             if place:
                 print()
             Screen().print(screen, crop=False)
 
 
+# --- what a tool needs ------------------------------------------------------------------------------------------------
+
+
+def needs_of(
+    engines: Mapping[str, Table], tool: Table, component: type[ComponentConfig], config: Frozen | None
+) -> Iterator[Need]:
+    """What the tool of this table needs: an extra, a key, a model, a sandbox; `config` holds its settings, if any."""
+    keyless = getattr(config, "provider", "") == "ddgs"  # the one provider that needs an extra, and no key
+    if component.extra and (keyless or not hasattr(config, "provider")):
+        missing = [name for name, _ in requirements(component.extra) if not _is_installed(name)]
+        yield Need(
+            what=f"extra {component.extra}",
+            state=f"{', '.join(missing)} not installed" if missing else "installed",
+            there=not missing,
+            fix=f"pip install 'midstream[{component.extra}]'",
+        )
+    variable = getattr(config, "api_key_env", "")
+    if variable and not keyless:
+        yield _key(variable)
+    if component.asks == "always" or "engine" in tool:
+        yield _engine(engines, tool.get("engine"))
+    elif component.asks == "optional":
+        yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
+    if tool.get("type") == "python":
+        yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
+    for name in (*getattr(config, "env_pass", ()), *getattr(config, "headers_env", {}).values()):
+        yield _key(name)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _key(variable: str) -> Need:
+    there = bool(os.environ.get(variable, "").strip())
+    state = f"{variable} is {'set' if there else 'not set'}"
+    return Need(what="a key", state=state, there=there, fix=f"export {variable}=<your key>")
+
+
+def _engine(engines: Mapping[str, Table], name: Any) -> Need:
+    """The model that a tool asks: which, where, and whether its key is there."""
+    what = f"a model ({name})"
+    table = engines.get(name or "")
+    if table is None:
+        fix = "name one: --model NAME with --provider NAME or --base-url URL"
+        return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, fix=fix)
+    config: Any = parse_component("engine", table, f"engines.{name}").config
+    if config.in_process:
+        state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
+        return Need(what=what, state=state, there=False, fix=fix)
+    state = f"{config.model} at {config.base_url}"
+    hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
+    if hosted and config.api_key_env and not _key(config.api_key_env).there:
+        fix = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
+        return Need(what=what, state=f"{state}; {config.api_key_env} is not set", there=False, fix=fix)
+    return Need(what=what, state=state, there=True)
+
+
 # --- calling ----------------------------------------------------------------------------------------------------------
 
 
-def _by_hand(build: Build, options: argparse.Namespace) -> Called:
-    """Make the tool, check the arguments as an agent's would be, call it once."""
-    made = _of_name(build.tools, options.name)
-    if len(made) != 1:
+def _call(build: Build, options: argparse.Namespace, run_coroutine: Callable[..., Any]) -> Called:
+    """Check the arguments as an agent's would be, and call the tool once."""
+    tools = _of_name(build.tools, options.name)
+    if len(tools) != 1:
+        names = ", ".join(tool.name for tool in tools)
         raise UsageError(
-            f"{options.name!r} has {len(made)} tools",
-            cause="it is a server",
-            fix=f"name one of: {', '.join(tool.name for tool in made)}",
+            f"{options.name!r} is a server of {len(tools)} tools", code="too-many", fix=f"name one: {names}"
         )
-    [tool] = made
-    arguments = _arguments(options, tool)
-    problem = unfit(arguments) or schema_error(arguments, tool.parameters)
-    if problem is not None:
+    [tool] = tools
+    arguments = _arguments(options.arguments, tool, options.name)
+    if problem := unfit(arguments) or schema_error(arguments, tool.parameters):
         raise _refused(tool, problem, options.name)
     quiet = options.quiet or options.json or not sys.stderr.isatty()
-    clock = time.monotonic()
+    started = time.monotonic()
     with nullcontext() if quiet else Console(stderr=True).status(f"calling {visible(tool.name)}"):
-        result = asyncio.run(call_tool(tool, arguments))
+        result = run_coroutine(call_tool(tool, arguments))
     return Called(
         tool=tool.name,
         arguments=arguments,
         ok=result.ok,
         text=result.text,
-        duration_s=round(time.monotonic() - clock, 3),
+        duration_s=round(time.monotonic() - started, 3),
         sandbox=build.sandbox_line or (build.tier if build.replay else ""),
         requests=len(result.calls),
     )
 
 
-def _arguments(options: argparse.Namespace, tool: Tool) -> dict[str, Any]:
+def _arguments(words: Sequence[str], tool: Tool, named: str) -> dict[str, Any]:
     """Arguments from one JSON object, from `name=value` words, or from one word for a tool that wants one argument."""
-    words: list[str] = options.arguments
     if len(words) == 1 and words[0].lstrip().startswith("{"):
         try:
             return json.loads(words[0])
         except (ValueError, RecursionError) as error:
-            raise _refused(tool, f"{words[0]!r:.200} is no JSON: {error}", options.name) from error
+            raise _refused(tool, f"{words[0]!r:.200} is not JSON: {error}", named) from error
     known: Mapping[str, Any] = tool.parameters.get("properties", {})
     wanted = list(tool.parameters.get("required", ())) or list(known)
     pairs = [(name, text) for name, sign, text in (word.partition("=") for word in words) if sign and name in known]
     if len(words) == 1 and not pairs and len(wanted) == 1:
         pairs = [(wanted[0], words[0])]
     if len(dict(pairs)) < len(words):
-        raise _refused(tool, f"{' '.join(words)!r} does not name each of its arguments once", options.name)
+        raise _refused(tool, f"{' '.join(words)!r} does not name each of its arguments once", named)
     return {name: _value(text, known[name]) for name, text in pairs}
 
 
 def _value(text: str, schema: Any) -> Any:
-    """A word as the schema wants it: text where that is a text, otherwise JSON if it is some."""
+    """The word itself where the schema allows text, otherwise its JSON value if it has one."""
     if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):
         return text
     try:
@@ -268,15 +338,7 @@ def _refused(tool: Tool, problem: str, named: str) -> UsageError:
     names = ", ".join(name + " (required)" * (name in required) for name in tool.parameters.get("properties", {}))
     return UsageError(
         f"{tool.name} cannot be called with that: {problem}",
+        code="invalid-arguments",
         cause=f"its arguments are {names or 'none'}; they are checked as a model's are",
         fix=f"midstream tools {named} shows the schema and an example",
     )
-
-
-def _print_called(called: Called, options: argparse.Namespace) -> None:
-    if options.json:
-        print(called.model_dump_json())
-    elif options.quiet:
-        print(visible(called.text))
-    else:
-        Screen().print(called_screen(called))

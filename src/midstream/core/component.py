@@ -229,6 +229,10 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
             fix=f"name one of: {', '.join(registered(kind))}",
         )
     config = config_class(kind, named)
+    if not isinstance(engine, str | None):
+        raise RecipeError(
+            f"{where}.engine = {engine!r} is not a name", code="unknown-engine", fix="name a table of [engines]"
+        )
     if engine is not None and config.asks == "never":
         raise RecipeError(
             f"{where}.engine = {engine!r} is never asked, because {named!r} is a program",

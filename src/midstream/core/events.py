@@ -1,5 +1,7 @@
 """Events of a run as it happens: what a training, practice or evaluation session emits to its listener.
 
+Each begins with `AgentBuilt`; then follow
+
     training    Phase* RunStarted (StepFinished | EvaluationFinished | Phase | Note)* RunFinished
     practice    RunStarted (UpdateFinished | EvaluationFinished | BudgetSpent | Phase | Note)* RunFinished
     evaluation  RunStarted (SetStarted TrajectoriesFinished* EvaluationFinished? | Note)* RunFinished
@@ -24,6 +26,22 @@ from typing import Any, Literal
 
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
+
+Work = Literal["training", "practice", "evaluation", "solve", "validation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentBuilt:
+    """The agent is built, and its work begins.
+
+    `sandbox` describes what confines the code that the agent runs, "" if it runs none; `replay` is the directory that
+    its tools' answers come from, "" for live tools; `resolved` is its recipe with every default.
+    """
+
+    work: Work
+    sandbox: str
+    replay: str
+    resolved: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +162,8 @@ class TurnEvent:
 
 
 RunEvent = (
-    RunStarted
+    AgentBuilt
+    | RunStarted
     | Phase
     | Note
     | StepFinished

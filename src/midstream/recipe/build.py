@@ -15,7 +15,7 @@ from typing import Any
 from midstream import rollout
 from midstream.agents import agentflow, formats, interleaved
 from midstream.agents.prompted import ExecutorConfig
-from midstream.core.component import Component
+from midstream.core.component import Component, validate
 from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import Lessons
@@ -236,7 +236,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if planner is not None:
             components.pop(trained)
         elif temperature is not None and components[trained].config.asks != "never":
-            components = {**components, trained: _at_temperature(components[trained], temperature)}
+            components = {**components, trained: _at_temperature(components[trained], temperature, f"agent.{trained}")}
         engines = {name: self.engine(one.engine) for name, one in components.items() if one.engine is not None}
         modules: dict[str, Any] = {
             name: component.config.build(BuildContext(self, component, name)) for name, component in components.items()
@@ -375,8 +375,9 @@ class BuildContext:
         return self.build.reward(component)
 
 
-def _at_temperature(component: Component, temperature: float) -> Component:
+def _at_temperature(component: Component, temperature: float, where: str) -> Component:
     """A module that samples at another temperature."""
     config: Any = component.config
-    sampling = config.sampling.model_copy(update={"temperature": temperature})
+    table = {**config.sampling.model_dump(), "temperature": temperature}
+    sampling = validate(type(config.sampling), table, f"{where}.sampling")
     return component.model_copy(update={"config": config.model_copy(update={"sampling": sampling})})

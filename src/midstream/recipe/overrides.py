@@ -1,91 +1,172 @@
-"""What options of the command line change in a recipe: server, tools, seed, evaluation, and last of all `--set`."""
+"""The recipe of a run, and a recipe with what a caller changes: server, tools, seed, evaluation, and `--set` last."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from midstream.cli.commands import has_weights
-from midstream.cli.results import table_of
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
 from midstream.recipe.check import check
 from midstream.recipe.library import with_library
-from midstream.recipe.schema import Table, modules_of, parse_recipe, read_table, with_overrides
+from midstream.recipe.schema import Recipe, Table, modules_of, parse_recipe, read_table, with_overrides
 from midstream.runs import RunDirectory
+from midstream.runs.directory import damaged_recipe
 
 RECIPE = "agentflow-prompted"
+"""The recipe of an agent where neither recipe nor run is named."""
 
 
-def recipe_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
-    """The recipe's table with what the command line changes: server, tools, seed, and last of all `--set`."""
-    table = _changed(options, run, options.recipe or RECIPE)
+class AgentChanges(TypedDict, total=False):
+    """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
+
+    `overrides` are `A.B=C` settings and win over all others. `model` is a name on the server at `base_url`, or of
+    `provider`. `tools` names exactly the tools to use, separated by commas. `library` names the lessons in the prompts:
+    a practice run, one version of its library (`RUN@VERSION`), or a file.
+    """
+
+    overrides: Sequence[str]
+    seed: int | None
+    model: str | None
+    base_url: str | None
+    provider: str | None
+    tools: str | None
+    library: str | None
+
+
+class EvaluationChanges(AgentChanges, total=False):
+    """What a caller changes in what is evaluated.
+
+    `benchmarks` (each `NAME` or `NAME=FILE`) and `task_files` replace the recipe's sets. `count` is the number of tasks
+    of each set, drawn at random; `reward` the type of reward that scores the answers.
+    """
+
+    benchmarks: Sequence[str]
+    task_files: Sequence[str]
+    count: int | None
+    trials: int | None
+    reward: str | None
+    temperature: float | None
+
+
+def run_table(run: RunDirectory) -> Table:
+    """The resolved recipe of a run as it was written."""
+    try:
+        return tomllib.loads(run.recipe())
+    except tomllib.TOMLDecodeError as error:
+        raise damaged_recipe(run.recipe_path, error) from error
+
+
+def run_recipe(run: RunDirectory) -> Recipe:
+    """The resolved recipe of a run."""
+    return parse_recipe(run_table(run))
+
+
+def has_weights(run: RunDirectory) -> bool:
+    """Whether a run's planner samples from its own weights; one that practised on a served model has none."""
+    return run.info().kind != "practice" or bool(run.checkpoints.steps())
+
+
+def training_recipe(
+    name: str, *, overrides: Sequence[str] = (), seed: int | None = None, library: str | None = None
+) -> Recipe:
+    """A recipe to train, with changed settings, another seed, or lessons in the prompts."""
+    table = with_overrides(read_table(name), overrides)
+    if seed is not None:
+        table["seed"] = seed
+    return parse_recipe(with_library(table, library))
+
+
+def changed_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
+    """The recipe `source`, or that of a run, with `changes`; how it trains or practises stays in it."""
+    return parse_recipe(with_overrides(_changed(source, **changes), changes.get("overrides", ())))
+
+
+def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
+    """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies."""
+    table = _changed(source, **changes)
     for engine in table.get("engines", {}).values():
-        _set_stream(engine, resolved=run is not None)
-    return _learned(with_overrides(table, options.overrides), run)
+        if engine.get("type") == "openai_compatible":
+            # A run's recipe holds every default: its `stream = false` is nobody's choice.
+            engine["stream"] = True if isinstance(source, RunDirectory) else engine.get("stream", True)
+    return parse_recipe(_without_practice(with_overrides(table, changes.get("overrides", ())), source))
 
 
-def evaluation_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
-    """The table of what is evaluated: the recipe's, or the run's, with the sets and settings of the command line."""
-    table = _changed(options, run, options.target)
-    set_evaluation(table, options)
-    return _learned(with_overrides(table, options.overrides), run)
+def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationChanges]) -> Recipe:
+    """The agent of a recipe or run, with the sets and settings to evaluate it on."""
+    table = _changed(source, **changes)
+    _set_evaluation(table, changes)
+    return parse_recipe(_without_practice(with_overrides(table, changes.get("overrides", ())), source))
 
 
-def validation_table(options: argparse.Namespace, run: RunDirectory | None) -> Table:
-    """The table of an agent whose library is tested, with what [practice] says of tests."""
-    return with_overrides(_changed(options, run, options.recipe or RECIPE), options.overrides)
-
-
-def _learned(table: Table, run: RunDirectory | None) -> Table:
-    """The table of an agent that learns no lessons here; that of a run which has practised brings its own."""
-    practised = table.pop("practice", None) is not None
-    return with_library(table, str(run.root)) if practised and run and "library" not in table["agent"] else table
-
-
-def _changed(options: argparse.Namespace, run: RunDirectory | None, name: str) -> Table:
-    # What options change must be there already, and what both change is as `--set` says.
-    table = with_overrides(table_of(run) if run else read_table(name), options.overrides)
-    table = with_library(table, options.library)
-    set_server(table, options, planner_from_run=run is not None and has_weights(run))
-    if options.tools is not None:
-        known = list(table.get("tools", ()))
-        set_tools(table, options.tools)
-        _check_vocabulary(table, known, options.tools)
-    if options.seed is not None:
-        table["seed"] = options.seed
+def _changed(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Table:
+    """The table with all changes; the caller applies `overrides` again, which win over the others."""
+    # First, because the other changes may need what the overrides add.
+    table = run_table(source) if isinstance(source, RunDirectory) else read_table(source)
+    table = with_library(with_overrides(table, changes.get("overrides", ())), changes.get("library"))
+    set_server(
+        table,
+        {key: changes.get(key) for key in ("base_url", "model", "provider")},
+        planner_from_run=isinstance(source, RunDirectory) and has_weights(source),
+    )
+    if (names := changes.get("tools")) is not None:
+        parse_recipe(table)  # the rest relies on its shape
+        known = table["tools"]
+        table["tools"] = chosen_tools(known, names)
+        # A tiny planner's vocabulary holds the tools that it was trained with, and no other.
+        agent = table["agent"]
+        planner = table.get("engines", {}).get(agent[modules_of(agent)[0]].get("engine"), {})
+        if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
+            raise UsageError(
+                f"--tools {names!r} does not fit this planner",
+                code="setting-conflict",
+                cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
+                fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
+            )
+    if changes.get("seed") is not None:
+        table["seed"] = changes.get("seed")
     return table
 
 
-def set_evaluation(table: Table, options: argparse.Namespace) -> None:
-    """Put the sets, trials, temperature and reward of the command line in [evaluation].
+def _without_practice(table: Table, source: str | RunDirectory) -> Table:
+    """The table of an agent that learns no lessons here; the agent of a practice run has those of its run."""
+    practised = table.pop("practice", None) is not None
+    if practised and isinstance(source, RunDirectory) and "library" not in table["agent"]:
+        return with_library(table, str(source.root))
+    return table
 
-    Sets other than the recipe's own are tried at the planner's own temperature where none is given.
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
+    """Put sets, trials, temperature and reward in [evaluation].
+
+    Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
     """
-    parse_recipe(table)  # what follows relies on its shape
+    parse_recipe(table)  # the rest relies on its shape
     settings = table["evaluation"] = dict(table.get("evaluation", {}))
-    chosen = [_benchmark(text) for text in options.benchmark]
-    for path in options.tasks:
-        chosen.append(_task_file(path, chosen))
-    if chosen:
+    sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
+    for path in changes.get("task_files", ()):
+        sets.append(_file_set(path, sets))
+    if sets:
         settings["temperatures"] = [planner_temperature(table)]
-    sets = chosen or [dict(one) for one in settings.get("sets", ())]
-    for one in sets:
-        if options.count is not None:
-            one.pop("per_family", None)
-            one["count"] = options.count
-        if options.reward is not None:
-            one["reward"] = _reward(table, options.reward)
-    settings["sets"] = sets
-    if options.trials is not None:
-        settings["trials"] = options.trials
-    if options.temperature is not None:
-        settings["temperatures"] = [options.temperature]
+    settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
+    for chosen in sets:
+        if (count := changes.get("count")) is not None:
+            chosen.pop("per_family", None)
+            chosen["count"] = count
+        if (reward := changes.get("reward")) is not None:
+            chosen["reward"] = _reward_table(table, reward)
+    if (trials := changes.get("trials")) is not None:
+        settings["trials"] = trials
+    if (temperature := changes.get("temperature")) is not None:
+        settings["temperatures"] = [temperature]
 
 
 def planner_temperature(table: Table) -> float:
@@ -95,56 +176,66 @@ def planner_temperature(table: Table) -> float:
     return 0.0 if config.asks == "never" else config.sampling.temperature
 
 
-def _benchmark(text: str) -> Table:
-    """The set that `--benchmark NAME` or `--benchmark NAME=FILE` asks for."""
+def _benchmark_set(text: str) -> Table:
+    """The set of `NAME` or `NAME=FILE`."""
     name, sign, path = text.partition("=")
     if not name.strip() or (sign and not path.strip()):
         raise UsageError(
-            f"--benchmark {text!r} names no benchmark" if not name.strip() else f"--benchmark {text!r} names no file",
-            cause="the variable that it came from is not set",
+            f"--benchmark {text!r} names no {'file' if name.strip() else 'benchmark'}",
+            code="empty-value",
+            cause="the variable in its place is not set",
             fix="e.g. --benchmark bamboogle, or --benchmark bamboogle=bamboogle.json; midstream benchmarks lists them",
         )
     source = {"type": "benchmark", "name": name}
     return {"name": name, "tasks": {**source, "file": os.path.abspath(path)} if sign else source}
 
 
-def _task_file(path: str, others: Sequence[Table]) -> Table:
-    """The set that `--tasks FILE` asks for, called after its file: by as much of the path as tells it from `others`."""
+def _file_set(path: str, others: Sequence[Table]) -> Table:
+    """The set of a file of questions, named after as much of its path as no set of `others` is named after."""
     tasks = {"type": "file", "path": os.path.abspath(path)}
-    # The same file again keeps its name, and is refused for it.
-    taken = {"validation", *(one["name"].casefold() for one in others if one["tasks"] != tasks)}
+    # The same file again keeps its name, which the check of the recipe refuses.
+    taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
     names = (Path(path).stem, Path(path).name, path)
     return {"name": next((name for name in names if name.casefold() not in taken), path), "tasks": tasks}
 
 
-def _reward(table: Table, named: str) -> Table:
-    """The recipe's own reward if it is of that type, else one with its defaults, and an engine where it asks one."""
-    if table["reward"].get("type") == named:
+def _reward_table(table: Table, kind: str) -> Table:
+    """The recipe's reward if it is of type `kind`, else one with defaults, with an engine if it needs one."""
+    if table["reward"].get("type") == kind:
         return table["reward"]
-    if named not in registered("reward") or config_class("reward", named).asks == "never":
-        return {"type": named}
-    return {"type": named, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
+    if kind not in registered("reward") or config_class("reward", kind).asks == "never":
+        return {"type": kind}
+    return {"type": kind, "engine": "judge" if "judge" in table.get("engines", {}) else "model"}
 
 
-def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: bool = False) -> None:
-    """Put the server in [engines.model]; with a run's planner, the other three modules ask it instead of the run's."""
-    server = {key: value for key in ("base_url", "model", "provider") if (value := getattr(options, key)) is not None}
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_run: bool = False) -> None:
+    """Put `base_url`, `model` and `provider` in [engines.model].
+
+    With the planner of a run, the other modules ask this server in place of the run's.
+    """
+    server = {key: value for key, value in given.items() if value is not None}
     for key, value in server.items():
         if not value.strip():
             raise UsageError(
                 f"--{key.replace('_', '-')} is empty: {value!r}",
-                cause="the variable that it came from is not set",
-                fix="name it, or leave the option out for the recipe's own",
+                code="empty-value",
+                cause="the variable in its place is not set",
+                fix="give a value, or leave the option out to keep the recipe's",
             )
     if not server:
         return
+    option = f"--{next(iter(server)).replace('_', '-')}"
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError(
             "no model is named",
-            cause=f"--{next(iter(server)).replace('_', '-')} says where to ask, not which model",
+            code="missing-option",
+            cause=f"{option} names a server, not a model",
             fix="add --model NAME",
         )
-    parse_recipe(table)  # what follows relies on its shape
+    parse_recipe(table)  # the rest relies on its shape
     agent, name = table["agent"], "model"
     trained, *others = modules_of(agent)
     if planner_from_run and others:
@@ -153,84 +244,76 @@ def set_server(table: Table, options: argparse.Namespace, *, planner_from_run: b
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
-    elif all(one.get("engine") != name for one in (*map(agent.get, (trained, *others)), *table["tools"].values())):
-        check(parse_recipe(table))  # a misspelt type or engine is refused as what it is
+    elif all(user.get("engine") != name for user in (*map(agent.get, (trained, *others)), *table["tools"].values())):
+        check(parse_recipe(table))  # a misspelt type or engine is reported as such
         fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
         raise UsageError(
-            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            f"{option} does nothing with this recipe",
+            code="option-without-effect",
             cause="no module or tool of it asks [engines.model]",
             fix="leave it out: the whole agent comes from the run" if planner_from_run else fix,
         )
     engines = table.setdefault("engines", {})
     kept = engines.get(name, {})
-    if "provider" in server:  # whose address and key are its own
+    if "provider" in server:  # it has its own address and key
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
 
 
-def set_tools(table: Table, names: str) -> None:
-    """Exactly these tools, with the recipe's settings where it has them; `my_tools.py:word_count` is a function."""
-    parse_recipe(table)
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
+    """The tables of exactly the tools in `names`, separated by commas.
+
+    A tool has its settings of the recipe, `known`, where it is there; `my_tools.py:word_count` is a function.
+    """
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
-    known = table["tools"]
-    nameable = [*known, *(name for name in registered("tool") if name not in known and not needs_settings(name))]
+    types = registered("tool")
+    nameable = [*known, *(name for name in types if name not in known and not needs_settings(name))]
     unknown = [name for name in wanted if name not in nameable and ":" not in name]
-    if unknown and unknown[0] in registered("tool"):
+    if unknown and unknown[0] in types:
         raise UsageError(
             f"no table of the recipe makes a tool {unknown[0]!r}",
+            code="missing-key",
             cause=f"a tool of this type needs settings: {needs_settings(unknown[0])}",
             fix=f"midstream tools {unknown[0]} shows them; give [tools.NAME] in a recipe, then --recipe FILE.toml",
         )
     if unknown or not wanted:
         raise UsageError(
-            f"no tool is called {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
-            cause="it is misspelt, or its table is missing in the recipe",
-            fix=f"name some of: {', '.join(nameable)}; or a function of yours: my_tools.py:word_count",
+            f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
+            code="unknown-name" if unknown else "empty-value",
+            fix=f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count",
         )
-    chosen = [_tool_table(name, known) for name in wanted]
-    table["tools"] = dict(chosen)
-    if len(table["tools"]) < len(chosen):
-        raise UsageError(
-            f"two of the tools in {names!r} would have one name",
-            cause="a function of yours is called by its name alone, whatever its file",
-            fix="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
-        )
-
-
-def _check_vocabulary(table: Table, known: list[str], said: str) -> None:
-    """A tiny planner knows the tools that it was trained with, and no other."""
-    agent = table["agent"]
-    planner = table.get("engines", {}).get(agent[modules_of(agent)[0]].get("engine"), {})
-    if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
-        raise UsageError(
-            f"--tools {said!r} does not fit this planner",
-            cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
-            fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
-        )
-
-
-def _tool_table(name: str, known: Table) -> tuple[str, Table]:
-    """A tool's name and table: the recipe's, or one with every default."""
-    if ":" in name:
-        return name.rpartition(":")[2].rpartition(".")[2], {"type": "function", "function": name}
-    table = known.get(name, {})
-    kind = table.get("type", name)
-    asks = kind in registered("tool") and config_class("tool", kind).asks == "always"
-    return name, {"engine": "model", **table} if asks else table
+    chosen: dict[str, Table] = {}
+    for name in wanted:
+        if ":" in name:
+            called = name.rpartition(":")[2].rpartition(".")[2]
+            tool = {"type": "function", "function": name}
+        else:
+            called, tool = name, known.get(name, {})
+            kind = tool.get("type", name)
+            if kind in types and config_class("tool", kind).asks == "always":
+                tool = {"engine": "model", **tool}
+        if called in chosen:
+            raise UsageError(
+                f"two of the tools in {names!r} would have one name",
+                code="name-clash",
+                cause="a function is called by its name alone, without its file",
+                fix="rename one of them, or name it in a recipe as [tools.ANOTHER_NAME]",
+            )
+        chosen[called] = tool
+    return chosen
 
 
 def needs_settings(name: str) -> str:
-    """Which settings a type of tool cannot do without, in words; "" if its table may be empty."""
+    """The settings that a type of tool requires, in words; "" if its table may be empty."""
     try:
         config_class("tool", name)()
     except ValidationError as error:
-        found = [".".join(map(str, one["loc"])) or one["msg"].removeprefix("Value error, ") for one in error.errors()]
-        return ", ".join(found)
+        required = [
+            ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
+            for problem in error.errors()
+        ]
+        return ", ".join(required)
     return ""
-
-
-def _set_stream(engine: Table, *, resolved: bool) -> None:
-    """Have a server stream its replies, so that they can be watched, unless the recipe says otherwise."""
-    if engine.get("type") == "openai_compatible":
-        # A run's recipe holds every default, and so says nothing.
-        engine["stream"] = True if resolved else engine.get("stream", True)

@@ -67,6 +67,13 @@ class RunInfo(Frozen):
     lessons: str = ""
     evaluation: EvaluationInfo | None = None
 
+    @property
+    def kind(self) -> Literal["training", "practice", "evaluation"]:
+        """The work that the directory holds."""
+        if self.evaluation is not None:
+            return "evaluation"
+        return "training" if self.resolved.get("practice") is None else "practice"
+
 
 class RunStatus(Frozen):
     """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from midstream.cli.commands import train_quietly
+from midstream import api
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
 from midstream.recipe.schema import Recipe, load_recipe
@@ -55,7 +55,7 @@ def study_agents(options: argparse.Namespace) -> int:
             recipe = _recipe(label, seed=seed, overrides=options.overrides)
             if not options.quiet:
                 console.print(f"{label}, seed {seed}", markup=False)
-            runs.setdefault(label, []).append(train_quietly(root / _directory(label, seed), recipe))
+            runs.setdefault(label, []).append(api.train(recipe, root / _directory(label, seed), exist_ok=True))
     rows = [row for label, found in runs.items() for row in _rows(label, found)]
     curve = [row for label, found in runs.items() for row in _validation(label, found, recipes[label])]
     record = [{"name": row.name, "metric": row.metric, "values": row.values} for row in (*rows, *curve)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstream.cli.commands import train_quietly
+from midstream import api
 from midstream.core.errors import RecipeError
 from midstream.evaluation.study_settings import StudyConfig, Table
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, validate, with_overrides
@@ -71,7 +71,7 @@ class Study:
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
             self.tell(f"{name}: training, unless that is done")
-            self._runs[name] = train_quietly(self.root / name, recipe)
+            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
         return self._runs[name]
 
     @property

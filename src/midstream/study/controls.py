@@ -8,11 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from midstream.cli.commands import train_quietly
-from midstream.cli.eval import evaluate_sets
+from midstream import api
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
-from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.report.study import study_svg
 from midstream.report.study_tables import StudyRow, study_table
@@ -68,9 +66,8 @@ def _one(root: Path, name: str, seed: int, overrides: list[str]) -> dict[str, li
     """Label -> evaluations after training; of the main recipe those of its warm start too."""
     recipe = load_recipe(name, [*overrides, f"seed={seed}"])
     if recipe.modules[recipe.trained].type == "clumsy":
-        with Build(recipe) as build:
-            return {recipe.description: evaluate_sets(build)}
-    evaluations = train_quietly(root / f"{name}-s{seed}", recipe).evaluations.read()
+        return {recipe.description: api.evaluate_sets(recipe)}
+    evaluations = api.train(recipe, root / f"{name}-s{seed}", exist_ok=True).evaluations.read()
     last = max(one.step or 0 for one in evaluations)
     labelled = {MAIN_LABEL if name == MAIN else recipe.description: [one for one in evaluations if one.step == last]}
     if name == MAIN:

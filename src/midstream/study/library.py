@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from midstream.cli.commands import train_quietly
+from midstream import api
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
 from midstream.practice.commit import UpdateRecord, read_updates
@@ -75,7 +75,7 @@ class LibraryStudy:
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
             self.tell(f"{name}: learning, unless that is done")
-            self._runs[name] = train_quietly(self.root / name, recipe)
+            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
         return self._runs[name]
 
     def domains(self) -> list[str]:

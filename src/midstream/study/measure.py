@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from midstream import evaluation
-from midstream.cli.commands import use_policy
+from midstream import api, evaluation
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
@@ -123,7 +122,7 @@ def _read(run: RunDirectory, condition: Condition) -> Measured:
 def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:
     with Build(recipe) as build:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
-            use_policy(build, run)
+            api.load_weights(build, run)
             if condition.before:
                 build.policy.learner.return_to_reference()
         result, trajectories = asyncio.run(

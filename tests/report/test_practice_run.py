@@ -1,4 +1,4 @@
-"""What a practice run's directory comes to on screen and in its report."""
+"""A practice run on screen and in its report, read from its directory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main as cli
-from midstream.cli.practice_results import is_practice, practice_data
-from midstream.cli.results import write_report
 from midstream.evaluation import result_name
 from midstream.practice.settings import BudgetConfig
+from midstream.report.practice_run import practice_data
+from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
 from support import evaluations
 from support.practice_runs import CONFIG, MadeUp, made_up, write_run
@@ -95,7 +95,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys):
     assert cli.main(["show", str(run.root)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "stopped by Ctrl-C" in out
-    assert "go on with: midstream resume" in out
+    assert "resume with: midstream resume" in out
 
 
 def test_a_run_at_its_very_beginning_can_be_shown(tmp_path, capsys):
@@ -132,4 +132,4 @@ def test_a_report_on_made_up_models_says_that_they_are(tmp_path, engine, said):
 @pytest.mark.parametrize("resolved", [{}, {"practice": None}])
 def test_a_training_run_is_none(tmp_path: Path, resolved: dict[str, None]):
     made = RunDirectory.create(tmp_path / "run", recipe_toml="", recipe_name="a", seed=0, resolved=resolved)
-    assert not is_practice(made)
+    assert made.info().kind == "training"

@@ -1,0 +1,73 @@
+"""`midstream doctor`: what works on this machine, and can this model play the agent's roles?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from midstream.cli import options as shared
+from midstream.doctor.checks import check_machine
+from midstream.doctor.roles import check_any_role, examine, unreached
+from midstream.recipe.build import Build
+from midstream.recipe.overrides import RECIPE, changed_recipe
+from midstream.report.doctor import Diagnosis, machine_screen, screen
+
+NOT_REACHED = "The roles were not examined: a key or a server failed."
+EXAMINE = "Examine a model: midstream doctor --model NAME --base-url URL"
+_REACHED = ("MS501", "MS502")  # without these no model can be asked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `doctor`."""
+    parser.add_argument("--recipe", default=None, help=f"the modules of this recipe (default: {RECIPE})")
+    shared.add_server(parser)
+    parser.add_argument("--roles", action="store_true", help="examine the recipe's own model where none is named")
+    shared.add_recipe(parser)
+    shared.add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine machine and model and print the result; returns 1 where something failed."""
+    recipe = changed_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
+    if options.dry_run:
+        return shared.dry_run(recipe)
+    build = Build(recipe, unsafe=True)  # no program runs: an executor that writes them is not examined
+    given = (options.model, options.base_url, options.provider, options.recipe)
+    named = options.roles or any(value is not None for value in given)
+    if named:
+        check_any_role(build)
+    silent = options.json or options.quiet
+
+    def spinner(words: str) -> AbstractContextManager[Status | None]:
+        return nullcontext() if silent else Console(stderr=True).status(words)
+
+    with spinner("looking at this machine"):
+        machine = asyncio.run(check_machine(build, named=named))
+    sound = all(check.status != "failed" for check in machine)
+    reached = not any(check.code in _REACHED and check.status == "failed" for check in machine)
+    console = Console()
+    if not options.json:
+        console.print(machine_screen(machine), crop=False)
+    if named and reached:
+        with spinner("asking the model") as status:
+
+            def report(done: int, cases: int) -> None:
+                if status is not None:
+                    status.update(f"{done} of {cases} cases")
+
+            found = asyncio.run(examine(build, report))
+        found = found.model_copy(update={"machine": machine, "works": sound and found.works})
+    else:
+        found = Diagnosis(recipe=recipe.name, machine=machine, roles=unreached(build) if named else (), works=sound)
+    if options.json:
+        print(found.model_dump_json())
+    elif named and reached:
+        console.print(Text(), screen(found))
+    else:
+        console.print(NOT_REACHED if named else EXAMINE, markup=False, highlight=False, soft_wrap=True)
+    return 0 if found.works else 1

@@ -1,0 +1,127 @@
+"""Options that several commands have, and the dry run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from midstream.core.events import AgentBuilt, Listener, RunEvent
+from midstream.recipe.check import check
+from midstream.recipe.estimate import describe
+from midstream.recipe.overrides import AgentChanges
+from midstream.recipe.schema import Recipe, to_toml
+from midstream.report.progress import terminal_progress
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add `--set A.B=C`."""
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
+    )
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Add `--set`, `--seed` and `--dry-run`."""
+    add_set(parser)
+    parser.add_argument("--seed", type=int, default=None, help="the run seed")
+    parser.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add `--model`, `--base-url` and `--provider`."""
+    parser.add_argument("--model", metavar="NAME", help="a model, by its name on the server")
+    parser.add_argument("--base-url", metavar="URL", help="the server, e.g. http://localhost:11434/v1 (Ollama)")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="the server by name, e.g. ollama, vllm; a wrong name lists them"
+    )
+
+
+def add_tools(parser: argparse.ArgumentParser) -> None:
+    """Add `--tools`."""
+    parser.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    """Add `--library`."""
+    parser.add_argument(
+        "--library", metavar="LIBRARY", help="lessons in the prompts: a practice run, RUN@VERSION, or a file"
+    )
+
+
+def add_retry(parser: argparse.ArgumentParser) -> None:
+    """Add `--retry-errors`."""
+    parser.add_argument(
+        "--retry-errors", action="store_true", help="of an evaluation: run again what ended in an infrastructure error"
+    )
+
+
+def add_unsafe(parser: argparse.ArgumentParser) -> None:
+    """Add `--unsafe`."""
+    parser.add_argument("--unsafe", action="store_true", help="run code that a model writes without a sandbox")
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    """Add `--record` and `--replay`, of which one may be given."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--record", type=_directory, metavar="DIR", help="keep what tools answer, and answer from there")
+    group.add_argument("--replay", type=_directory, metavar="DIR", help="answer from there alone; no tool is called")
+
+
+def _directory(text: str) -> Path:
+    if not text.strip():  # a variable that is not set must not mean the current directory
+        raise argparse.ArgumentTypeError(f"no directory is named: {text!r}")
+    return Path(text)
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add `--out`, the run directory."""
+    parser.add_argument("--out", default=None, help="run directory (default: a new one under runs/)")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--quiet`."""
+    parser.add_argument("--json", action="store_true", help="print results as JSON on standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def agent_changes(options: argparse.Namespace) -> AgentChanges:
+    """What the options change in a recipe's agent."""
+    given = vars(options)
+    return AgentChanges(**{name: given[name] for name in AgentChanges.__annotations__ if given.get(name) is not None})
+
+
+@contextmanager
+def progress(options: argparse.Namespace) -> Iterator[Listener]:
+    """Show a run on standard error while it works; with `--quiet` its warnings only."""
+    console = Console(stderr=True)
+    with ExitStack() as screen:
+        display = terminal_progress("training", console, quiet=True)  # shows warnings before the agent is built
+
+        def listen(event: RunEvent) -> None:
+            nonlocal display
+            if not isinstance(event, AgentBuilt):
+                display(event)
+                return
+            if not options.quiet:
+                lines = [f"sandbox {event.sandbox}"] * bool(event.sandbox)
+                lines += [f"tools   replayed from {event.replay}"] * bool(event.replay)
+                for line in lines:
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+            if event.work in ("training", "practice", "evaluation"):
+                display = screen.enter_context(terminal_progress(event.work, console, quiet=options.quiet))
+
+        yield listen
+
+
+def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other") -> int:
+    """Validate everything and print the resolved recipe; for training and evaluation also what they would do."""
+    resolved = check(recipe)
+    print(to_toml(resolved))
+    if work != "other":
+        print("\n".join(f"# {line}" for line in describe(recipe, resolved, training=work == "train")))
+    return 0

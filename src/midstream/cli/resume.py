@@ -1,0 +1,47 @@
+"""`midstream resume RUN`: resume a training run, a practice run or an evaluation."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from midstream import api
+from midstream.cli import options as shared
+from midstream.cli.show import show_evaluation, show_result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `resume`."""
+    parser.add_argument("run", help="run directory")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="practice.budget.LIMIT=VALUE",
+        help="raise a limit of a practice run; one that a limit ended continues",
+    )
+    shared.add_retry(parser)
+    shared.add_recording(parser)
+    shared.add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Resume, then show the results."""
+    with shared.progress(options) as listener:
+        run = api.resume(
+            options.run,
+            overrides=options.overrides,
+            retry_errors=options.retry_errors,
+            record=options.record,
+            replay=options.replay,
+            listener=listener,
+        )
+    if run.info().kind == "evaluation":
+        show_evaluation(run, as_json=options.json)
+        return 0
+    show_result(run, as_json=options.json)
+    if not options.json:
+        Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,168 @@
+"""`midstream show RUN [TRAJECTORY]`: the numbers of a run, its evaluated tasks, or one trajectory turn by turn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from midstream.cli import options as shared
+from midstream.core.errors import RunError
+from midstream.recipe.overrides import run_recipe
+from midstream.report import practice_tables, tables
+from midstream.report.evaluation_tables import evaluation_view, not_right, task_list, task_records
+from midstream.report.numbers import counted, visible
+from midstream.report.practice_run import practice_data
+from midstream.report.run_results import before_and_after, evaluated_trajectories
+from midstream.report.turn_rows import template_of
+from midstream.runs import EvaluationInfo, RunDirectory, results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show`."""
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
+    parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
+    parser.add_argument("--wrong", action="store_true", help="list those that are not right")
+    shared.add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show what the options name."""
+    run = RunDirectory.open(Path(options.run))
+    info, status = run.info(), run.status()
+    if options.trajectory:
+        trajectory = run.find_trajectory(options.trajectory)
+        if options.json:
+            print(trajectory.model_dump_json())
+        else:
+            Console().print(tables.trajectory_view(trajectory, template=template_of(info.resolved)))
+    elif options.tasks or options.wrong:
+        _show_tasks(run, wrong=options.wrong, as_json=options.json)
+    elif options.json:
+        record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
+        if info.kind == "practice":
+            updates = practice_data(run, whole=False).updates
+            record |= {"updates": [update.model_dump(mode="json") for update in updates], **_learned(run)}
+        else:
+            record |= {"metrics": _dumped(run.metrics.read()), "evaluations": _dumped(run.evaluations.read())}
+        print(json.dumps(record))
+    elif info.kind == "evaluation":
+        show_evaluation(run)
+    elif info.kind == "practice":
+        console = Console()
+        console.print(practice_tables.practice_view(practice_data(run, whole=False)))
+        _print_resume(console, run)
+    else:
+        console, training = Console(), run_recipe(run).training
+        metrics, evaluations = run.metrics.read(), run.evaluations.read()
+        steps = training.steps if training else 0
+        console.print(tables.run_summary(str(run.root), info.recipe_name, steps, metrics, evaluations))
+        _show_status(run)
+    return 0
+
+
+def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
+    """Print what changed from before to after training or practice."""
+    console, practised = Console(), run.info().kind == "practice"
+    if as_json:
+        learned = {**_learned(run), "spent": practice_data(run, whole=False).spent.model_dump()} if practised else {}
+        print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read()), **learned}))
+        return
+    if practised:
+        data = practice_data(run, whole=False)
+        console.print(practice_tables.result_view(data))
+        console.print("\n[bold]Next[/bold]")
+        for line in data.next_steps:
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        return
+    before, after = before_and_after(run)
+    sets = [result.set_name for result in after if result.set_name != "validation"]
+    for name in sorted(dict.fromkeys(sets), key=lambda name: name != "test"):  # the test set first
+        sides = [[result for result in side if result.set_name == name] for side in (before, after)]
+        console.print(tables.before_after_table(*sides))
+        sampled = [[result for result in side if result.sampling == "T=1"] for side in sides]
+        if name == "test" and sampled[1]:
+            console.print(tables.tool_shift_table(*sampled))
+
+
+def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
+    """Print what is evaluated, the numbers of every set that is done, and the progress of the current one."""
+    found = run.evaluations.read()
+    if as_json:
+        print(json.dumps({"run": str(run.root), "evaluations": _dumped(found)}))
+        return
+    info, console = run.info(), Console()
+    asked = info.evaluation or EvaluationInfo()
+    what = f"step {asked.step} of {asked.run}" if asked.run else "its agent as it is"
+    agent: Any = info.resolved.get("agent")
+    if agent and agent.get("library"):
+        what += f", with the lessons of {agent['library']}"
+    console.print(
+        f"recipe  {info.recipe_name}, seed {info.seed}: {what}", markup=False, highlight=False, soft_wrap=True
+    )
+    if found:
+        console.print(evaluation_view(found))
+    for name, count in Counter(record.set for record in results.read(run.results_path)).items():
+        console.print(Text(visible(f"under way: {name}, {counted(count, 'run')} so far")))
+    if any(result.errors for result in found):
+        command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
+        console.print(f"to run again what ended in errors: {command}", markup=False, soft_wrap=True)
+    _show_status(run)
+
+
+def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
+    """Print the tasks of the last evaluations, or only those that are not right."""
+    found = run.evaluations.read()
+    last = max((result.step or 0 for result in found), default=0)
+    chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
+    if not chosen:
+        raise RunError(
+            f"{run.root} has no finished evaluation",
+            code="no-evaluation",
+            cause="it was stopped before, or every run of it was lost",
+            fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
+        )
+    records: list[dict[str, Any]] = []
+    for result in chosen:
+        trajectories = evaluated_trajectories(run, result)
+        listed = not_right(trajectories) if wrong else trajectories
+        if as_json:
+            records += task_records({"set": result.set_name, "sampling": result.sampling}, listed)
+        else:
+            title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
+            Console().print(task_list(title, listed))
+    if as_json:
+        print(json.dumps(records))
+
+
+def _show_status(run: RunDirectory) -> None:
+    console, status = Console(), run.status()
+    why = f": {visible(status.message)}" if status.message else ""
+    console.print(Text(f"status  {status.state}{why}"))
+    _print_resume(console, run)
+
+
+def _print_resume(console: Console, run: RunDirectory) -> None:
+    if run.status().state in ("interrupted", "failed"):
+        console.print(Text(f"resume with: midstream resume {shlex.quote(str(run.root))}"), soft_wrap=True)
+
+
+def _dumped(records: Any) -> list[dict[str, Any]]:
+    return [record.model_dump() for record in records]
+
+
+def _learned(run: RunDirectory) -> dict[str, Any]:
+    """What a practice run learned, as JSON."""
+    data = practice_data(run, whole=False)
+    return {
+        "library": data.library.model_dump(mode="json"),
+        "evaluations": _dumped(data.evaluations),
+        "compared": [paired.model_dump(exclude={"differing"}) for paired in data.compared],
+    }

@@ -1,0 +1,35 @@
+"""`midstream train RECIPE`: train weights, or practice a library of lessons."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from midstream import api
+from midstream.cli import options as shared
+from midstream.cli.show import show_result
+from midstream.recipe.overrides import training_recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train`."""
+    parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
+    shared.add_recipe(parser)
+    shared.add_out(parser)
+    shared.add_output(parser)
+    shared.add_library(parser)
+    shared.add_recording(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, then show the results."""
+    recipe = training_recipe(options.recipe, overrides=options.overrides, seed=options.seed, library=options.library)
+    if options.dry_run:
+        return shared.dry_run(recipe, "train")
+    with shared.progress(options) as listener:
+        run = api.train(recipe, options.out, record=options.record, replay=options.replay, listener=listener)
+    show_result(run, as_json=options.json)
+    if not options.json:
+        Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,125 @@
+"""The results of a run, read from its directory: before and after, samples, limits, next steps, and its report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from midstream.core.metrics import EvaluationResult
+from midstream.core.trajectory import Trajectory
+from midstream.evaluation import result_name
+from midstream.report import training_page
+from midstream.report.practice_run import write_practice_report
+from midstream.report.turn_rows import template_of
+from midstream.runs import RunDirectory
+
+TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
+for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
+and a result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the
+test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
+the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
+model gains."""
+
+TINY_STREAM_LIMITS = """The policy has half a million parameters and a closed vocabulary: it thinks, calls its tools and
+answers in this made-up world and nowhere else, and its thoughts are the few words that its warm start taught it.
+Questions come from templates, and the test's differ from the training's in their places, facts and numbers, not in
+their wording. What this shows is that the loop, the masks and the update work, on real tools and held-out facts; it
+says nothing about how much a large model gains."""
+
+
+def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[Trajectory]:
+    """The trajectories of one evaluation."""
+    # A training run evaluates a set at several steps, so there the step is part of the name.
+    step = result.step if run.info().evaluation is None else None
+    return run.trajectories.read_evaluation(result_name(result.set_name, result.sampling, step))
+
+
+def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
+    """The evaluations of step 0 and of the last evaluated step."""
+    results = [result for result in run.evaluations.read() if result.step is not None]
+    last = max((result.step or 0 for result in results), default=0)
+    before = [result for result in results if result.step == 0]
+    return before, [result for result in results if result.step == last and last > 0]
+
+
+def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
+    """One test question before and after training: of those newly solved, the one with the most different actions."""
+    before, after = ([result for result in side if result.set_name == "test"] for side in before_and_after(run))
+    if not before or not after:
+        return []
+    samplings = [result.sampling for result in after]
+    sampling = "greedy" if "greedy" in samplings else samplings[-1]
+    first, last = (run.trajectories.read_evaluation(result_name("test", sampling, step)) for step in (0, after[0].step))
+    pairs = [(old, new) for old, new in zip(first, last, strict=True) if _solved(new) and not _solved(old)]
+
+    def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
+        return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
+
+    pair = max(pairs, key=different_actions, default=(first[-1], last[-1]))
+    return [("before training", pair[0]), ("after training", pair[1])]
+
+
+def _solved(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None and trajectory.reward.value == 1
+
+
+def run_limits(resolved: Mapping[str, Any]) -> str:
+    """What a run of a tiny model cannot show, by its resolved recipe; "" for other models."""
+    if not any(engine.get("type") == "tiny" for engine in resolved.get("engines", {}).values()):
+        return ""
+    interleaved = resolved.get("agent", {}).get("type") == "interleaved"
+    return " ".join((TINY_STREAM_LIMITS if interleaved else TINY_LIMITS).split())
+
+
+def next_steps(run: RunDirectory) -> list[str]:
+    """Commands to try after a training run."""
+    question = next((trajectory.question for _, trajectory in samples(run)[-1:]), "What is 45 plus 17 ?")
+    root = shlex.quote(str(run.root))
+    return [
+        f'midstream solve "{question}" --planner {root}',
+        f"midstream show {root}",
+        f'midstream solve "{question}" --base-url http://localhost:11434/v1 --model qwen2.5:7b     # Ollama',
+        f'midstream solve "{question}" --base-url http://localhost:8000/v1 --model Qwen/Qwen2.5-7B-Instruct     # vLLM',
+        f'OPENAI_API_KEY=... midstream solve "{question}" --model gpt-4o-mini     # an API key',
+        "midstream study controls --seeds 3",
+    ]
+
+
+def tools_used(resolved: Mapping[str, Any]) -> str:
+    """A resolved recipe's tools on one line, each with its provider: with another it is another experiment."""
+    settings = ("provider", "language", "index", "engine")
+    texts = []
+    for name, table in resolved.get("tools", {}).items():
+        words = ", ".join(f"{key} {table[key]}" for key in settings if table.get(key))
+        texts.append(name + (f" ({words})" if words else ""))
+    return "; ".join(texts) or "-"
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write the run's self-contained HTML report."""
+    info = run.info()
+    if info.kind == "practice":
+        write_practice_report(run)
+        return
+    training_page.write_report(
+        run.report_path,
+        training_page.ReportData(
+            title=f"{info.recipe_name}, seed {info.seed}",
+            recipe_toml=run.recipe(),
+            run_info={
+                "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+                "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+                "tools": tools_used(info.resolved),
+                "CPU-seconds of training steps": round(sum(timing.cpu_s for timing in run.timings.read()), 1),
+                **info.packages,
+            },
+            metrics=run.metrics.read(),
+            timings=run.timings.read(),
+            evaluations=run.evaluations.read(),
+            samples=samples(run),
+            template=template_of(info.resolved),
+            limits=run_limits(info.resolved),
+            next_steps=next_steps(run),
+        ),
+    )  # fmt: skip
