@@ -223,7 +223,7 @@ REFUSED = {
     "unknown tool": (["train", "RECIPE", "--set", "tools.browser={}"], "'browser' does not exist", "local_search"),
     "unknown reward": (["train", "RECIPE", "--set", "reward.type=magic"], "'magic' does not exist", "exact_match"),
     "unknown engine": (["train", "RECIPE", "--set", "agent.planner.engine=gpt"], "engine = 'gpt'", "policy"),
-    "unknown family": (["train", "RECIPE", "--set", 'tasks.families=["riddle"]'], "'riddle' does not exist", "lookup"),
+    "unknown family": (["train", "RECIPE", "--set", 'tasks.families=["riddle"]'], "no family 'riddle'", "lookup"),
     "too small a world": (["train", "RECIPE", "--set", "tasks.countries=3"], "countries = 3", "between 20"),
     "too few questions": (
         ["train", "RECIPE", "--set", "evaluation.validation.per_family=200", "--set", "warm_start.steps=1",
@@ -237,7 +237,9 @@ REFUSED = {
     "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
     "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "fix"),
     "several trajectories": (["show", "RUN", "train-"], "train-", "fix"),
-    "an engine that is no name": (["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "[engines]"),
+    "an engine that is no name": (
+        ["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "[engines]"
+    ),
     "impossible sampling": (
         ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
     ),

@@ -331,5 +331,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = json.dumps(value)
+            flat[prefix + key] = json.dumps(value, sort_keys=True)  # a set of an older directory has another order
     return flat
