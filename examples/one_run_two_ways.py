@@ -9,7 +9,7 @@ right, then goes two ways, which do not touch each other:
     weights   every turn of a good trajectory becomes more likely, of a bad one less     Flow-GRPO, training/
 
 No model writes the lessons: a program compares the rollouts, and the sentences that it knows are those that the planner
-was taught to heed. One update of each shows how the parts meet, not how well they do; that takes whole runs,
+was taught to follow. One update of each shows how the parts meet, not how well they do; that takes whole runs,
 `midstream train training-free-tiny` and `midstream train flow-grpo-tiny-lessons`, and `midstream compare` of them.
 """
 
@@ -77,7 +77,7 @@ class Bench:
 
 
 async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[Library, Sequence[Trajectory]]:
-    """Context: roll out, contrast each group in words, merge, and let the gate test what comes of it."""
+    """Context: roll out, contrast each group in words, merge, and let the gate test the result."""
     recipe = bench.build.recipe
     assert recipe.practice is not None
     practice = Practice(

@@ -46,7 +46,7 @@ LIBRARY = marked(
     "L6",
     "vetoed",
 )
-TOLD = render_modules(LIBRARY)
+RENDERED = render_modules(LIBRARY)
 _BLOCK = re.compile(r"# Lessons from earlier tasks\n\n((?:- [^\n]*(?:\n|$))+)")
 
 
@@ -80,7 +80,7 @@ def shown(server: LLMServer) -> dict[str, set[str]]:
 
 
 NAME = result_name("test", "T=0.7")
-EXPECTED = {role: {text} for role, text in TOLD.items()}
+EXPECTED = {role: {text} for role, text in RENDERED.items()}
 
 
 def quietly(capsys, *arguments) -> tuple[int, str, str]:
@@ -91,7 +91,7 @@ def quietly(capsys, *arguments) -> tuple[int, str, str]:
 
 
 def learned(build: Build) -> Trajectory:
-    """A rollout as learning makes it: the library beside the environment, not in it."""
+    """A rollout as learning makes it: the library next to the environment, not in it."""
 
     async def go() -> Trajectory:
         runner = Runner(build.environment(), Ledger(), seed=1)
@@ -105,22 +105,22 @@ def learned(build: Build) -> Trajectory:
 
 
 def test_learning_evaluation_deployment_and_recipe_show_the_same_lessons(server, run, recipe, tmp_path, capsys):
-    assert set(TOLD) == set(MODULES)
+    assert set(RENDERED) == set(MODULES)
     with Build(load_recipe(str(recipe))) as build:
-        told = [learned(build).lessons]
+        seen = [learned(build).lessons]
     assert shown(server) == EXPECTED
     asked = ("--set", f"agent.library={run.root}")
     with Build(load_recipe(str(recipe), asked[1:])) as build:
         [group] = asyncio.run(rollout(build.environment(), [TASK], seed=1))
-        told.append(group.trajectories[0].lessons)
+        seen.append(group.trajectories[0].lessons)
     assert shown(server) == EXPECTED
     assert quietly(capsys, "eval", recipe, "--library", run.root, "--count", "1", "--out", tmp_path / "e")[0] == 0
     assert shown(server) == EXPECTED
-    told += [one.lessons for one in RunDirectory.open(tmp_path / "e").trajectories.read_evaluation(NAME)]
+    seen += [one.lessons for one in RunDirectory.open(tmp_path / "e").trajectories.read_evaluation(NAME)]
     code, out, _ = quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", f"{run.root}@2", "--json")
     assert (code, shown(server)) == (0, EXPECTED)
-    told.append(json.loads(out)["lessons"])
-    assert told == [digest(TOLD)] * 4
+    seen.append(json.loads(out)["lessons"])
+    assert seen == [digest(RENDERED)] * 4
 
 
 def test_a_practice_run_is_evaluated_and_deployed_with_what_it_learned(server, run, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_a_practice_run_is_evaluated_and_deployed_with_what_it_learned(server, r
     assert shown(server) == EXPECTED
     evaluation = RunDirectory.open(tmp_path / "e")
     assert evaluation.info().resolved["agent"]["library"] == f"{run.root}@2"
-    assert evaluation.info().lessons == digest(TOLD)
+    assert evaluation.info().lessons == digest(RENDERED)
     assert "practice" not in evaluation.info().resolved
     assert quietly(capsys, "solve", QUESTION, "--planner", run.root, "--quiet")[1] == "62\n"
     assert shown(server) == EXPECTED
@@ -148,11 +148,11 @@ def test_the_gates_two_sides_show_their_own_library_and_nothing_else_differs(ser
     with Build(load_recipe(str(recipe))) as build:
         runner = Runner(build.environment(), Ledger(), seed=1)
         asyncio.run(runner.pairs("gate-1", [Match(task=TASK, first=Library(), other=LIBRARY)]))
-    both = {role: {"", text} for role, text in TOLD.items()}
+    both = {role: {"", text} for role, text in RENDERED.items()}
     prompts = [[one["content"] for one in body["messages"]] for body in server.bodies]
-    told = [[re.sub(f"{_BLOCK.pattern}\n?", "", one[0]).strip(), *one[1:]] for one in prompts if _BLOCK.search(one[0])]
+    seen = [[re.sub(f"{_BLOCK.pattern}\n?", "", one[0]).strip(), *one[1:]] for one in prompts if _BLOCK.search(one[0])]
     assert shown(server) == both
-    assert sorted(told) == sorted(one for one in prompts if not _BLOCK.search(one[0]))
+    assert sorted(seen) == sorted(one for one in prompts if not _BLOCK.search(one[0]))
 
 
 # --- no lesson goes unseen --------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_an_evaluation_keeps_the_version_that_it_began_with(server, run, recipe,
     assert "agent.library: " in err
 
 
-def test_a_library_file_that_was_changed_is_not_gone_on_with(recipe, tmp_path, capsys, server):
+def test_a_library_file_that_was_changed_is_not_resumed(recipe, tmp_path, capsys, server):
     library = tmp_path / "library.json"
     library.write_text(to_json(LIBRARY))
     begin = ("eval", recipe, "--library", library, "--count", "1", "--out", tmp_path / "e", "--quiet")
@@ -239,7 +239,7 @@ def test_a_library_file_that_was_changed_is_not_gone_on_with(recipe, tmp_path, c
     assert quietly(capsys, "resume", tmp_path / "e", "--quiet")[0] == 0
 
 
-# --- proven for whom --------------------------------------------------------------------------------------------------
+# --- proven for an agent ----------------------------------------------------------------------------------------------
 
 
 def test_unproven_lessons_are_used_with_a_warning(server, run, recipe, tmp_path, capsys):

@@ -52,25 +52,39 @@ def no_power_cut(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monkeypatch):
-    """All but the budget's own: those lie within a request or a rollout, which is then lost."""
+def killed_after_write(count, whole, root, monkeypatch):
+    """Kill a run right after its write number `count`, resume it, and compare it with the run that was not killed."""
     expected, calls, written = whole
-    names = written[False]
+    with counting(monkeypatch) as asked:
+        with killed_after(monkeypatch, root, count):
+            assert die(root, small=TINY)
+        assert practise(root, small=TINY) == ""
+    name = written[False][count - 1]
+    assert (name, differences(expected, root), asked.calls) == (name, [], calls)
+
+
+def test_killed_after_a_write_of_each_file_no_model_is_asked_twice(whole, tmp_path, monkeypatch):
+    """The last write of each file of the run; the budget's are within a request or a rollout, which is then lost."""
+    names = whole[2][False]
     assert {"ledger/rollouts.jsonl", "ledger/replies.jsonl", "ledger/update.json", "updates.jsonl"} < set(names)
     begun = names.index("run.json") + 1  # before it there is no run
-    for count in range(begun, len(names) + 1):
-        root = tmp_path / str(count)
-        with counting(monkeypatch) as asked:
-            with killed_after(monkeypatch, root, count):
-                assert die(root, small=TINY)
-            assert practise(root, small=TINY) == ""
-        assert (names[count - 1], differences(expected, root), asked.calls) == (names[count - 1], [], calls)
+    last = {name: count for count, name in enumerate(names, start=1) if count >= begun}
+    for count in sorted(last.values()):
+        killed_after_write(count, whole, tmp_path / str(count), monkeypatch)
 
 
-def test_killed_within_a_request_only_what_was_under_way_is_asked_again(whole, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_killed_after_every_write_no_model_is_asked_twice(whole, tmp_path, monkeypatch):
+    names = whole[2][False]
+    for count in range(names.index("run.json") + 1, len(names) + 1):
+        killed_after_write(count, whole, tmp_path / str(count), monkeypatch)
+
+
+@pytest.mark.parametrize("every", [67, pytest.param(11, marks=pytest.mark.slow)])
+def test_killed_within_a_request_only_what_was_under_way_is_asked_again(every, whole, tmp_path, monkeypatch):
     expected, calls, written = whole
     names = written[True]
-    for count in range(names.index("run.json") + 2, len(names) + 1, 11):
+    for count in range(names.index("run.json") + 2, len(names) + 1, every):
         root = tmp_path / str(count)
         with counting(monkeypatch) as asked:
             with killed_after(monkeypatch, root, count, every_write=True):
@@ -78,8 +92,8 @@ def test_killed_within_a_request_only_what_was_under_way_is_asked_again(whole, t
             practise(root, small=TINY)
         assert calls <= asked.calls <= calls + 3  # at most the turns of one rollout
         assert trajectories(root) == trajectories(expected)
-        same = [one.model_copy(update={"spent": None}) for one in read_updates(RunDirectory(expected))]
-        assert [one.model_copy(update={"spent": None}) for one in read_updates(RunDirectory(root))] == same
+        same = [record.model_copy(update={"spent": None}) for record in read_updates(RunDirectory(expected))]
+        assert [record.model_copy(update={"spent": None}) for record in read_updates(RunDirectory(root))] == same
         assert History(root / "library").current() == History(expected / "library").current()
 
 
@@ -100,28 +114,29 @@ def test_killed_again_and_again(whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signal 9")
-def test_a_real_kill_through_real_servers_with_faults(tmp_path):
-    """The command line, an agent and a reflector over HTTP at 30 % faults, killed four times at moments of its own."""
+@pytest.mark.parametrize("records", [(30,), pytest.param((5, 30, 45, 20), marks=pytest.mark.slow)])
+def test_a_real_kill_through_real_servers_with_faults(tmp_path, records):
+    """The command line, an agent and a reflector over HTTP at 30 % faults, killed after so many more records."""
     changes = {**SMALL, "rollout.concurrency": 8, "tasks.test": 20}
     with served_workshop(changes, 0.3) as served:
-        _kill_and_compare(tmp_path, changes | served)
+        kill_and_compare(tmp_path, changes | served, records)
 
 
-def _kill_and_compare(tmp_path, changes):
+def kill_and_compare(tmp_path, changes, records):
     recipe = load_recipe("training-free-simulated", [f"{key}={value}" for key, value in changes.items()])
     path = tmp_path / "recipe.toml"
     path.write_text(to_toml(check(recipe)))
     run_to_the_end(["train", str(path), "--out", str(tmp_path / "whole")])
     root, kills = tmp_path / "killed", 0
-    for records in (5, 30, 45, 20):
+    for count in records:
         command = ["resume", str(root)] if (root / "run.json").exists() else ["train", str(path), "--out", str(root)]
-        kills += killed_with_nine(command, root, records)
+        kills += killed_with_nine(command, root, count)
     run_to_the_end(["resume", str(root)])
-    assert kills >= 3
-    library = [(one / "library" / "library.json").read_bytes() for one in (tmp_path / "whole", root)]
-    assert library[0] == library[1]
+    assert kills >= min(len(records), 3)
+    libraries = [(run / "library" / "library.json").read_bytes() for run in (tmp_path / "whole", root)]
+    assert libraries[0] == libraries[1]
     assert trajectories_but_failures(tmp_path / "whole") == trajectories_but_failures(root)
-    assert [one.errors for one in RunDirectory(root).evaluations.read()] == [0, 0]
+    assert [result.errors for result in RunDirectory(root).evaluations.read()] == [0, 0]
 
 
 def trajectories_but_failures(root):

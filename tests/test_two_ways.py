@@ -81,6 +81,6 @@ def test_the_two_recipes_differ_in_what_learns_alone():
         assert library[name] == trained[name], name
 
 
-def test_lessons_for_a_tiny_planner_that_was_not_taught_to_heed_any_are_refused():
+def test_lessons_for_a_tiny_planner_that_was_not_taught_to_follow_any_are_refused():
     with pytest.raises(RecipeError, match=r"warm_start\.lessons"):
         check(load_recipe("training-free-tiny", ["warm_start.lessons=0"]))

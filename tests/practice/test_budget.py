@@ -88,7 +88,7 @@ async def ask_all(engine, count, **named):
     return await asyncio.gather(*(engine.sample(request(**named)) for _ in range(count)), return_exceptions=True)
 
 
-def test_what_a_prompt_holds_beside_its_messages_counts():
+def test_what_a_prompt_holds_besides_its_messages_counts():
     words, tools = request(), ({"type": "function", "function": {"name": "add"}},)
     assert prompt_bound(replace(words, tools=tools)) == prompt_bound(words) + len(json.dumps(tools[0]))
     assert prompt_bound(replace(words, prompt_ids=(7,) * 5000)) == 5000

@@ -85,7 +85,7 @@ def test_what_helps_is_kept():
 
 
 def test_of_a_harmful_batch_the_better_part_is_kept():
-    """The small gains could not be told from 0 beside so much harm; the test of the kept ones tells."""
+    """Small gains cannot be distinguished from 0 next to so much harm; the test of the kept ones decides."""
     assert halve([-0.2, -0.005, -0.2, -0.005], noise=0.1).kept == (1, 3)
 
 

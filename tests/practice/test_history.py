@@ -42,7 +42,7 @@ def test_a_new_directory_has_none(tmp_path):
     assert "version 1" in caught.value.what
 
 
-def test_the_current_library_lies_beside_for_people(history):
+def test_the_current_library_is_also_written_for_people(history):
     assert from_json((history.directory / "library.json").read_text()) == SECOND
     assert "- [L2] Act." in (history.directory / "library.md").read_text()
 

@@ -48,8 +48,8 @@ def ended(task=TASK, index=0, *, error=None, lessons=""):
 
 
 def work(scope="step-1", purpose="learning", lessons=None, tasks=(TASK,), seed=3):
-    told = dict.fromkeys((task.id for task in tasks), lessons or {})
-    return RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=2, seed=seed, lessons=told)
+    by_task = dict.fromkeys((task.id for task in tasks), lessons or {})
+    return RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=2, seed=seed, lessons=by_task)
 
 
 def test_a_new_process_finds_what_had_ended(tmp_path, ledger_at):
@@ -164,7 +164,7 @@ def test_replies_of_another_run_answer_and_are_in_the_ledger_then(tmp_path, ledg
     assert ledger_at(tmp_path / "two").reply("critic/1") == (CALL,)
 
 
-def test_another_programs_file_is_refused_and_damage_is_told(tmp_path, cache_at):
+def test_another_programs_file_is_refused_and_damage_is_reported(tmp_path, cache_at):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / FILE).write_text("this is no database, but long enough to be looked at as one, surely")
     with pytest.raises(UsageError, match=r"set practice\.cache to another directory"):

@@ -21,7 +21,7 @@ FULL = Library(lessons=(Lesson(id="L1", text="look first"),))
 
 
 class Script:
-    """Plays what it is told, and remembers what it was asked."""
+    """Returns the given results, and records the requests."""
 
     def __init__(self, *results: tuple[float, float] | None) -> None:
         self.results = list(results)

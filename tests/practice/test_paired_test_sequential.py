@@ -68,12 +68,20 @@ def slack(rate: float, runs: int) -> float:
     return rate + NormalDist().inv_cdf(0.999) * math.sqrt(rate * (1 - rate) / runs)
 
 
-@pytest.mark.parametrize("draw", [fair, rare_and_large, often_and_small, nearly_all_ties, uniform, drifting])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        rare_and_large,
+        drifting,
+        *(pytest.param(draw, marks=pytest.mark.slow) for draw in (fair, often_and_small, nearly_all_ties, uniform)),
+    ],
+)
 def test_no_effect_is_accepted_at_the_stated_rate_at_most(draw: Draw):
     found = share("better", draw, lambda: looked(level=0.1, futility=1e-9), runs=2000, pairs=160, block=8)
     assert found <= slack(0.1, 2000)
 
 
+@pytest.mark.slow
 def test_looks_at_every_value_cost_no_errors():
     found = share("better", fair, lambda: looked(level=0.2, futility=1e-9), runs=1000, pairs=100, block=1)
     assert 0.05 < found <= slack(0.2, 1000)

@@ -1,4 +1,4 @@
-"""The three roles: what each is shown, in which order, and what comes of its reply."""
+"""The three roles: what each is shown, in which order, and how its reply is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUP = Group(
 )
 ADD = {"kind": "add", "text": "When asked for a height, look it up.", "why": "rollout 1 did"}
 HEADINGS = {
-    "summariser": "# Summarise one rollout",
+    "summariser": "# Summarise one rollout",  # words: allow
     "critic": "# Contrast a group of rollouts",
     "merger": "# Merge proposed changes",
 }
@@ -141,7 +141,7 @@ def test_foreign_text_cannot_forge_a_heading_or_a_chat_token():
 
 
 def test_a_prompt_file_of_ones_own_takes_the_place_of_the_shipped_one(tmp_path: Path):
-    own = tmp_path / "summarise.md"
+    own = tmp_path / "own.md"
     own.write_text("# Say what happened\n<!-- user -->\n{{question}}\n{{answer}}{{rollout}}\n", encoding="utf-8")
     sent = shown(summariser={"engine": "m", "prompt_file": own})
     assert sent["summariser"][0].content == "# Say what happened"

@@ -17,7 +17,7 @@ from midstream.practice.replies import SUMMARY_SCHEMA, read_summary
 from support.reflectors import settings
 
 PURPOSE = RoleCall("summariser", 1, "t1", 0)
-MESSAGES = (Message(role="system", content="# Summarise one rollout"), Message(role="user", content="..."))
+MESSAGES = (Message(role="system", content="# Write a summary"), Message(role="user", content="..."))
 GOOD = '{"summary": "it went well"}'
 
 
@@ -52,7 +52,7 @@ def test_an_unusable_reply_is_shown_to_its_model_with_what_was_wrong():
     assert 'holds no JSON object with a text as "summary"' in correction.content
 
 
-def test_what_stays_unusable_is_told_with_what_the_last_reply_said():
+def test_what_stays_unusable_is_reported_with_the_last_reply():
     engine = ScriptedEngine(["no", "never", "I won't\n" + "x" * 1000])
     found = ask(engine)
     assert found.value is None
@@ -63,14 +63,14 @@ def test_what_stays_unusable_is_told_with_what_the_last_reply_said():
     assert len(lost) < 500
 
 
-def test_asks_bounds_the_requests_and_the_last_reply_is_mended_if_it_can_be():
+def test_asks_bounds_the_requests_and_the_last_reply_is_repaired_if_possible():
     almost = "{'summary': 'it went well',}"
     engine = ScriptedEngine([almost] * 3)
     assert ask(engine, reflector=role(asks=2)).value == "it went well"
     assert len(engine.requests) == 2
 
 
-def test_a_reply_that_was_cut_off_is_not_mended_and_is_called_so():
+def test_a_reply_that_was_cut_off_is_not_repaired_and_reported_as_such():
     class Cut(ScriptedEngine):
         async def sample(self, request: Request) -> Call:
             return (await super().sample(request)).model_copy(update={"finish_reason": "length"})

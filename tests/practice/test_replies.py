@@ -82,7 +82,7 @@ def test_small_liberties_are_taken_as_meant(written: dict[str, Any], operation: 
         ("delete L5", "Input should be"),
     ],
 )
-def test_a_sound_part_is_used_and_the_rest_is_told(broken: object, said: str):
+def test_a_sound_part_is_used_and_the_rest_is_reported(broken: object, said: str):
     found = read_operations(json.dumps({"operations": [KEEP, broken]}))
     assert found.value == (Change.model_validate(KEEP),)
     (flaw,) = found.flaws
@@ -105,7 +105,7 @@ def test_no_change_is_a_reply():
     assert read_operations('{"operations": []}').value == ()
 
 
-def test_json_that_is_almost_json_is_mended_when_asked_to():
+def test_json_that_is_almost_json_is_repaired_on_request():
     reply = "{'operations': [{'kind': 'delete', 'id': 'L5'},]}"
     assert read_operations(reply).value is None
     assert [one.id for one in changes(reply, repair=True)] == ["L5"]
@@ -137,7 +137,7 @@ def test_the_schemas_fit_the_readers():
 
 
 @given(st.text() | JSON.map(json.dumps) | st.lists(JSON).map(lambda listed: json.dumps({"operations": listed})))
-def test_no_reply_raises_and_every_part_is_used_or_told(reply: str):
+def test_no_reply_raises_and_every_part_is_used_or_reported(reply: str):
     found = read_operations(reply)
     assert (found.value is None) == bool(found.problem)
     if found.value is not None:

@@ -1,4 +1,4 @@
-"""The values in the reflector's prompts: what they tell, and that nothing in them can forge anything."""
+"""The values in the reflector's prompts: their content, and that nothing in them can forge structure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LIBRARY = Library(
 )
 
 
-def test_a_run_says_how_long_a_lesson_may_be_and_whom_it_may_be_for():
-    told = about_run(settings(modules=("planner", "scout"), library={"lesson_tokens": 90}, changes_per_group=3))
-    assert (told["words"], told["module"], told["changes"]) == ("60", "planner", "3")
-    assert told["modules"].startswith("  - planner: decides")
-    assert told["modules"].endswith("\n  - scout")
+def test_the_values_of_a_run_bound_a_lessons_length_and_name_its_modules():
+    values = about_run(settings(modules=("planner", "scout"), library={"lesson_tokens": 90}, changes_per_group=3))
+    assert (values["words"], values["module"], values["changes"]) == ("60", "planner", "3")
+    assert values["modules"].startswith("  - planner: decides")
+    assert values["modules"].endswith("\n  - scout")
     assert about_run(settings(library={"lesson_tokens": None}))["words"] == "60"
 
 

@@ -18,7 +18,7 @@ from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat
 
 LIBRARY = Library(lessons=(Lesson(id="L1", text="look first"),))
-TOLD = digest(render_modules(LIBRARY))
+SEEN = digest(render_modules(LIBRARY))
 
 
 def runner(answers, ledger=None, *, limit=None, **named):
@@ -38,14 +38,14 @@ def match(place, first=LIBRARY, other=LIBRARY):
     return Match(task=task.model_copy(update={"id": f"{task.id}@whole-{place}"}), first=first, other=other)
 
 
-def test_a_pair_has_each_library_in_its_own_prompts_and_one_that_broke_is_none():
+def test_a_pair_has_each_library_in_its_own_prompts_and_a_failed_one_has_no_result():
     ledger = Ledger()
     pairs = [match(0, other=Library()), match(1), match(2)]
     values = played(runner(["0", "no", "1", FAILS, "2", None], ledger).pairs("gate-1-whole-1", pairs))
     assert values == [(1.0, 0.0), None, (1.0, 0.0)]
-    told = {one.task_id: one.lessons for one in ledger.gathered("gate-1-")}
-    assert (told["t0@whole-0~first"], told["t0@whole-0~other"]) == (TOLD, "")
-    assert len(told) == 6
+    lessons = {one.task_id: one.lessons for one in ledger.gathered("gate-1-")}
+    assert (lessons["t0@whole-0~first"], lessons["t0@whole-0~other"]) == (SEEN, "")
+    assert len(lessons) == 6
 
 
 def test_what_is_in_the_ledger_is_not_run_again_unless_its_lessons_were_others():

@@ -153,7 +153,7 @@ def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path,
     assert all(one.errors == 0 for one in run.evaluations.read())
 
 
-def test_with_more_to_spend_the_run_goes_on_where_it_was(whole, tmp_path, monkeypatch):
+def test_with_more_to_spend_the_run_resumes_where_it_was(whole, tmp_path, monkeypatch):
     with counting(monkeypatch) as asked:
         practise(tmp_path / "run", {"practice.budget.rollouts": 25})
         assert practise(tmp_path / "run") == ""
@@ -207,7 +207,7 @@ def test_a_rollout_that_broke_is_named_and_no_reward_of_zero(tmp_path, monkeypat
 # -- people in between, and a library to begin with --------------------------------------------------------------------
 
 
-def test_a_library_edited_between_two_updates_is_the_one_that_goes_on(tmp_path, monkeypatch):
+def test_a_library_edited_between_two_updates_is_the_one_that_is_used(tmp_path, monkeypatch):
     root = tmp_path / "run"
     practise(root, {**UNGATED, "practice.budget.updates": 1})
     history = History(RunDirectory(root).library_dir)
@@ -246,7 +246,7 @@ def test_a_run_begins_with_the_library_it_is_given(whole, tmp_path):
     assert {one.lessons for one in trajectories(tmp_path / "run")["eval-test-T0.7-0"]} == {""}
 
 
-def test_a_damaged_update_is_told(tmp_path):
+def test_a_damaged_update_is_reported(tmp_path):
     practise(tmp_path / "run", {**UNGATED, "practice.budget.updates": 1})
     (tmp_path / "run" / "ledger" / "update.json").write_text("{")
     with pytest.raises(RecipeError.__mro__[2]) as caught:

@@ -58,7 +58,7 @@ def test_general_advice_passes(lesson: str, known: Task):
     assert leak(lesson, [known]) is None
 
 
-def test_the_wording_that_all_questions_share_tells_nothing():
+def test_the_wording_that_all_questions_share_is_no_evidence():
     marks = ["red", "blue", "matte", "thick", "narrow"]
     tasks = [
         Task(id=f"t{n}", question=f"Order {n}: the sheet is {marks[n % 5]}; which setting of the press?", answer=f"{n}")
@@ -87,7 +87,7 @@ def test_any_texts_can_be_compared(lesson: str, question: str, answer: str):
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_a_lesson_that_is_question_and_telling_answer_is_always_caught(question: str, before: str):
+def test_a_lesson_that_is_question_and_revealing_answer_is_always_caught(question: str, before: str):
     answer = "Marie Curie of 1867"
     assert leak(f"{before} {question} {answer}", [task(question, answer)]) is not None
 

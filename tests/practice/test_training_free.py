@@ -68,7 +68,7 @@ def test_add_delete_modify_and_keep_arrive_exactly():
     assert (made.uniform, made.broken, made.left_out, made.unreadable) == (0, {}, [], [])
 
 
-def test_every_rollout_of_a_group_with_contrast_is_summarised_and_the_critic_reads_it():
+def test_every_rollout_of_a_group_with_contrast_is_summarized_and_the_critic_reads_it():
     engine = role_engine()
     learn(["right", "wrong", "right"], engine, TASKS[:1], group_size=3)
     assert len(requests(engine, "summariser")) == 3
@@ -181,7 +181,7 @@ def test_the_merger_is_asked_where_changes_come_from_several_groups():
     assert [(one.kind, one.origin.tasks) for one in made.operations] == [("add", ("t0", "t2")), ("keep", ("t1",))]
 
 
-def test_what_the_merger_leaves_out_is_told():
+def test_what_the_merger_leaves_out_is_reported():
     joined = operations({"kind": "add", "text": "When asked, look.", "from": [1]})
     engine = role_engine(lambda request: operations({**ADD, "text": section(asked(request), "Question")}), joined)
     made = learn([*CONTRAST] * 2, engine, TASKS[:2])
@@ -224,7 +224,7 @@ def test_the_order_in_which_answers_come_changes_nothing():
     assert len(plain.unreadable) == 2
 
 
-def test_a_batch_that_goes_on_runs_and_asks_nothing_again():
+def test_a_resumed_batch_repeats_no_rollout_and_no_request():
     ledger, answers = Ledger(), [*CONTRAST] * 2
     engine = role_engine(operations(ADD))
     first = learn(answers, engine, TASKS[:2], ledger=ledger)

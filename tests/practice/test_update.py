@@ -1,4 +1,4 @@
-"""One update: what is counted, what is on record, for whom the library is proven, and what is put off."""
+"""One update: what is counted, what is on record, for which agent the library is proven, and what is pending."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_lessons_count_the_rollouts_that_had_them_in_a_prompt(monkeypatch):
     assert used == {"L1": 10 + 2 + 6, "L2": 0, "L3": 3}
 
 
-def test_pending_changes_go_on_and_keep_their_ids(monkeypatch):
+def test_pending_changes_join_the_next_batch_and_keep_their_ids(monkeypatch):
     first = updated(monkeypatch, ["0", "1"], gate(["pending", "rejected"]))
     assert [one.id for one in first.pending] == ["L3"]
     assert first.library.lessons[0].used == 12

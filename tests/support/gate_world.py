@@ -85,16 +85,16 @@ class Played:
         return float(self.draw.random() < self.chance(task, [one.text for one in library.rendered]))
 
     def proposed(self, library: Library, pending: Sequence[Operation]) -> list[Operation]:
-        """New lessons about rules that none tells of."""
-        told = {text.split()[0] for text in [one.text for one in (*library.rendered, *pending)]}
-        rules = [i for i in range(self.world.rules) if str(i) not in told and self.draw.random() < self.world.coverage]
+        """New lessons about rules that no lesson is about."""
+        known = {text.split()[0] for text in [one.text for one in (*library.rendered, *pending)]}
+        rules = [i for i in range(self.world.rules) if str(i) not in known and self.draw.random() < self.world.coverage]
         kinds = ["true" if self.draw.random() < self.world.share_true else "false" for _ in rules]
         return [Operation(kind="add", text=f"{i} {kind}") for i, kind in zip(rules, kinds, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to: its exact gain on the test set, all its rollouts, and each update's decision."""
+    """Result of a run: its exact gain on the test set, all its rollouts, and each update's decision."""
 
     gain: float
     rollouts: int

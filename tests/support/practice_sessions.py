@@ -1,4 +1,4 @@
-"""Small practice runs in the simulated workshop, in this process: begun, gone on with, and killed at any write."""
+"""Small practice runs in the simulated workshop, in this process: begun, resumed, and killed at any write."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, *, shuffled: bool = False) -> Iter
 
 
 def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Mapping[str, Any] = SMALL) -> str:
-    """Begin a run in `root`, or go on with the one there, to its end; returns why it ended early."""
+    """Begin a run in `root`, or resume the one there, to its end; returns why it ended early."""
     settings = {**small, **(changes or {})}
     sets = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     recipe = load_recipe("training-free-simulated", [*sets, 'evaluation.sets=[{name="test",split="test",count=3}]'])

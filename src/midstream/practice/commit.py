@@ -96,7 +96,7 @@ def left_out(record: UpdateRecord) -> dict[str, int]:
 
 
 def read_updates(run: RunDirectory) -> list[UpdateRecord]:
-    """All updates of a run in order; empty if there are none yet. Raises `RunError` if damaged."""
+    """All updates of a run in order; an empty list before the first. Raises `RunError` if damaged."""
     return read_models(run.updates_path, UpdateRecord)
 
 

@@ -163,7 +163,7 @@ def read_library(path: Path) -> Library:
     """The library in a JSON or Markdown (.md) file, or the current one of a run directory or of its `library/`.
 
     Raises:
-        RunError: there is none.
+        RunError: there is no library.
         UsageError: the file does not hold a library.
     """
     if path.is_dir():
