@@ -1,4 +1,4 @@
-"""An MCP server over standard input and output that does one thing wrong: `python -S hostile.py BEHAVIOUR`.
+"""An MCP server over standard input and output that does one thing wrong: `python -S hostile.py MODE`.
 
 Standard library only, so that it starts in no time. Its one honest tool, `echo`, answers "echo: TEXT".
 """

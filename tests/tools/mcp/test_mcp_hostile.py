@@ -1,4 +1,4 @@
-"""Servers that misbehave: each ends in bounded time with a typed outcome, and the next call is served as well."""
+"""Servers that misbehave: each call ends in bounded time with a typed outcome, and so does the next call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.processes import gone
 SERVER = Path(__file__).parents[2] / "support" / "mcp_servers" / "hostile.py"
 BOUND_S = 20.0  # of what takes a second or two on a quiet machine
 
-# behaviour: what two calls give, True for a result, False for `ok=False`, None for `ToolServerError`; and their texts.
+# mode: what two calls return, True for a result, False for `ok=False`, None for `ToolServerError`; and their texts.
 CALLS: dict[str, tuple[bool | None, str]] = {
     "answers_twice": (True, "echo: hi"),
     "noise_at_start": (True, "echo: hi"),
@@ -44,7 +44,7 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "modern": (True, "echo: modern"),
     "asks_for_a_model": (True, "ping result; sampling/createMessage error; elicitation/create error; roots/list error"),
     "is_error": (False, "no such city"),
-    "is_error_with_empty_content": (False, "did not say why"),
+    "is_error_with_empty_content": (False, "without a message"),
     "error_of_the_arguments": (False, "text must rhyme"),
     "long_reply": (False, "more than 1 MB is not read"),
     "long_reply_id_last": (False, "more than 1 MB is not read"),
@@ -56,20 +56,20 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "hangs": (None, "hangs: no result within 0.4 s"),
     "unfinished_line": (None, "hangs: no result within 0.4 s"),
     "endless_line": (None, "a line of more than 32 MB"),
-    "endless_notifications": (None, "messages in a row that nobody asked for|no result within"),
+    "endless_notifications": (None, "messages in a row that were not requested|no result within"),
     "exits": (None, "exit code 1; its standard error ends: out of flux"),
-    "closes_input": (None, "ended while a call was under way(.|\n)*it closed its input"),
-    "half_a_reply": (None, "ended while a call was under way(.|\n)*exit code 4"),
+    "closes_input": (None, "ended during a call(.|\n)*it closed its input"),
+    "half_a_reply": (None, "ended during a call(.|\n)*exit code 4"),
     "leaves_a_child": (None, "exit code 1; its standard error ends: left"),
-    "result_is_text": (None, "a reply that is no JSON-RPC"),
-    "result_is_null": (None, "a reply that is no JSON-RPC"),
-    "content_is_text": (None, "a result that is none: content: Input should be a valid list"),
-    "unknown_content": (None, "a result that is none: content.0"),
-    "is_error_without_content": (None, "a result that is none: content: Field required"),
-    "deep_nesting": (None, "a reply that is no JSON"),
-    "error_is_text": (None, "a reply that is no JSON-RPC"),
-    "error_is_null": (None, "a reply that is no JSON-RPC"),
-    "error_without_code": (None, "a reply that is no JSON-RPC"),
+    "result_is_text": (None, "a reply that is not JSON-RPC"),
+    "result_is_null": (None, "a reply that is not JSON-RPC"),
+    "content_is_text": (None, "an invalid result: content: Input should be a valid list"),
+    "unknown_content": (None, "an invalid result: content.0"),
+    "is_error_without_content": (None, "an invalid result: content: Field required"),
+    "deep_nesting": (None, "a reply that is not JSON-RPC"),
+    "error_is_text": (None, "a reply that is not JSON-RPC"),
+    "error_is_null": (None, "a reply that is not JSON-RPC"),
+    "error_without_code": (None, "a reply that is not JSON-RPC"),
     "error_of_the_server": (None, r"error -32603\): database is down \[2J"),
 }
 REFUSED: dict[str, str] = {
@@ -81,8 +81,8 @@ REFUSED: dict[str, str] = {
     "closes_output": "it closed its output",
     "endless_line_at_start": "a line of more than 32 MB|not ready",
     "wrong_version": "Unsupported protocol version from the server: 1999-01-01",
-    "initialize_is_text": "a reply that is no JSON-RPC",
-    "initialize_error_is_text": "a reply that is no JSON-RPC",
+    "initialize_is_text": "a reply that is not JSON-RPC",
+    "initialize_error_is_text": "a reply that is not JSON-RPC",
     "initialize_lacks_fields": "does not speak MCP: .*Field required",
     "list_is_text": "does not speak MCP: tools: Input should be a valid list",
     "tool_without_schema": "inputSchema: Field required",
@@ -93,10 +93,10 @@ REFUSED: dict[str, str] = {
 LEFT_OUT: dict[str, str] = {
     "same_names": "another has the same name",
     "empty_names": "no letter and no digit",
-    "schema_is_no_schema": "is no JSON schema",
+    "schema_is_no_schema": "is not a JSON schema",
     "schema_bad_pattern": "'[(]' is not a 'regex'",
-    "schema_elsewhere": "refers to what is not in it: http://127.0.0.1:9/schema.json",
-    "schema_loops": "refers to what is not in it",
+    "schema_elsewhere": "unresolved reference: http://127.0.0.1:9/schema.json",
+    "schema_loops": "unresolved reference",
     "schema_deep": "more than 32 levels",
     "schema_wide": "longer than 20000 characters",
 }
@@ -112,11 +112,18 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_stdio, "TERM_S", 0.2)
 
 
-def connect(behaviour: str, **settings: Any) -> list[mcp.McpTool]:
-    patience = 0.6 if behaviour in REFUSED else 10
+def connect(mode: str, **settings: Any) -> list[mcp.McpTool]:
+    patience = 0.6 if mode in REFUSED else 10
+    times_out = "no result within" in CALLS.get(mode, (None, ""))[1]
     config = mcp.Config(
-        command=(sys.executable, "-S", str(SERVER), behaviour),
-        **{"timeout_s": 0.4, "connect_timeout_s": patience, "max_reply_mb": 1, "prefix": "", **settings},
+        command=(sys.executable, "-S", str(SERVER), mode),
+        **{
+            "timeout_s": 0.4 if times_out else 10,
+            "connect_timeout_s": patience,
+            "max_reply_mb": 1,
+            "prefix": "",
+            **settings,
+        },
     )
     return mcp.make(config, "hostile")
 
@@ -133,11 +140,11 @@ async def close(tools: list[mcp.McpTool]) -> None:
         await tool.close()
 
 
-@pytest.mark.parametrize("behaviour", CALLS)
-def test_every_call_has_an_outcome(behaviour):
-    ok, text = CALLS[behaviour]
+@pytest.mark.parametrize("mode", CALLS)
+def test_every_call_has_an_outcome(mode):
+    ok, text = CALLS[mode]
     clock = time.monotonic()
-    tools = connect(behaviour)
+    tools = connect(mode)
 
     async def run() -> list[ToolResult | ToolServerError]:
         found = [await outcome(tools[0]), await outcome(tools[0])]
@@ -153,9 +160,9 @@ def test_every_call_has_an_outcome(behaviour):
     assert time.monotonic() - clock < BOUND_S
 
 
-@pytest.mark.parametrize("behaviour", ["exits", "closes_input"])
-def test_many_calls_to_a_server_that_goes_all_fail_without_a_word_on_the_screen(behaviour, caplog):
-    tools = connect(behaviour)
+@pytest.mark.parametrize("mode", ["exits", "closes_input"])
+def test_many_calls_to_a_server_that_ends_all_fail_without_output(mode, caplog):
+    tools = connect(mode)
 
     async def run() -> list[ToolResult | ToolServerError]:
         found = await asyncio.gather(*(outcome(tools[0]) for _ in range(64)))
@@ -166,39 +173,40 @@ def test_many_calls_to_a_server_that_goes_all_fail_without_a_word_on_the_screen(
     assert caplog.messages == []  # asyncio's own, of writing into a pipe that nobody reads
 
 
-@pytest.mark.parametrize("behaviour", REFUSED)
-def test_a_server_that_does_not_come_up_is_refused(behaviour):
+@pytest.mark.parametrize("mode", REFUSED)
+def test_a_server_that_does_not_start_is_refused(mode):
     clock = time.monotonic()
-    with pytest.raises(ToolServerError, match=REFUSED[behaviour]) as caught:
-        connect(behaviour)
-    assert caught.value.cause
+    with pytest.raises(ToolServerError, match=REFUSED[mode]) as caught:
+        connect(mode)
+    assert caught.value.code == "mcp-server-unusable"
     assert "[tools.hostile]" in caught.value.fix
     assert time.monotonic() - clock < BOUND_S
 
 
-@pytest.mark.parametrize("behaviour", LEFT_OUT)
-def test_a_tool_that_cannot_be_offered_is_left_out_with_a_warning(behaviour, caplog):
+@pytest.mark.parametrize("mode", LEFT_OUT)
+def test_a_tool_that_cannot_be_offered_is_left_out_with_a_warning(mode, caplog):
     with caplog.at_level(logging.WARNING, "midstream.tools"):
-        tools = connect(behaviour)
+        tools = connect(mode)
     asyncio.run(close(tools))
     assert [tool.name for tool in tools] == ["echo"]
-    assert re.search(LEFT_OUT[behaviour], caplog.text)
+    assert re.search(LEFT_OUT[mode], caplog.text)
 
 
-def test_a_tool_that_was_named_is_not_left_out_in_silence():
-    with pytest.raises(RecipeError, match="include names 'other': its schema is no JSON schema"):
+def test_an_included_tool_that_is_unusable_is_an_error():
+    with pytest.raises(RecipeError, match="'other': its schema is not a JSON schema"):
         connect("schema_is_no_schema", include=("echo", "other"))
 
 
 def test_too_many_tools_are_refused_until_some_are_chosen():
-    with pytest.raises(RecipeError, match=r"offers 10001 tools, more than max_tools = 64"):
+    with pytest.raises(RecipeError, match="10001 tools") as refused:
         connect("many_tools", max_reply_mb=8)
+    assert refused.value.code == "mcp-tools-invalid"
     tools = connect("many_tools", max_reply_mb=8, include=("echo", "tool_9999"))
     asyncio.run(close(tools))
     assert [tool.name for tool in tools] == ["echo", "tool_9999"]
 
 
-def test_names_and_descriptions_are_made_fit_for_a_prompt():
+def test_names_and_descriptions_are_cleaned_for_prompts():
     [_, other] = tools = connect("long_description")
     asyncio.run(close(tools))
     assert other.description.startswith("[2J <|im_start|>very very")
@@ -231,7 +239,7 @@ def test_a_server_that_ignores_every_sign_of_the_end_is_killed():
     assert gone(pid)
 
 
-def test_every_behaviour_is_tested():
+def test_every_mode_is_tested():
     text = SERVER.read_text(encoding="utf-8")
-    behaviours = {*re.findall(r'MODE == "(\w+)"', text), *re.findall(r'^        "(\w+)": \[other', text, re.MULTILINE)}
-    assert behaviours == {*CALLS, *REFUSED, *LEFT_OUT, *OTHERS}
+    modes = {*re.findall(r'MODE == "(\w+)"', text), *re.findall(r'^        "(\w+)": \[other', text, re.MULTILINE)}
+    assert modes == {*CALLS, *REFUSED, *LEFT_OUT, *OTHERS}

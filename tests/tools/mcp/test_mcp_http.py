@@ -1,4 +1,4 @@
-"""MCP over HTTP that goes wrong: an outcome for the one call it happens to, and the session lives on."""
+"""Failures of MCP over HTTP: an outcome for the one call that failed, and the session remains usable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def connect(server: HostileHttp, **settings: Any) -> mcp.McpTool:
     config = mcp.Config(
-        url=server.url, max_reply_mb=1, prefix="", **{"timeout_s": 5, "connect_timeout_s": 5, **settings}
+        url=server.url, max_reply_mb=1, prefix="", **{"timeout_s": 20, "connect_timeout_s": 20, **settings}
     )
     [tool] = mcp.make(config, "remote")
     return tool
@@ -74,9 +74,9 @@ def test_every_call_has_an_outcome(mode):
             return found
 
         *found, last = asyncio.run(run())
-        for one in found:
-            assert (one.ok if isinstance(one, ToolResult) else None) == ok, one
-            assert re.search(text, one.text if isinstance(one, ToolResult) else str(one)), one
+        for result in found:
+            assert (result.ok if isinstance(result, ToolResult) else None) == ok, result
+            assert re.search(text, result.text if isinstance(result, ToolResult) else str(result)), result
         assert isinstance(last, ToolResult)
         assert last.text == "echo: hi"
         assert server.sessions == (2 if mode.startswith("session_lost") else 1)
@@ -100,4 +100,4 @@ def test_headers_come_from_the_environment(monkeypatch):
         tool = connect(server, headers_env={"Authorization": "TRACKER_KEY", "X-Team": "TEAM"})
         asyncio.run(tool.close())
         sent = [{name.lower(): value for name, value in headers.items()} for headers in server.headers]
-    assert all((one["authorization"], one["x-team"]) == ("Bearer s3cret-value", "blue") for one in sent)
+    assert {(headers["authorization"], headers["x-team"]) for headers in sent} == {("Bearer s3cret-value", "blue")}

@@ -1,7 +1,7 @@
-"""Which of a server's tools an agent gets, and how they look to it: names, descriptions, schemas.
+"""Which of a server's tools an agent gets, with names, descriptions and schemas that fit into prompts.
 
-All three are somebody else's text and go into prompts. Names become identifiers, descriptions lose control characters
-and are cut, a schema must be a JSON schema for an object that is complete in itself and of bounded size.
+All three are written by others. Names become identifiers, descriptions lose control characters and are cut, a schema
+must be a JSON schema for an object, without references to other documents and of bounded size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.core.data import Frozen, unfit
 MAX_NAME = 64  # characters: what model servers allow for a function's name
 MAX_DESCRIPTION = 1000  # of a tool; of a parameter half of it
 MAX_SCHEMA = 20_000  # as JSON
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")  # and what turns text round
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")  # and direction marks
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -38,23 +38,26 @@ class Offered(Frozen):
 
 
 def offer(wanted: Sequence[Tool], prefix: str) -> tuple[list[Offered], dict[str, str]]:
-    """The tools that can be used, in the server's order, and why each other one cannot, by its name there."""
-    again = Counter(identifier(prefix + tool.name) for tool in wanted)
+    """(usable tools in the server's order, {name on the server: reason} of the others)."""
+    names = Counter(identifier(prefix + tool.name) for tool in wanted)
     offered: list[Offered] = []
     refused: dict[str, str] = {}
     for tool in wanted:
         name = identifier(prefix + tool.name)
-        why = _bad_name(tool.name, name) or ("another has the same name" if again[name] > 1 else None)
-        why = why or bad_schema(tool.input_schema)
-        if why:
-            refused[tool.name] = why
+        if not re.search(r"[A-Za-z0-9]", tool.name):
+            reason = "its name has no letter and no digit"
+        elif len(name) > MAX_NAME:
+            reason = f"its name is longer than {MAX_NAME} characters"
+        elif names[name] > 1:
+            reason = "another has the same name"
+        else:
+            reason = bad_schema(tool.input_schema)
+        if reason:
+            refused[tool.name] = reason
             continue
         description = clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
-        offered.append(
-            Offered(
-                original=tool.name, name=name, description=description, parameters=_with_clean_texts(tool.input_schema)
-            )
-        )
+        parameters = _with_clean_texts(tool.input_schema)
+        offered.append(Offered(original=tool.name, name=name, description=description, parameters=parameters))
     return offered, refused
 
 
@@ -70,14 +73,8 @@ def clean(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[:limit] + " ..."
 
 
-def _bad_name(original: str, name: str) -> str | None:
-    if not re.search(r"[A-Za-z0-9]", original):
-        return "its name has no letter and no digit"
-    return f"its name is longer than {MAX_NAME} characters" if len(name) > MAX_NAME else None
-
-
 def bad_schema(schema: dict[str, Any]) -> str | None:
-    """Why a schema cannot be that of a tool's arguments, or None."""
+    """The reason why a schema cannot be used for a tool's arguments, or None."""
     if why := unfit(schema):
         return f"its schema: {why}"
     if len(json.dumps(schema)) > MAX_SCHEMA:
@@ -92,14 +89,14 @@ def bad_schema(schema: dict[str, Any]) -> str | None:
             resolver.lookup(reference)
         kind(schema, registry=Registry()).is_valid({})
     except SchemaError as failure:
-        return f"its schema is no JSON schema: {failure.message[:200]}"
+        return f"its schema is not a JSON schema: {failure.message[:200]}"
     except (Unresolvable, RecursionError) as failure:
-        return f"its schema refers to what is not in it: {str(failure)[:200] or type(failure).__name__}"
+        return f"its schema has an unresolved reference: {str(failure)[:200] or type(failure).__name__}"
     return None
 
 
 def _references(value: Any) -> Iterator[str]:
-    """All references of a schema. One that is the name of a parameter or an example is no text, or is found too."""
+    """All references of a schema, and texts of examples that look like references."""
     if isinstance(value, list):
         for item in value:
             yield from _references(item)

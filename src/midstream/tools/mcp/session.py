@@ -1,10 +1,10 @@
-"""A session with one MCP server, in a thread and an event loop of its own.
+"""A session with one MCP server, in its own thread and event loop.
 
-Tools are used from one event loop after another and are made where there is none, while a session belongs to the loop
-it was opened in. So each server has a thread; calls come to it from any loop, and a call that is cancelled there is
-cancelled here. A connection that broke is opened again by the next call, after a pause that grows while calls fail.
+Tools are created without an event loop and used from one loop after another, while a session belongs to the loop in
+which it was opened. So each server has a thread: calls reach it from any loop, and cancelling a call there cancels it
+here. The call after a broken connection opens a new one, after a pause that grows while calls fail.
 
-The thread is the only one that touches the SDK. `stop` ends it and the server; it also runs when the interpreter ends.
+Only this thread uses the SDK. `stop` ends it and the server; it also runs when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import atexit
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import mcp_types as types
 from mcp import Client, MCPError
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.errors import MidstreamError, ToolServerError
-from midstream.tools.mcp.wire import TOO_LONG
+from midstream.core.version import __version__
+from midstream.tools.mcp.link import TOO_LONG, Link
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-PROBE_S = 5.0  # a server that answers within it is alive, only the call was slow
+PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # before connecting again, by the number of failures in a row
 ERROR_CHARACTERS = 300  # of a server's error message
 STOP_S = 8.0  # for a thread to end
@@ -36,36 +37,17 @@ MAX_PAGES, MAX_LISTED = 1000, 20_000  # of a server's list of tools
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
-# What a server without the older handshake says to it.
+# Errors of a server that does not know the older handshake.
 _NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
-_DENIED_CAUSE = "the key that headers_env sends is missing, wrong, or not allowed to do this"
-
-
-class Link(AbstractAsyncContextManager[Any], Protocol):
-    """A transport that says when it ended, and why (`StdioLink`, `HttpLink`)."""
-
-    ended: asyncio.Event
-    session_lost: bool
-
-    def story(self) -> str:
-        """What is known of a server that fails."""
-        ...
-
-    def end(self, fault: str) -> None:
-        """It is of no more use."""
-        ...
-
-    def kill(self) -> None:
-        """End at once what is left of it, from any thread."""
-        ...
+_DENIED_CAUSE = "the key that headers_env sends is missing, wrong, or lacks permission"
 
 
 class Refused(Exception):
-    """The server did not do what it was asked, for a reason that whoever asked can fix; the text says it."""
+    """The server refused a call for a reason that the caller can fix; the text gives it."""
 
 
 class _Connection:
-    """A client that is connected, its link, and the task that holds both."""
+    """A connected client, its link, and the task that holds both open."""
 
     def __init__(self, client: Client, link: Link, listed: list[types.Tool]) -> None:
         self.client, self.link, self.listed = client, link, listed
@@ -77,10 +59,10 @@ class Server:
 
     Args:
         name: the recipe's table, for errors.
-        make_link: a new transport to it.
+        make_link: creates a new link to it.
         connect_timeout_s: for connecting and listing the tools.
         timeout_s: for one call.
-        clean: makes text of the server fit for an error.
+        clean: removes keys and control characters from text of the server.
     """
 
     def __init__(
@@ -93,6 +75,7 @@ class Server:
         clean: Callable[[str], str],
     ) -> None:
         self._name, self._make_link, self._clean = name, make_link, clean
+        self._fix = f"start it by hand as [tools.{name}] describes it, and look at its output"
         self._connect_timeout_s, self._timeout_s = connect_timeout_s, timeout_s
         self._connection: _Connection | None = None
         self._attempt: asyncio.Task[_Connection] | None = None
@@ -106,13 +89,13 @@ class Server:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def start(self) -> list[types.Tool]:
-        """Connect, and give the server's tools.
+        """Connect and return the server's tools.
 
         Raises:
             RecipeError: its command cannot be started.
-            ToolServerError: it does not answer as an MCP server should.
+            ToolServerError: it does not answer as the protocol prescribes.
         """
-        for logger in ("mcp", "client"):  # the SDK's: what a server sends is not for the screen
+        for logger in ("mcp", "client"):  # the SDK's: they would print what a server sends
             logging.getLogger(logger).addHandler(logging.NullHandler())
         self._thread.start()
         self._started.wait()
@@ -124,7 +107,7 @@ class Server:
             try:
                 listed = connected.result(2 * (self._connect_timeout_s + STOP_S)).listed
             except TimeoutError as failure:  # the thread itself hangs
-                raise self._unusable("nothing comes of connecting to it") from failure
+                raise self._unusable("connecting to it never ends") from failure
             undo.pop_all()
         return listed
 
@@ -132,8 +115,8 @@ class Server:
         """Call a tool of the server, from any event loop.
 
         Raises:
-            Refused: it refuses the arguments, wants more input, takes too long, or says too much.
-            ToolServerError: it is gone, hangs, or answers with something that is no result.
+            Refused: it refuses the arguments, requests input, takes too long, or its reply is too long.
+            ToolServerError: it is gone, hangs, or answers with something that is not a result.
         """
         if self._stopping.is_set() or self._loop is None:
             raise self._closed()
@@ -144,10 +127,10 @@ class Server:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise self._closed() from failure  # by `stop`, while this call was under way
+            raise self._closed() from failure  # by `stop`, during this call
 
     def stop(self) -> None:
-        """End the session, the server and the thread; once more does nothing."""
+        """End the session, the server and the thread; calling it again does nothing."""
         atexit.unregister(self.stop)
         if not self._thread.is_alive() or self._loop is None:
             return
@@ -160,8 +143,8 @@ class Server:
     def _closed(self) -> ToolServerError:
         return ToolServerError(
             f"MCP server {self._name!r} is closed",
-            cause="a tool was called after its close()",
-            fix="close tools once the last rollout has ended",
+            code="mcp-server-closed",
+            fix="close tools after the last rollout has ended",
         )
 
     # --- in the thread ------------------------------------------------------------------------------------------------
@@ -176,22 +159,23 @@ class Server:
         """Close the connection, if there is one, and wait for its end."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.task is not None:
-            connection.link.end("")
+            connection.link.end()
             await asyncio.wait([connection.task])
 
     async def _connected(self) -> _Connection:
-        """The connection, opened anew if it broke; who comes meanwhile waits for the same attempt."""
+        """The connection, opened again if it broke; concurrent callers wait for the same attempt."""
         if self._connection is not None and not self._connection.link.ended.is_set():
             return self._connection
         if self._attempt is None:
             self._attempt = asyncio.create_task(self._connect())
-            self._attempt.add_done_callback(self._attempted)
-        return await asyncio.shield(self._attempt)
 
-    def _attempted(self, attempt: asyncio.Task[_Connection]) -> None:
-        self._attempt = None
-        if not attempt.cancelled():
-            attempt.exception()  # seen, also where nobody waits any more
+            def finished(attempt: asyncio.Task[_Connection]) -> None:
+                self._attempt = None
+                if not attempt.cancelled():
+                    attempt.exception()  # retrieved, also if no caller waits any more
+
+            self._attempt.add_done_callback(finished)
+        return await asyncio.shield(self._attempt)
 
     async def _connect(self) -> _Connection:
         await self._leave()
@@ -213,29 +197,32 @@ class Server:
         task = asyncio.create_task(self._hold(mode, ready))
         await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            task.result()  # an error that is ours, or the end of the thread
+            task.result()  # raises: our own error, or the end of the thread
         connection = ready.result()
         connection.task = task
         return connection
 
     async def _hold(self, mode: str, ready: asyncio.Future[_Connection]) -> None:
-        """Open a connection, give it to `ready`, and keep it until it ends; the SDK wants one task for all of that."""
+        """Open a connection, set it on `ready`, and hold it until it ends; the SDK requires one task for that."""
         link = self._link = self._make_link()
+        client_info = types.Implementation(name="midstream", version=__version__)
         try:
             async with asyncio.timeout(self._connect_timeout_s) as limit:
-                async with Client(_untimed_exit(link, limit), mode=mode, cache=None, client_info=_us()) as client:
+                async with Client(_untimed_exit(link, limit), mode=mode, cache=None, client_info=client_info) as client:
                     listed = await _tools_of(client)
                     limit.reschedule(None)
                     ready.set_result(_Connection(client, link, listed))
                     await link.ended.wait()
         except (MidstreamError, MCPError, ValidationError, RuntimeError, OSError, ExceptionGroup) as failure:
             if not ready.done():
-                ready.set_exception(self._judged(_innermost(failure), link))
+                ready.set_exception(self._connect_error(failure, link))
         finally:
-            link.end("")
+            link.end()
 
-    def _judged(self, failure: Exception, link: Link) -> Exception:
-        """What a connection failed with, as who waits for it gets it; an error reply stays what it is."""
+    def _connect_error(self, failure: Exception, link: Link) -> Exception:
+        """The error for callers that wait for a connection; an error reply of the server is passed on."""
+        while isinstance(failure, ExceptionGroup):  # of the SDK's task groups
+            failure = failure.exceptions[0]
         if isinstance(failure, MidstreamError):
             return failure
         if isinstance(failure, TimeoutError):
@@ -246,11 +233,12 @@ class Server:
         return self._unusable(f"it does not speak MCP: {why}", link)
 
     def _unusable(self, what: str, link: Link | None = None) -> ToolServerError:
-        story = f" ({link.story()})" if link is not None and link.story() else ""
+        known = link.diagnostics() if link is not None else ""
         return ToolServerError(
-            f"MCP server {self._name!r} cannot be used: {self._clean(what + story)}",
-            cause=_DENIED_CAUSE if _denied(what) else "it is no MCP server, lacks something it needs, or is down",
-            fix=self._mend(),
+            f"MCP server {self._name!r} cannot be used: {self._clean(what + (f' ({known})' if known else ''))}",
+            code="mcp-server-unusable",
+            cause=_DENIED_CAUSE if _denied(what) else "it is not an MCP server, lacks something it needs, or is down",
+            fix=self._fix,
         )
 
     async def _call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
@@ -259,28 +247,26 @@ class Server:
             return await self._ask(connection, tool, arguments)
         except MCPError as failure:
             if not connection.link.session_lost:
-                await self._settled(connection)
+                if connection.link.ended.is_set() and connection.task is not None:
+                    # The exit code and the last output are known only after the process has ended.
+                    await asyncio.wait([connection.task], timeout=STOP_S)
                 raise self._failed(connection, failure) from failure
-        connection.link.end("")  # the server forgot our session, so it did nothing: once more, with a new one
+        connection.link.end()  # the server does not know our session, so it did nothing: repeat with a new one
         connection = await self._connected()
         try:
             return await self._ask(connection, tool, arguments)
         except MCPError as failure:
             raise self._failed(connection, failure) from failure
 
-    async def _settled(self, connection: _Connection) -> None:
-        """Of a connection that ended, wait until its process has: only then is it known how."""
-        if connection.link.ended.is_set() and connection.task is not None:
-            await asyncio.wait([connection.task], timeout=STOP_S)
-
     async def _ask(
         self, connection: _Connection, tool: str, arguments: Mapping[str, JsonValue]
     ) -> types.CallToolResult:
-        """One request; raises the SDK's `MCPError` where the server, or the SDK, answers with an error."""
+        """One request; raises the SDK's `MCPError` if the server, or the SDK, answers with an error."""
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         try:
             async with asyncio.timeout(self._timeout_s):
-                # Not `call_tool`, which would judge the result by the server's schema of it: what counts is the text.
+                # Not `call_tool`, which would validate the result against the server's output schema: only its text
+                # is used.
                 result = await connection.client.session.send_request(request, _RESULT)
         except TimeoutError as failure:
             if await self._answers(connection):
@@ -288,14 +274,14 @@ class Server:
             connection.link.end("it hangs")
             raise self._broke(connection, f"hangs: no result within {self._timeout_s:g} s") from failure
         except ValidationError as failure:
-            raise self._broke(connection, f"gave a result that is none: {_first_error(failure)}") from failure
+            raise self._broke(connection, f"returned an invalid result: {_first_error(failure)}") from failure
         self._failures = 0
         if isinstance(result, types.InputRequiredResult):
-            raise Refused("it asks for input from a person or a model, and there is none here")
+            raise Refused("it requests input from a person or a model, which is not available here")
         return result
 
     async def _answers(self, connection: _Connection) -> bool:
-        """Whether the server answers anything at all."""
+        """Whether the server answers any request."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await connection.client.session.send_request(types.ListToolsRequest(), types.ListToolsResult)
@@ -304,36 +290,34 @@ class Server:
         except TimeoutError:
             return False
         except ValidationError:
-            pass  # an answer all the same
+            pass  # an answer, although an invalid one
         return True
 
     def _failed(self, connection: _Connection, failure: MCPError) -> Exception:
-        """What an error reply to a call is: the caller's (`Refused`), or the server's."""
+        """The error for an error reply to a call: the caller's fault (`Refused`), or the server's."""
         text = self._clean(failure.message[:ERROR_CHARACTERS])
         if failure.code == types.INVALID_PARAMS:
             return Refused(text)
         if failure.code == TOO_LONG:
             return Refused(f"{text} is not read: ask for less")
         if connection.link.ended.is_set():
-            return self._broke(connection, "ended while a call was under way")
+            return self._broke(connection, "ended during a call")
         return self._broke(connection, f"failed a call (error {failure.code}): {text}")
 
     def _broke(self, connection: _Connection, what: str) -> ToolServerError:
-        story = connection.link.story()
+        known = self._clean(connection.link.diagnostics())
         return ToolServerError(
             f"MCP server {self._name!r} {self._clean(what)}",
-            cause=_DENIED_CAUSE if _denied(what) else self._clean(story) or "its own fault, or of something it needs",
-            fix=self._mend(),
+            code="mcp-server-failed",
+            cause=_DENIED_CAUSE if _denied(what) else known or "a problem of the server, or of something it needs",
+            fix=self._fix,
         )
-
-    def _mend(self) -> str:
-        return f"try it by hand as [tools.{self._name}] describes it, and look at what it writes"
 
 
 @asynccontextmanager
 async def _untimed_exit(link: Link, limit: asyncio.Timeout) -> AsyncGenerator[TransportStreams]:
-    """A link whose end has its own limits: the clock that `limit` keeps stops there."""
-    async with link as streams:
+    """An open link; `limit` does not apply to closing it, which has its own limits."""
+    async with link.open() as streams:
         try:
             yield streams
         finally:
@@ -342,30 +326,17 @@ async def _untimed_exit(link: Link, limit: asyncio.Timeout) -> AsyncGenerator[Tr
 
 
 def _first_error(failure: ValidationError) -> str:
-    """Where a value is not what it should be, and why."""
+    """The place of the first invalid value, and the reason."""
     error = failure.errors(include_url=False)[0]
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
-
-
-def _us() -> types.Implementation:
-    from importlib.metadata import version
-
-    return types.Implementation(name="midstream", version=version("midstream"))
 
 
 def _denied(what: str) -> bool:
     return "HTTP 401" in what or "HTTP 403" in what
 
 
-def _innermost(failure: Exception) -> Exception:
-    """The SDK's task groups wrap what happens in them."""
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
-
-
 async def _tools_of(client: Client) -> list[types.Tool]:
-    """All tools of a server, page by page; raises `RuntimeError` if there is no end to them."""
+    """All tools of a server, page by page; raises `RuntimeError` if the list has no end."""
     tools: list[types.Tool] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):

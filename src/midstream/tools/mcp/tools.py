@@ -1,7 +1,7 @@
 """Any MCP server as a set of tools: a command that is started, or an address.
 
-The server is read once, when the tools are made: tools that it changes later stay as they were. It gets no model, no
-person and no files of ours: requests for sampling, elicitation and roots are refused. See docs/mcp.md.
+The list of tools is read once, when the tools are created; later changes are ignored. The server gets no access to our
+model, user or files: requests for sampling, elicitation and roots are refused. See docs/mcp.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from midstream.tools.mcp.session import Link, Server
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
-MAX_STORY = 1000  # characters of a server's own text in an error
+MAX_ERROR = 1000  # characters of a server's own text in an error
 warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MEGABYTE = 1 << 20
@@ -74,8 +74,9 @@ class Config(ToolConfig):
         names = value.values() if isinstance(value, dict) else value
         if not all(_VARIABLE.fullmatch(name) for name in names):
             raise RecipeError(  # a ValueError would show the value, which may be a key
-                "env_pass or headers_env holds something that is no name of an environment variable",
-                cause="the key itself may stand there; it would be written into run directories",
+                "env_pass or headers_env holds a value that is not the name of an environment variable",
+                code="secret-in-recipe",
+                cause="it may be the key itself, which would be written into run directories",
                 fix='export SERVICE_KEY=<your key>, and env_pass = ["SERVICE_KEY"]',
             )
         return value
@@ -86,7 +87,8 @@ class Config(ToolConfig):
         if any(mark in value for mark in "@?#"):
             raise RecipeError(  # a ValueError would show the address
                 "url holds a user name, a password, a query or a fragment",
-                cause="it is written into run directories, where no secret belongs",
+                code="secret-in-recipe",
+                cause="the address is written into run directories",
                 fix='url = "https://host/mcp", and the key in a variable that headers_env names',
             )
         parts = urlsplit(value)
@@ -95,7 +97,7 @@ class Config(ToolConfig):
         return value
 
     def build(self, context: Context) -> list[McpTool]:
-        """Build it."""
+        """Connect to the server and return its tools."""
         return make(self, context.name)
 
 
@@ -114,6 +116,7 @@ def make(config: Config, name: str) -> list[McpTool]:
     except ImportError as failure:
         raise UnsupportedError(
             "the MCP SDK is not installed",
+            code="missing-extra",
             cause=f"no module {failure.name!r}",
             fix="pip install 'midstream[mcp]'",
         ) from failure
@@ -125,39 +128,42 @@ def make(config: Config, name: str) -> list[McpTool]:
                 text = text.replace(secret, "***")
         return text
 
-    def harmless(text: str) -> str:
-        return clean(hide(text), MAX_STORY)
+    def cleaned(text: str) -> str:
+        return clean(hide(text), MAX_ERROR)
 
     server = Server(
         name,
         lambda: _link(config, secrets),
         connect_timeout_s=config.connect_timeout_s,
         timeout_s=config.timeout_s,
-        clean=harmless,
+        clean=cleaned,
     )
     listed = server.start()
     prefix = f"{name}_" if config.prefix is None else config.prefix
-    wanted = [one for one in listed if one.name in (config.include or [one.name]) and one.name not in config.exclude]
+    wanted = [
+        tool for tool in listed if tool.name in (config.include or [tool.name]) and tool.name not in config.exclude
+    ]
     offered, refused = offer(wanted[: config.max_tools], prefix)
     with ExitStack() as undo:
         undo.callback(server.stop)
         _check(config, name, listed, wanted, refused)
         undo.pop_all()
     for tool, why in refused.items():
-        warn("MCP server %s: its tool %r is left out: %s", name, harmless(tool)[:80], harmless(why))
+        warn("MCP server %s: its tool %r is left out: %s", name, cleaned(tool)[:80], cleaned(why))
     users: set[str] = {tool.name for tool in offered}
     return [McpTool(tool, server, config, users, hide) for tool in offered]
 
 
 def _secrets(config: Config, name: str) -> dict[str, str]:
-    """What is passed on, by the name of its environment variable."""
+    """The values passed on to the server, by the names of their environment variables."""
     wanted = (*config.env_pass, *config.headers_env.values())
     missing = [variable for variable in wanted if not os.environ.get(variable, "").strip()]
     if missing:
         raise RecipeError(
             f"${missing[0]} is not set",
+            code="missing-key",
             cause=f"tools.{name} passes it to its MCP server",
-            fix=f"export {missing[0]}=<its value>, or take it out of [tools.{name}]",
+            fix=f"export {missing[0]}=<its value>, or remove it from [tools.{name}]",
         )
     return {variable: os.environ[variable].strip() for variable in wanted}
 
@@ -172,7 +178,11 @@ def _link(config: Config, secrets: Mapping[str, str]) -> Link:
         return StdioLink(config.command, config.cwd, {**get_default_environment(), **secrets}, limit)
     from midstream.tools.mcp.http import HttpLink
 
-    headers = {header: _header(header, secrets[variable]) for header, variable in config.headers_env.items()}
+    headers = {}
+    for header, variable in config.headers_env.items():
+        # A bare key for `Authorization` gets the scheme that precedes it.
+        bare = header.lower() == "authorization" and " " not in secrets[variable]
+        headers[header] = f"Bearer {secrets[variable]}" if bare else secrets[variable]
     return HttpLink(
         config.url,
         headers,
@@ -182,43 +192,40 @@ def _link(config: Config, secrets: Mapping[str, str]) -> Link:
     )
 
 
-def _header(header: str, value: str) -> str:
-    """A bare key for `Authorization` gets the word that goes before it."""
-    return f"Bearer {value}" if header.lower() == "authorization" and " " not in value else value
-
-
 def _check(
     config: Config, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
 ) -> None:
-    """Refuse a choice of tools that leaves none or too many, or names one that cannot be had."""
+    """Refuse settings that select no tool, too many, or one that is missing or unusable."""
     from midstream.tools.mcp.offer import clean
 
     names = ", ".join(clean(tool.name, 40) for tool in listed[:50])
-    for one in config.include:
-        if one in refused or one not in [tool.name for tool in listed]:
+    for included in config.include:
+        if included in refused or included not in [tool.name for tool in listed]:
             raise RecipeError(
-                f"tools.{name}.include names {one!r}: {refused.get(one, 'the server has no such tool')}",
-                cause=f"the server's tools are {names or 'none'}",
-                fix="correct `include`",
+                f"tools.{name}.include names {included!r}: {refused.get(included, 'the server has no such tool')}",
+                code="mcp-tools-invalid",
+                fix=f"name some of the server's tools: {names or 'it has none'}",
             )
     if len(wanted) > config.max_tools:
         raise RecipeError(
             f"tools.{name} offers {len(wanted)} tools, more than max_tools = {config.max_tools}",
-            cause="every tool costs room in every prompt",
+            code="mcp-tools-invalid",
+            cause="every tool makes every prompt longer",
             fix=f"choose some with tools.{name}.include = [...]: {names}",
         )
     if all(tool.name in refused for tool in wanted):
         raise RecipeError(
-            f"tools.{name} offers no tool that can be used",
+            f"tools.{name} offers no usable tool",
+            code="mcp-tools-invalid",
             cause="; ".join(refused.values())[:500] or "the server lists none, or `include` and `exclude` leave none",
             fix=f"the server's tools are {names or 'none'}: correct `include` or `exclude`, or the server",
         )
 
 
 class McpTool:
-    """One tool of an MCP server. The server is closed with the last of its tools.
+    """One tool of an MCP server. Closing the last of them closes the server.
 
-    `timeout_s` is what all of a call can take: connecting again, the call itself, and asking whether the server lives.
+    `timeout_s` bounds a whole call: connecting again, the call itself, and the request that checks the server.
     """
 
     def __init__(
@@ -235,11 +242,11 @@ class McpTool:
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The server's result as text; a key that it was given and repeats is hidden.
 
-        `ok=False` if it says so itself, refuses the arguments, or the call took longer than the recipe's `timeout_s`
-        while the server answers other requests.
+        `ok=False` if the result is an error, the server refuses the arguments, or the call took longer than the
+        recipe's `timeout_s` while the server answers other requests.
 
         Raises:
-            ToolServerError: the server is gone, hangs, or answers with something that is no result.
+            ToolServerError: the server is gone, hangs, or answers with something that is not a result.
         """
         from midstream.tools.mcp.session import Refused
 
@@ -250,18 +257,18 @@ class McpTool:
         return ToolResult(text=self._hide(text_of(result)), ok=not result.is_error)
 
     async def close(self) -> None:
-        """Done with this tool; the last one ends the server."""
+        """Close this tool; the last one ends the server."""
         self._users.discard(self.name)
         if not self._users:
             await asyncio.to_thread(self._server.stop)
 
 
 def text_of(result: CallToolResult) -> str:
-    """A result as text: its texts; what is no text by kind and size; else its structured content as JSON."""
+    """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
     parts = [_shown(block) for block in result.content]
     if not any(block.type == "text" for block in result.content) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    silent = "the tool failed and did not say why" if result.is_error else "(no output)"
+    silent = "the tool failed without a message" if result.is_error else "(no output)"
     return "\n".join(part for part in parts if part) or silent
 
 
