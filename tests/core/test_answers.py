@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.answers import extract, meaning, normalise, numbers, words
+from midstream.core.answers import extract, meaning, normalize, numbers, words
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_a_reply_of_tags_alone_is_read_in_one_pass():
         ("theatre", "theatre"),
     ],
 )
-def test_normalise(text, form):
-    assert normalise(text) == form
+def test_normalize(text, form):
+    assert normalize(text) == form
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_number_reads_the_same_however_it_is_written(whole, thousandths):
 
 def test_words_carry_the_numbers_that_the_normal_form_drops():
     for one, other in [("-5", "5"), ("3.14", "314"), ("1e-5", "1e5"), ("$1,000.0", "10000"), ("12:30", "1230")]:
-        assert normalise(one) == normalise(other)
+        assert normalize(one) == normalize(other)
         assert words(one) != words(other)
     assert words("the 1,000 apples") == words("1000 apples!")
 
@@ -104,7 +104,7 @@ def test_answers_mean_the_same_where_their_words_do():
 
 @given(st.text())
 def test_words_are_those_of_the_normal_form(text):
-    assert " ".join(word for word, _ in words(text.replace("−", ""))) == normalise(text.replace("−", ""))
+    assert " ".join(word for word, _ in words(text.replace("−", ""))) == normalize(text.replace("−", ""))
 
 
 @given(st.text(alphabet=string.digits + "+-−.,/: e$()a", max_size=40))

@@ -155,8 +155,9 @@ def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
     assert not reward.judged
     assert Math(MathConfig(), StubReward(judged=True), load_template("artist-math")).judged
     reward.check(TASK)
-    with pytest.raises(RecipeError, match="no number"):
+    with pytest.raises(RecipeError, match="Paris") as caught:
         reward.check(TASK.model_copy(update={"answer": "Paris"}))
+    assert caught.value.code == "task-unfit"
 
 
 def play(*replies: str, max_turns: int = 10) -> Trajectory:

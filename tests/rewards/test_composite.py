@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.component import Component, parse_component, rules
 from midstream.core.errors import RecipeError, RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
-from midstream.rewards.composite import Composite
+from midstream.rewards.composite import Composite, PerTask
 from support.rollouts import StubReward
 
 TASK = Task(id="t", question="?", answer="Paris")
@@ -67,6 +68,9 @@ def test_a_part_that_fails_fails_the_whole():
 # --- in a recipe ------------------------------------------------------------------------------------------------------
 
 
+EXACT = parse_component("reward", {"type": "exact_match"}, "reward")
+
+
 def recipe(parts: str) -> Any:
     return load_recipe("agentflow-prompted", (f'reward={{type="composite", parts={parts}}}',))
 
@@ -76,7 +80,7 @@ def test_a_recipe_builds_nested_composites():
     chosen = recipe(f'{{exact={{weight=0.5, type="exact_match"}}, both={inner}}}')
     with Build(chosen) as build:
         found = score(build.reward(chosen.reward))
-        assert build.reward({"type": "exact_match"}) is build.reward({"type": "exact_match"})
+        assert build.reward(EXACT) is build.reward(EXACT)
     assert found.value == 1.0
     assert set(found.parts) == {"exact", "both", "both.same", "both.own", "both.own.exact_match"}
 
@@ -94,16 +98,16 @@ def test_the_resolved_recipe_says_every_default_and_means_the_same():
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        ("{}", "reward.parts = {}: Value error, it needs at least one part"),
-        ('{a={weight=0, type="exact_match"}}', "a.weight = 0 is no number from 1e-09 to 1e+09"),
-        ('{a={weight=1e308, type="exact_match"}}', "a.weight = 1e+308"),
+        ("{}", "reward.parts is empty"),
+        ('{a={weight=0, type="exact_match"}}', "reward.parts.a = {'weight': 0,"),
+        ('{a={weight=1e308, type="exact_match"}}', "reward.parts.a = {'weight': 1e+308,"),
         ('{rule={type="judge", engine="model"}}', 'no part may be called "rule"'),
-        ('{"a.b"={type="exact_match"}}', "not 'a.b'"),
-        ('{a={weight=-1.0, type="exact_match"}}', "a.weight = -1.0"),
-        ('{a={weight="1", type="exact_match"}}', "a.weight = '1'"),
-        ('{a={weight=inf, type="exact_match"}}', "a.weight = inf"),
-        ('{a={weight=nan, type="exact_match"}}', "a.weight = nan"),
-        ('{a={weight=true, type="exact_match"}}', "a.weight = True"),
+        ('{"a.b"={type="exact_match"}}', "reward.parts.a.b = "),
+        ('{a={weight=-1.0, type="exact_match"}}', "reward.parts.a = {'weight': -1.0,"),
+        ('{a={weight="1", type="exact_match"}}', "reward.parts.a = {'weight': '1',"),
+        ('{a={weight=inf, type="exact_match"}}', "reward.parts.a = {'weight': inf,"),
+        ('{a={weight=nan, type="exact_match"}}', "reward.parts.a = {'weight': nan,"),
+        ('{a={weight=true, type="exact_match"}}', "reward.parts.a = {'weight': True,"),
         ("{a={weight=1}}", "reward.parts.a.type = 'None' does not exist"),
         ('{a={type="exact"}}', "reward.parts.a.type = 'exact' does not exist"),
         ('{a={type="exact_match", engine="model"}}', "reward.parts.a.engine = 'model' is never asked"),
@@ -117,3 +121,83 @@ def test_what_cannot_be_made_is_named(parts, named):
     with pytest.raises(RecipeError) as caught:
         check(recipe(parts))
     assert named in str(caught.value)
+
+
+# --- the reward that each task names ---------------------------------------------------------------------------------
+
+
+def task(reward: str, answer: str = "1/2") -> Task:
+    return Task(id="t", question="?", answer=answer, reward=reward)
+
+
+def trajectory(answer: str) -> Trajectory:
+    return Trajectory(id="t#0", task_id="t", answer=answer)
+
+
+def component(table: dict[str, Any]) -> Component:
+    return parse_component("reward", table, "reward")
+
+
+@pytest.fixture(scope="module")
+def build():
+    with Build(load_recipe("agentflow-prompted", ("reward.type=per_task",))) as built:
+        yield built
+
+
+@pytest.mark.parametrize(
+    ("named", "answer", "score"),
+    [
+        ("", "0.5", Score(value=0.0, parts={"exact_match": 0.0})),
+        ("exact_match", "1/2", Score(value=1.0, parts={"exact_match": 1.0})),
+        ("math", "$\\frac{1}{2}$", Score(value=1.0, parts={"math": 1.0})),
+        ("math", "$\\frac{1}{3}$", Score(value=0.0, parts={"math": 0.0})),
+    ],
+)
+def test_a_task_is_scored_by_the_reward_it_names(build, named, answer, score):
+    reward = build.reward(component({"type": "per_task"}))
+    assert not reward.judged
+    assert asyncio.run(reward.score(task(named), trajectory(answer))) == score
+
+
+@pytest.mark.parametrize("named", ["judge", "composite", "per_task", "mathe"])
+def test_no_other_can_be_named(build, named):
+    with pytest.raises(RecipeError, match=f"'t' names the reward '{named}'") as caught:
+        asyncio.run(build.reward(component({"type": "per_task"})).score(task(named), trajectory("1/2")))
+    assert caught.value.code == "unknown-type"
+    assert f"name one of: {', '.join(rules())}" in caught.value.fix
+
+
+@pytest.mark.parametrize("named", ["numeric", "multiple_choice", "game24", "nope"])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"type": "per_task"},
+        {"type": "judge", "engine": "model"},
+        {"type": "composite", "parts": {"one": {"type": "exact_match"}, "two": {"type": "per_task"}}},
+    ],
+    ids=lambda table: table["type"],
+)
+def test_a_task_that_its_reward_cannot_score_is_refused_before_any_work(build, reward, named):
+    reward = build.reward(component(reward))
+    reward.check(task("exact_match"))
+    reward.check(task("math"))
+    with pytest.raises(RecipeError, match="task 't'"):
+        reward.check(task(named, "half"))
+
+
+def test_each_is_made_once_and_when_it_is_needed():
+    made: list[str] = []
+
+    def make(name: str) -> StubReward:
+        made.append(name)
+        return StubReward()
+
+    async def run() -> None:
+        reward = PerTask(make, ("a", "b"))
+        assert made == []
+        for named in ("a", "b", "a"):
+            await reward.score(task(named), trajectory("1/2"))
+        await reward.close()
+
+    asyncio.run(run())
+    assert made == ["a", "b"]

@@ -38,7 +38,7 @@ def test_what_else_the_check_found_is_told_and_texts_are_not():
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [
-        ({}, "it judges tasks with a user and a state"),
+        ({}, "it scores tasks with a user and a state"),
         ({"turns": []}, "success: Field required"),
         ({"success": "maybe"}, "success: "),
         ({"success": 1}, "success: "),
@@ -57,6 +57,7 @@ def test_a_missing_or_malformed_outcome_is_an_error_that_names_it(
     reward = make()
     with pytest.raises(RewardError) as failure:
         score(outcome, reward)
+    assert failure.value.code == "outcome-missing"
     assert says in str(failure.value)
     assert f"the reward {reward.name!r} finds no outcome of a dialogue in task 't'" in str(failure.value)
     assert not failure.value.retryable  # scoring again would find the same

@@ -172,5 +172,6 @@ def test_a_random_expression_is_right_where_its_value_is(tree):
 
 @pytest.mark.parametrize("numbers", [None, [], "4266", [4, 2, 6, "6"], [4, 2, 6.0, 6], [True, 2, 6, 6]])
 def test_a_task_without_its_numbers_is_named(numbers):
-    with pytest.raises(RecipeError, match="task 't' is no Game of 24"):
+    with pytest.raises(RecipeError, match="task 't'") as caught:
         value(Game24(), "6*(6-4/2)", "?", numbers=numbers)
+    assert caught.value.code == "task-unfit"

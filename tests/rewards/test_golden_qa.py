@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from midstream.core.answers import extract, normalise
-from midstream.rewards.exact_match import Config, ExactMatch
-from midstream.rewards.f1 import F1
+from midstream.core.answers import extract, normalize
+from midstream.rewards.exact_match import F1, Config, ExactMatch
 from midstream.rewards.gaia import Gaia
 from support.rules import value
 
@@ -29,7 +28,7 @@ def test_every_case_is_of_a_kind_that_is_tested():
 @pytest.mark.parametrize("case", of_kind("qa"), ids=lambda case: case["prediction"])
 def test_exact_match_and_f1(case):
     answer, gold = case["prediction"], case["gold"]
-    assert [normalise(answer), normalise(gold[0])] == case["normalized"]
+    assert [normalize(answer), normalize(gold[0])] == case["normalized"]
     assert value(ExactMatch(), answer, *gold) == case["em"]
     assert value(ExactMatch(Config(match="contains")), answer, *gold) == case["sub_em"]
     assert value(F1(), answer, *gold) == pytest.approx(case["f1"])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +17,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.core.component import rules
-from midstream.core.errors import RecipeError, RewardError, StorageError
+from midstream.core.errors import RecipeError, RewardError, StorageError, UsageError
 from midstream.core.task import Task
-from midstream.core.trajectory import Score, Trajectory, Usage
+from midstream.core.trajectory import Call, Score, Trajectory, Usage
 from midstream.evaluation import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import Config, Judge, read_verdict
-from midstream.rewards.verdicts import FILE
+from midstream.rewards.judge import FILE, Config, Judge, Verdict, Verdicts, read_verdict
+from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.http_engine import engine_for
 from support.llm_server import Body, LLMServer
@@ -160,6 +163,7 @@ def test_nonsense_is_asked_for_once_more():
 def test_lasting_nonsense_is_an_error_never_a_verdict(reply):
     with LLMServer(lambda body: reply) as server, pytest.raises(RewardError, match="gave no verdict") as caught:
         score(server, "Paris")
+    assert caught.value.code == "judge-unreadable"
     assert len(server.bodies) == len(caught.value.calls) == 2
     assert not caught.value.retryable
 
@@ -340,8 +344,8 @@ class _Answers:
     ("override", "named"),
     [
         ("reward.engine=nobody", "reward.engine = 'nobody' does not exist"),
-        ("reward.rule=f3", "reward.rule = 'f3' is no rule-based reward"),
-        ("reward.rule=judge", "reward.rule = 'judge' is no rule-based reward"),
+        ("reward.rule=f3", "reward.rule = 'f3' is not a rule-based reward"),
+        ("reward.rule=judge", "reward.rule = 'judge' is not a rule-based reward"),
         ("reward.votes=4", "may be a tie"),
         ("reward.verdict=true", "reward.verdict = True"),
         ('evaluation.sets=[{name="s", reward={type="judge"}}]', "evaluation.sets.0.reward.engine = None"),
@@ -349,12 +353,11 @@ class _Answers:
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(override, named):
-    if override.startswith("engines"):
-        table = load_recipe("agentflow-prompted", ('reward={type="judge", engine="judge"}', override))
-    else:
-        table = recipe(override)
     with pytest.raises(RecipeError) as caught:
-        check(table)
+        if override.startswith("engines"):
+            check(load_recipe("agentflow-prompted", ('reward={type="judge", engine="judge"}', override)))
+        else:
+            check(recipe(override))
     assert named in str(caught.value)
 
 
@@ -379,3 +382,122 @@ def test_every_rule_can_stand_beside_a_judge():
     assert "per_task" not in rules()
     for rule in ("per_task", "", *rules()):
         assert check(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule
+
+
+# --- the cache of verdicts -------------------------------------------------------------------------------------------
+
+RIGHT = Verdict(correct=True, calls=(Call(role="judge", completion="yes \u2028"),))
+WRONG = Verdict(correct=False, calls=())
+WRITER = """
+import sys
+from pathlib import Path
+from midstream.rewards.judge import Verdict, Verdicts
+kept = Verdicts(Path(sys.argv[1]))
+for number in range(50):
+    kept.keep(str(number), Verdict(correct=sys.argv[2] == "yes", calls=()))
+kept.close()
+"""
+
+
+def test_what_was_kept_first_stays(tmp_path):
+    kept = Verdicts(tmp_path / "new" / "place")
+    assert kept.find("a") is None
+    assert kept.keep("a", RIGHT) == RIGHT
+    assert kept.keep("a", WRONG) == RIGHT
+    kept.close()
+    kept.close()
+    again = Verdicts(tmp_path / "new" / "place")
+    assert (again.find("a"), again.find("b")) == (RIGHT, None)
+    again.close()
+    with pytest.raises(StorageError, match="could not be read"):
+        again.find("a")
+
+
+def test_processes_and_threads_share_the_file(tmp_path):
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), said]) for said in ("yes", "no")]
+    kept = Verdicts(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: kept.keep(str(number), RIGHT), range(50, 100)))
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert all(kept.find(str(number)) for number in range(100))
+    kept.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database, and long enough to be looked at" * 40, None])
+def test_another_programs_file_is_left_alone(tmp_path, content):
+    path = tmp_path / FILE
+    if content is None:
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE verdicts (key TEXT, verdict TEXT)")
+        other.close()
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"not a judge's cache"):
+        Verdicts(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be created[\s\S]*set `cache`"):
+        Verdicts(tmp_path / "file")
+
+
+def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
+    kept = Verdicts(tmp_path)
+    kept.keep("a", RIGHT)
+    with sqlite3.connect(tmp_path / FILE) as other:
+        other.execute("UPDATE verdicts SET value = '{}'")
+    other.close()
+    with pytest.raises(StorageError, match="could not be read"):
+        kept.find("a")
+    kept.close()
+
+
+# --- once -------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_jobs_are_done_once_and_failures_again():
+    done: list[str] = []
+
+    async def job(name: str) -> int:
+        done.append(name)
+        await asyncio.sleep(0.001)
+        if done.count("broken") == 1:
+            raise OSError(name)
+        return len(done)
+
+    async def run() -> None:
+        once: SingleFlight[int] = SingleFlight(size=2)
+        assert await asyncio.gather(*(once.get("a", lambda: job("a")) for _ in range(5))) == [1] * 5
+        failed = await asyncio.gather(*(once.get("b", lambda: job("broken")) for _ in range(3)), return_exceptions=True)
+        assert isinstance(failed[0], OSError)
+        assert failed[1:] == [3, 3]
+        await once.get("c", lambda: job("c"))  # drops "a", the one that was asked for longest ago
+        await once.get("b", lambda: job("b"))
+        await once.get("a", lambda: job("a"))
+
+    asyncio.run(run())
+    assert done == ["a", "broken", "broken", "c", "a"]
+
+
+def test_a_cancelled_job_is_done_by_the_next():
+    async def run() -> int:
+        once: SingleFlight[int] = SingleFlight()
+
+        async def never() -> int:
+            await asyncio.sleep(60)
+            return 0
+
+        async def one() -> int:
+            return 1
+
+        first = asyncio.create_task(once.get("a", never))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(once.get("a", one))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(run()) == 1

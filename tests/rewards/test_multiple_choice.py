@@ -123,10 +123,12 @@ def test_a_letter_is_a_letter_before_it_is_a_text():
 
 @pytest.mark.parametrize("options", [{}, ["A"], {"a": "one"}, {"AB": "one"}, {"A": 1}])
 def test_a_task_without_proper_options_is_named(options):
-    with pytest.raises(RecipeError, match="task 't' is no multiple-choice question"):
+    with pytest.raises(RecipeError, match="task 't'") as caught:
         chooses("A", "A", options)
+    assert caught.value.code == "task-unfit"
 
 
 def test_a_gold_answer_that_is_no_option_is_named():
-    with pytest.raises(RecipeError, match="'E' is none of its options A, B, C, D"):
+    with pytest.raises(RecipeError, match="'E' is not among its options A, B, C, D") as caught:
         chooses("A", "E")
+    assert caught.value.code == "task-unfit"

@@ -105,5 +105,6 @@ def test_any_accepted_number_counts_and_units_do_not():
 
 
 def test_a_gold_answer_that_is_no_number_is_named():
-    with pytest.raises(RecipeError, match="task 't' is no number: 'Paris'"):
+    with pytest.raises(RecipeError, match="task 't' is not a number: 'Paris'") as caught:
         value(Numeric(), "5", "Paris")
+    assert caught.value.code == "task-unfit"

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.core.answers import words
 from midstream.core.component import registered
-from midstream.rewards.exact_match import Config, ExactMatch
-from midstream.rewards.f1 import F1
+from midstream.rewards.exact_match import F1, Config, ExactMatch
 from midstream.rewards.gaia import Gaia
 from midstream.rewards.game24 import Game24
 from midstream.rewards.multiple_choice import MultipleChoice

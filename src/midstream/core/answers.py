@@ -27,7 +27,7 @@ def extract(text: str) -> str:
     return found.strip()
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """SQuAD's normal form: lower case, without ASCII punctuation, articles and surplus white space, in this order.
 
     Not normalised: other punctuation (’ “ –), accents, the forms of numbers and dates ("1,000.0" becomes "10000"),
@@ -55,7 +55,7 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
     The minus sign (−) is a hyphen here.
     """
     raw = _SPACED_SIGN.sub(r"\1", text.translate(_MINUS)).split()
-    return [(word, numbers(one)) for one in raw for word in normalise(one).split()]
+    return [(word, numbers(one)) for one in raw for word in normalize(one).split()]
 
 
 def meaning(text: str) -> object:

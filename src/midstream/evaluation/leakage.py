@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from midstream.core.answers import normalise
+from midstream.core.answers import normalize
 from midstream.core.trajectory import Trajectory, Turn
 
 ALIKE = 0.9  # of the words of one side that stand on the other
@@ -25,7 +25,7 @@ def repeats_question(trajectory: Trajectory) -> bool:
     """Whether any search of the trajectory nearly repeats its question.
 
     A search is a call of any tool with an argument named `query`, also from a command's code. Words are compared in
-    normal form (`core.answers.normalise`), without `STOP_WORDS` and whatever their order; each counts as often as it
+    normal form (`core.answers.normalize`), without `STOP_WORDS` and whatever their order; each counts as often as it
     stands there. They nearly repeat where at least 0.9 of the question's words are in the query and 0.9 of the query's
     in the question. A question of fewer than five such words is never flagged.
     """
@@ -36,7 +36,7 @@ def repeats_question(trajectory: Trajectory) -> bool:
 
 
 def _words(text: str) -> Counter[str]:
-    return Counter(word for word in normalise(text).split() if word not in STOP_WORDS)
+    return Counter(word for word in normalize(text).split() if word not in STOP_WORDS)
 
 
 def _alike(question: Counter[str], query: Counter[str]) -> bool:

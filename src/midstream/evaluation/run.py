@@ -9,7 +9,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.settings import SetConfig, sampling_name
 from midstream.evaluation.summary import summarise
-from midstream.rewards.per_task import PerTask
+from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, OnDone, Place, rollout
 
 

@@ -21,7 +21,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     },
     "reward": {
         "exact_match": "midstream.rewards.exact_match:Config",
-        "f1": "midstream.rewards.f1:Config",
+        "f1": "midstream.rewards.exact_match:F1Config",
         "numeric": "midstream.rewards.numeric:Config",
         "multiple_choice": "midstream.rewards.multiple_choice:Config",
         "gaia": "midstream.rewards.gaia:Config",
@@ -29,7 +29,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "math": "midstream.rewards.math:Config",
         "judge": "midstream.rewards.judge:Config",
         "composite": "midstream.rewards.composite:Config",
-        "per_task": "midstream.rewards.per_task:Config",
+        "per_task": "midstream.rewards.composite:PerTaskConfig",
         "dialogue": "midstream.rewards.dialogue:Config",
         "artist_math": "midstream.rewards.artist:MathConfig",
         "function_calling": "midstream.rewards.artist:FunctionCallingConfig",

@@ -7,24 +7,25 @@
     tool_success       1       strict_format                0.1
     total              4       total                        1.2
 
-A score's value is its total over the most that there is, because rewards lie in [0, 1]; advantages are normalised over
-a group, so the scale changes nothing. `gated` counts the format, and the success of tools, only where the answer or the
-dialogue is right: else a policy earns half an answer by print(1).
+A score's value is its total divided by the maximum, because rewards lie in [0, 1]; advantages are normalized over a
+group, so the scale changes nothing. `gated` counts the format, and the success of tools, only if the answer or the
+dialogue is right: otherwise a policy earns half an answer by print(1).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from midstream.core.component import Context, RewardConfig, parse_component
 from midstream.core.protocols import Reward
 from midstream.core.stream import Template, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL
 from midstream.core.task import Task
-from midstream.core.trajectory import Score, Trajectory
+from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.dialogue import outcome_of
+from midstream.rewards.rule import BaseReward
 
 ANSWER, TAG, STRICT = 2.0, 0.125, 0.5
 MOST = ANSWER + 4 * TAG + STRICT + 1.0
@@ -33,7 +34,7 @@ CALLING_MOST = 1.2
 
 
 class MathConfig(RewardConfig):
-    """`answer`: the type of the rule that says whether the answer is right. `gated`: nothing counts where it is not."""
+    """`answer`: the type of the rule that scores the answer. `gated`: a wrong answer makes everything count 0."""
 
     of_stream = True
 
@@ -47,7 +48,7 @@ class MathConfig(RewardConfig):
 
 
 class FunctionCallingConfig(RewardConfig):
-    """`gated`: the format counts only where the dialogue succeeded."""
+    """`gated`: the format counts only if the dialogue succeeded."""
 
     of_dialogues = True
     of_stream = True
@@ -59,13 +60,13 @@ class FunctionCallingConfig(RewardConfig):
         return FunctionCalling(self, context.template)
 
 
-class Math:
+class Math(BaseReward):
     """The answer by a rule, the format of the stream, and the share of tool calls that succeeded.
 
-    Each of the tags think, call, output and answer counts in the relaxed format where it is there and closed; output
-    only where the environment wrote it. The strict format asks for all of them in order (`core.stream.is_strict`). A
-    template without some of them earns less. A call counts as made where something was answered to it, malformed ones
-    too; without any, tool success is 0.
+    Each of the tags think, call, output and answer counts in the relaxed format if it is there and closed; output only
+    if the environment wrote it. The strict format requires all of them in order (`core.stream.is_strict`). A template
+    without some of them earns less. A call counts as made if it was answered, malformed ones too; without any call,
+    tool success is 0.
     """
 
     def __init__(self, config: MathConfig, rule: Reward, template: Template) -> None:
@@ -78,7 +79,7 @@ class Math:
         self.rule.check(task)
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """Score the answer by the rule; raises as the rule does. What the rule itself tells is in "answer.NAME"."""
+        """Score the answer by the rule; raises as the rule does. The rule's own parts are in "answer.NAME"."""
         answer = await self.rule.score(task, trajectory)
         pieces = stream_of(trajectory)
         counts = answer.value >= 1 or not self.config.gated
@@ -89,62 +90,45 @@ class Math:
             "tool_success": tool_success(trajectory) * counts,
         }
         inner = {f"answer.{name}": part for name, part in answer.parts.items()}
-        return Score(value=_value(parts, MOST), parts=_with_total(parts) | inner, calls=answer.calls)
-
-    async def close(self) -> None:
-        """Whoever made the rule closes it."""
+        return _score(parts, MOST, inner, answer.calls)
 
 
-class FunctionCalling:
-    """What of the state and of the expected calls was matched, and the format of the stream.
+class FunctionCalling(BaseReward):
+    """The matched shares of the state and of the expected calls, and the format of the stream.
 
     The relaxed format counts each of four marks that the policy wrote anywhere: those that open and close its thoughts
     and its calls (our reading: the paper names two tags, and four parts).
     """
 
-    judged = False
-
     def __init__(self, config: FunctionCallingConfig, template: Template) -> None:
         self.config, self.template = config, template
         self.name = f"ARTIST function calling{', gated' if config.gated else ''}"
-
-    def check(self, task: Task) -> None:
-        """Whether a task is a dialogue shows in its trajectory."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """Read the outcome and the stream. Raises `RewardError` without an outcome."""
         outcome = outcome_of(trajectory, self.name)
         pieces = stream_of(trajectory)
         counts = outcome.success or not self.config.gated
-        said = "\n".join(piece.text for piece in pieces if piece.sampled)
+        written = "\n".join(piece.text for piece in pieces if piece.sampled)
+        tags = [self.template.tags[kind] for kind in ("think", "call") if kind in self.template.tags]
+        marks = [
+            re.escape(mark).replace(re.escape(ANY_TOOL), r"[\w.-]+") for tag in tags for mark in (tag.open, tag.close)
+        ]
         parts = {
             "state": STATE * outcome.share("state"),
             "function": FUNCTION * outcome.share("calls"),
-            "relaxed_format": CALLING_MARK * _marks_present(said, self.template) * counts,
+            "relaxed_format": CALLING_MARK * sum(re.search(mark, written) is not None for mark in marks) * counts,
             "strict_format": CALLING_STRICT * is_strict(pieces, self.template) * counts,
         }
-        return Score(value=_value(parts, CALLING_MOST), parts=_with_total(parts))
-
-    async def close(self) -> None:
-        """Nothing to release."""
+        return _score(parts, CALLING_MOST, {}, ())
 
 
 def tool_success(trajectory: Trajectory) -> float:
-    """Succeeded / made over a trajectory's tool calls; 0 where none was made."""
+    """Succeeded / made over a trajectory's tool calls; 0 if none was made."""
     made = [turn.observation.status == "ok" for turn in trajectory.turns if turn.observation is not None]
     return sum(made) / len(made) if made else 0.0
 
 
-def _marks_present(said: str, template: Template) -> int:
-    """How many of the marks that open and close thoughts and calls stand in a text."""
-    pairs = [template.tags[kind] for kind in ("think", "call") if kind in template.tags]
-    marks = [re.escape(mark) for pair in pairs for mark in (pair.open, pair.close)]
-    return sum(re.search(mark.replace(re.escape(ANY_TOOL), r"[\w.-]+"), said) is not None for mark in marks)
-
-
-def _with_total(parts: Mapping[str, float]) -> dict[str, float]:
-    return {**parts, "total": math.fsum(parts.values())}
-
-
-def _value(parts: Mapping[str, float], most: float) -> float:
-    return min(math.fsum(parts.values()) / most, 1.0)
+def _score(parts: Mapping[str, float], most: float, inner: Mapping[str, float], calls: Sequence[Call]) -> Score:
+    total = math.fsum(parts.values())
+    return Score(value=min(total / most, 1.0), parts={**parts, "total": total, **inner}, calls=tuple(calls))

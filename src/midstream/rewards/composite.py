@@ -1,28 +1,32 @@
-"""Several rewards as one: their weighted mean, with each in its own named part."""
+"""Rewards made of others: the weighted mean of several, and the one that each task names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import field_validator
 
-from midstream.core.component import Context, Parts, RewardConfig
+from midstream.core.component import Context, Parts, RewardConfig, parse_component, rules
+from midstream.core.errors import RecipeError
 from midstream.core.protocols import Reward
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.rewards.rule import BaseReward
+
+DEFAULT = "exact_match"
 
 
 class Config(RewardConfig):
-    """`parts`: a table for each reward by a name of yours: its `type`, that type's settings, and its `weight` (1)."""
+    """`parts`: a table for each reward, by a name of your choice: `type`, that type's settings, and `weight` (1)."""
 
     parts: Parts
 
     @field_validator("parts")
     @classmethod
-    def _named(cls, parts: Parts) -> Parts:
+    def _check_names(cls, parts: Parts) -> Parts:
         if "rule" in parts:
-            raise ValueError('no part may be called "rule": that is the score beside a judge\'s')
+            raise ValueError('no part may be called "rule": that is the rule-based score that a judge reports')
         return parts
 
     def build(self, context: Context) -> Composite:
@@ -30,11 +34,11 @@ class Config(RewardConfig):
         return Composite({name: (part.weight or 1.0, context.reward(part)) for name, part in self.parts.items()})
 
 
-class Composite:
+class Composite(BaseReward):
     """The mean of its parts' values, each weighted by its share of all weights; judged if one of them is.
 
-    `parts` holds each value by its name, and what a part itself tells by both names ("math.timed_out"). Whoever made
-    the rewards closes them. A part that fails fails the whole.
+    The score's `parts` hold each value by its name, and a part's own parts by both names ("math.timed_out"). The
+    caller that made the rewards closes them. If a part fails, the whole fails.
     """
 
     def __init__(self, parts: Mapping[str, tuple[float, Reward]]) -> None:
@@ -55,10 +59,55 @@ class Composite:
         value = math.fsum(self._parts[name][0] * score.value for name, score in scores.items()) / self._total
         inner = {f"{name}.{key}": part for name, score in scores.items() for key, part in score.parts.items()}
         return Score(
-            value=min(value, 1.0),  # thrice 0.1 of 0.3 may round above
+            value=min(value, 1.0),  # three times 0.1 of 0.3 may round above
             parts={name: score.value for name, score in scores.items()} | inner,
             calls=tuple(call for score in scores.values() for call in score.calls),
         )
 
-    async def close(self) -> None:
-        """Nothing of its own to release."""
+
+class PerTaskConfig(RewardConfig):
+    """No settings."""
+
+    def build(self, context: Context) -> PerTask:
+        """Build it."""
+        return PerTask(lambda name: context.reward(parse_component("reward", {"type": name}, "reward")), rules())
+
+
+class PerTask(BaseReward):
+    """Score a task by the reward type that it names, exact match if it names none; each is made once.
+
+    `make` makes a reward of one of the types `rules` with default settings; its caller closes what it made. Only
+    rule-based rewards can be named, so no model ever decides here.
+    """
+
+    name = "benchmark"
+
+    def __init__(self, make: Callable[[str], Reward], rules: Collection[str]) -> None:
+        self._make, self._rules, self._made = make, rules, dict[str, Reward]()
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that names no rule-based reward, or one that cannot score it."""
+        self._reward(task).check(task)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        """The score by the task's own reward, which `parts` names. Raises `RecipeError` as `check` does."""
+        score = await self._reward(task).score(task, trajectory)
+        return score.model_copy(update={"parts": {task.reward or DEFAULT: score.value, **score.parts}})
+
+    def names(self, tasks: Iterable[Task]) -> str:
+        """The names of the rewards that score these tasks; raises as `check` does."""
+        return ", ".join(sorted({self._reward(task).name for task in tasks})) or self.name
+
+    def _reward(self, task: Task) -> Reward:
+        named = task.reward or DEFAULT
+        if named not in self._rules:
+            raise RecipeError(
+                f"task {task.id!r} names the reward {named!r}, which is not rule-based",
+                code="unknown-type",
+                cause="it is misspelt, or it asks a model: judged and rule-based scores are never mixed",
+                fix=f"name one of: {', '.join(self._rules)}; or score the whole set by a judge: its own `reward`, or "
+                '[reward] type = "judge"',
+            )
+        if named not in self._made:
+            self._made[named] = self._make(named)
+        return self._made[named]

@@ -1,4 +1,4 @@
-"""Rewards of dialogues: what the other side found when it was over (`core.dialogue.Dialogue.outcome`)."""
+"""The reward of dialogues: the outcome that the other side reported at the end (`core.dialogue.Dialogue.outcome`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.rewards.rule import BaseReward
 
 
 def _no_more_than_all(pair: tuple[int, int]) -> tuple[int, int]:
@@ -22,7 +23,7 @@ Matched = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_no_mo
 
 
 class TurnOutcome(BaseModel):
-    """One user turn: of how many parts of the state, and of how many expected calls, how many were matched."""
+    """One user turn: (matched, expected) parts of the state, and (matched, expected) calls."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,9 +32,9 @@ class TurnOutcome(BaseModel):
 
 
 class Outcome(BaseModel):
-    """What every dialogue says at its end; what else a benchmark's check tells is left to it.
+    """The fields that every dialogue's outcome has; a benchmark may add others.
 
-    `turns` holds all user turns of the task, those that were never reached with nothing matched.
+    `turns` holds all user turns of the task; one that was never reached has nothing matched.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,23 +43,23 @@ class Outcome(BaseModel):
     turns: tuple[TurnOutcome, ...] = ()
 
     def share(self, of: Literal["state", "calls"]) -> float:
-        """Matched / total over all turns; where nothing was to be matched, whether the dialogue succeeded."""
+        """Matched / expected over all turns; if nothing was expected, whether the dialogue succeeded."""
         pairs = [turn.state if of == "state" else turn.calls for turn in self.turns]
         total = sum(pair[1] for pair in pairs)
         return sum(pair[0] for pair in pairs) / total if total else float(self.success)
 
 
 def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
-    """The outcome of a trajectory's dialogue. Raises `RewardError` where there is none, or none of this form."""
+    """The outcome of a trajectory's dialogue. Raises `RewardError` if it is missing or malformed."""
     try:
         return Outcome.model_validate(trajectory.outcome)
     except ValidationError as error:
-        seen = f"{trajectory.outcome!r:.80}"
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
         failure = RewardError(
-            f"the reward {reward!r} finds no outcome of a dialogue in task {trajectory.task_id!r}: {seen}",
-            cause="it judges tasks with a user and a state"
-            if not trajectory.outcome
-            else "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3]),
+            f"the reward {reward!r} finds no outcome of a dialogue in task {trajectory.task_id!r}: "
+            f"{trajectory.outcome!r:.80}",
+            code="outcome-missing",
+            cause=problems if trajectory.outcome else "it scores tasks with a user and a state",
             fix="choose tasks that are dialogues, or another reward",
         )
         failure.retryable = False
@@ -76,27 +77,20 @@ class Config(RewardConfig):
         return DialogueSuccess()
 
 
-class DialogueSuccess:
-    """1 if the dialogue's own check says success, else 0; its answer's words count for nothing by themselves.
+class DialogueSuccess(BaseReward):
+    """1 if the dialogue's own check reports success, else 0, whatever the agent says.
 
-    What BFCL's multi-turn tasks, tau-bench and the offline desks are evaluated by. `parts` tells beside it the shares
-    of state and of calls that were matched, and every other yes or no of the check.
+    BFCL's multi-turn tasks, tau-bench and the offline desks are evaluated by it. `parts` holds the shares of state and
+    of calls that were matched, and every other yes or no of the check.
     """
 
     name = "dialogue"
-    judged = False
-
-    def check(self, task: Task) -> None:
-        """Whether a task is a dialogue shows in its trajectory."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """Read the outcome."""
+        """Read the outcome. Raises `RewardError` without an outcome."""
         outcome = outcome_of(trajectory, self.name)
         facts = {key: float(fact) for key, fact in trajectory.outcome.items() if isinstance(fact, bool)}
         facts.pop("success")
         if outcome.turns:
             facts = {"state": outcome.share("state"), "calls": outcome.share("calls")} | facts
         return Score(value=float(outcome.success), parts=facts)
-
-    async def close(self) -> None:
-        """Nothing to release."""

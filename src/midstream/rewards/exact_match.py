@@ -1,7 +1,8 @@
-"""Exact match of the answer with any accepted answer, in SQuAD's normal form."""
+"""Answers compared by their words, in SQuAD's normal form: exact match, and F1."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from midstream.core.answers import CLOSE, OPEN, numbers, words
@@ -11,6 +12,7 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
 
 MANY_TAGS = 10
+_WHOLE = ("yes", "no", "noanswer")
 
 
 class Config(RewardConfig):
@@ -28,8 +30,8 @@ class Config(RewardConfig):
 class ExactMatch(Rule):
     """1 if the answer is an accepted one, else 0; no answer and a blank one are 0.
 
-    Normalised (`core.answers.normalise`): case, ASCII punctuation, the articles a, an, the, white space. Numbers must
-    be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalised: "1,000.0" is not
+    Normalized (`core.answers.normalize`): case, ASCII punctuation, the articles a, an, the, white space. Numbers must
+    be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
     "1000", nor "one" "1", nor "29 March" "March 29"; other punctuation and accents; units. A percent or dollar sign is
     punctuation: "10 %" is "10".
 
@@ -63,13 +65,14 @@ class ExactMatch(Rule):
 def same(answer: str, accepted: str) -> bool:
     """Whether two texts are the same words with the same numbers.
 
-    Of texts without a word (an article is none) articles are all alike and punctuation is compared as it is.
+    Of texts without a word (an article does not count as one) all articles are equal, and punctuation is compared as it
+    is.
     """
     ours, theirs = words(answer), words(accepted)
     if ours or theirs:
         return ours == theirs
-    alike = _articles(answer) and _articles(accepted)
-    return bool(answer.strip()) and (alike or answer.split() == accepted.split())
+    articles = any(map(str.isalpha, answer)) and any(map(str.isalpha, accepted))
+    return bool(answer.strip()) and (articles or answer.split() == accepted.split())
 
 
 def _contains(answer: str, accepted: str) -> bool:
@@ -80,5 +83,36 @@ def _contains(answer: str, accepted: str) -> bool:
     return inside and set(numbers(accepted)) <= set(numbers(answer))
 
 
-def _articles(text: str) -> bool:
-    return any(map(str.isalpha, text))
+class F1Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+
+    def build(self, context: Context) -> F1:
+        """Build it."""
+        return F1()
+
+
+class F1(Rule):
+    """The harmonic mean of precision and recall over words, against the accepted answer with the highest value.
+
+    Words as in SQuAD's normal form, each as often as it occurs, in any order; numbers must be equal as in exact match.
+    If one side is "yes", "no" or "noanswer" and the other is not the same: 0 (HotpotQA's rule). Not normalized:
+    inflected forms, synonyms, "one" and "1".
+    """
+
+    name = "F1"
+
+    async def value(self, task: Task, answer: str) -> float:
+        """The best F1 over accepted answers."""
+        return max(f1(answer, accepted) for accepted in task.answers)
+
+
+def f1(answer: str, accepted: str) -> float:
+    """F1 of two texts' words, 0 if either has none."""
+    ours, theirs = words(answer), words(accepted)
+    texts = [" ".join(word for word, _ in found) for found in (ours, theirs)]
+    if texts[0] != texts[1] and any(text in _WHOLE for text in texts):
+        return 0.0
+    shared = (Counter(ours) & Counter(theirs)).total()
+    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0

@@ -1,4 +1,4 @@
-"""GAIA's own scorer: numbers, lists and texts, by what the gold answer is."""
+"""GAIA's own scorer: numbers, lists and texts, depending on the gold answer."""
 
 from __future__ import annotations
 
@@ -47,17 +47,14 @@ def _correct(answer: str, accepted: str) -> bool:
         return _same_number(answer, accepted)
     if _SEPARATORS.search(accepted):
         ours, theirs = _SEPARATORS.split(answer), _SEPARATORS.split(accepted)
-        return len(ours) == len(theirs) and all(map(_same_element, ours, theirs))
+        return len(ours) == len(theirs) and all(
+            _same_number(our, their) if _NUMBER.fullmatch(their.strip()) else _joined(our) == _joined(their)
+            for our, their in zip(ours, theirs, strict=True)
+        )
     bare = accepted.translate(_PUNCTUATION).strip()
     if not bare:
         return bool(accepted.strip()) and _joined(answer) == _joined(accepted)
     return _joined(answer.translate(_PUNCTUATION)) == _joined(bare)
-
-
-def _same_element(answer: str, accepted: str) -> bool:
-    if _NUMBER.fullmatch(accepted.strip()):
-        return _same_number(answer, accepted)
-    return _joined(answer) == _joined(accepted)
 
 
 def _same_number(answer: str, accepted: str) -> bool:

@@ -24,7 +24,7 @@ _COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\dfrac": r"\frac", r
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
 _RUN = re.compile(r"(?:\\frac|[0-9+\-*/()\[\]{}= ])+")
 _OPERATION = re.compile(r"[0-9)\]}] ?[-+*/=] ?[(\[0-9\\]|\\frac")
-# What would change the value of the expression beside it: powers, roots, factorials, functions, LaTeX not known here.
+# What would change the value of the expression next to it: powers, roots, factorials, functions, LaTeX not known here.
 _FOREIGN = re.compile(
     r"[\^√∛|⌊⌈⁰¹²³⁴-⁹]|[0-9)\]] ?[!%]|[A-Za-z_][(\[]|\\(?!frac)[A-Za-z]"
     r"|\b(?:sqrt|root|log|ln|mod|floor|ceil|round|exp|abs|squared|cubed|factorial)\b"
@@ -46,8 +46,8 @@ class Game24(Rule):
     """1 if the answer is one expression of `metadata["numbers"]`, each exactly once, that makes 24, else 0.
 
     Read: whole numbers, + - * / × ÷ −, "x" between numbers, brackets, LaTeX's \\frac, \\times, \\div, \\cdot, \\left(;
-    "= 24" after it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. Text around the one expression is
-    no matter; two expressions are wrong. Values are fractions: 8/(3-8/3) is 24.
+    "= 24" after it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. Text around the one expression
+    does not matter; two expressions are wrong. Values are fractions: 8/(3-8/3) is 24.
 
     Wrong: a bare 24, other numbers than the given ones, two digits joined to one number, other operators (powers,
     factorials, //), signs before a number (-1), multiplication without a sign (2(3+9)), digits other than 0 to 9, more
@@ -66,7 +66,7 @@ class Game24(Rule):
 
 
 class _NoExpression(Exception):
-    """What a text that is no expression raises inside this module."""
+    """The text is not an expression."""
 
 
 def solves(answer: str, given: Sequence[int]) -> bool:
@@ -94,17 +94,18 @@ def _runs(answer: str) -> list[str]:
     text = re.sub(r"= ?24!", "= 24", text)
     if _FOREIGN.search(text):
         raise _NoExpression
-    runs = [found for found in _RUN.finditer(text) if _OPERATION.search(found[0])]
-    if any(_cut_off(found) for found in runs):
-        raise _NoExpression
-    return [_ITALIC.sub(r"\1", found[0].strip("= ")) for found in runs]
-
-
-def _cut_off(run: re.Match[str]) -> bool:
-    """Whether what is read goes on in signs that are not: "1.5", "1,000", "8a"."""
-    before, after = run.string[max(0, run.start() - 1) : run.start()], run.string[run.end() : run.end() + 2]
-    glued = re.match(r"[\w.,]", before) and not run[0].startswith(" ")
-    return bool(glued or (re.match(r"\w|[.,:]\w", after) and not run[0].endswith(" ")))
+    runs: list[str] = []
+    for run in _RUN.finditer(text):
+        if not _OPERATION.search(run[0]):
+            continue
+        # It must not continue in signs that are not read: "1.5", "1,000", "8a".
+        before, after = text[max(0, run.start() - 1) : run.start()], text[run.end() : run.end() + 2]
+        if re.match(r"[\w.,]", before) and not run[0].startswith(" "):
+            raise _NoExpression
+        if re.match(r"\w|[.,:]\w", after) and not run[0].endswith(" "):
+            raise _NoExpression
+        runs.append(_ITALIC.sub(r"\1", run[0].strip("= ")))
+    return runs
 
 
 class _Side:
@@ -138,17 +139,14 @@ class _Side:
         """A number, a bracket, or a fraction in LaTeX."""
         if self._next(("\\frac",)):
             return _divide(self._enclosed("{", "}"), self._enclosed("{", "}"))
-        if self._place < len(self.tokens) and self.tokens[self._place][0].isdigit():
-            return self._number()
-        return self._enclosed("[", "]") if self._ahead("[") else self._enclosed("(", ")")
-
-    def _number(self) -> Fraction:
-        digits = self.tokens[self._place]
-        if len(digits) > 6 or digits != str(int(digits)):
+        token = self.tokens[self._place] if self._place < len(self.tokens) else ""
+        if not token[:1].isdigit():
+            return self._enclosed("[", "]") if token == "[" else self._enclosed("(", ")")
+        if len(token) > 6 or token != str(int(token)):
             raise _NoExpression
         self._place += 1
-        self.numbers.append(int(digits))
-        return Fraction(int(digits))
+        self.numbers.append(int(token))
+        return Fraction(int(token))
 
     def _enclosed(self, opening: str, closing: str) -> Fraction:
         if not self._next(opening):
@@ -158,11 +156,8 @@ class _Side:
             raise _NoExpression
         return value
 
-    def _ahead(self, token: str) -> bool:
-        return self.tokens[self._place : self._place + 1] == [token]
-
     def _next(self, accepted: Sequence[str]) -> str | None:
-        """The next token, taken, if it is one of these."""
+        """Take the next token if it is one of these."""
         if self._place == len(self.tokens) or self.tokens[self._place] not in accepted:
             return None
         self._place += 1
@@ -177,11 +172,11 @@ def _divide(above: Fraction, below: Fraction) -> Fraction:
 
 def _given(task: Task) -> list[int]:
     numbers = task.metadata.get("numbers")
-    given = [one for one in numbers if type(one) is int] if isinstance(numbers, list) else []
+    given = [number for number in numbers if type(number) is int] if isinstance(numbers, list) else []
     if not given or not isinstance(numbers, list) or len(given) < len(numbers):
         raise RecipeError(
-            f"task {task.id!r} is no Game of 24: its numbers are {numbers!r}",
-            cause='the reward `game24` reads whole numbers from metadata["numbers"]',
+            f"task {task.id!r} is not a Game of 24: its numbers are {numbers!r}",
+            code="task-unfit",
             fix='give the task metadata["numbers"] = [1, 1, 1, 8], or use another reward',
         )
     return given

@@ -1,11 +1,11 @@
-"""A language model as the judge of answers: any engine, a rubric, a verdict in JSON, and never one by default.
+"""A language model as the judge of answers: any engine, a rubric, a verdict in JSON. Never used by default.
 
 Source: arXiv 2510.05592 judges by GPT-4o in two steps, an analysis and then a verdict, for semantic, numeric and
 option-level equivalence with the gold answer. The prompt is ours (`prompts/judge.md`, `prompts/rubric.md`).
 
 The answer goes into the prompt as a JSON string in which no chat-template token can stand, and the verdict is read
-from the judge's reply alone, which must be the JSON object and nothing else: no text of an answer's, quoted or not,
-ever decides by the way it is written.
+from the judge's reply alone, which must be the JSON object and nothing else: no text of an answer, quoted or not, can
+decide the verdict.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from midstream.core.answers import extract
 from midstream.core.component import Context, RewardConfig, parse_component
+from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, RewardError
+from midstream.core.keyed_file import KeyedFile
 from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Request, Reward
 from midstream.core.replies import spoken
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
-from midstream.rewards.once import Once
-from midstream.rewards.verdicts import Verdict, Verdicts
+from midstream.rewards.rule import SingleFlight
 
 ROLE = "judge"
 ASKS = 2  # a reply that is no verdict is asked for once more
@@ -45,6 +46,9 @@ AGAIN = (
     "This is not the judgement. Reply again with one JSON object and nothing else: "
     '{"analysis": "...", "correct": true or false}'
 )
+FILE = "judge.sqlite"
+APPLICATION = 0x6D736A64  # "msjd"
+FORMAT = 1
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
@@ -52,10 +56,10 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 class Config(RewardConfig):
     """Settings of the judge.
 
-    `votes`: requests an answer, the majority decides; more than one need a `temperature` above 0. `rubric` stands in
-    place of the default rules; what a task's metadata calls "rubric" is added to it. `structured_output` has the server
-    enforce the form of the verdict, where it can. `cache` is a directory that keeps verdicts. `rule` is the type of a
-    rule-based reward that is computed beside the verdict and reported; "": none.
+    `votes`: requests for each answer, of which the majority decides; more than one need a `temperature` above 0.
+    `rubric` replaces the default rules; the "rubric" in a task's metadata is added to it. `structured_output` has the
+    server enforce the form of the verdict, if it can. `cache` is a directory for verdicts. `rule` is the type of a
+    rule-based reward that is computed as well and reported; "": no rule.
     """
 
     asks = "always"
@@ -84,17 +88,16 @@ class Config(RewardConfig):
 
 
 class Judge:
-    """1 if most of the judge's votes call the answer correct, else 0; no answer is 0, and nobody is asked.
+    """1 if most of the judge's votes call the answer correct, else 0; no answer is 0, without a request.
 
     `parts`: "rule" is the rule-based score of the same answer, and with several votes "votes" and "votes_for" count
-    them. `calls` are the requests, at no cost where the verdict was known already. Equal questions to the judge are
-    asked once.
+    them. `calls` are the requests, at no cost if the verdict was known already. Identical requests are made once.
 
     Args:
         config: its settings.
-        engine: whom to ask; shared, and closed by whoever made it. It must not be a lockstep engine: a verdict is no
-            turn of a trajectory.
-        model: what decides beside the prompt what it says: the model's name, and settings that go with each request.
+        engine: the judge's engine; shared, and closed by its owner. It must not be a lockstep engine: a verdict is not
+            a turn of a trajectory.
+        model: what decides the replies besides the prompt: the model's name, and settings sent with each request.
         rule: the reward that `config.rule` names.
     """
 
@@ -110,15 +113,15 @@ class Judge:
         self._rubric = config.rubric.strip() or _prompt("rubric").strip()
         self._system, self._user = _prompt("judge").split("<!-- user -->\n")
         self._kept = Verdicts(config.cache) if config.cache else None
-        self._once: Once[Verdict] = Once()
+        self._flights: SingleFlight[Verdict] = SingleFlight()
 
     def check(self, task: Task) -> None:
-        """A judge takes any task; the rule beside it may not."""
+        """Accept any task that the rule accepts."""
         if self._rule:
             self._rule.check(task)
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """Ask for every vote, one after the other.
+        """Request every vote, one after the other.
 
         Raises:
             RewardError: the engine failed, or gave no verdict when asked twice; `calls` hold the requests.
@@ -129,26 +132,7 @@ class Judge:
         answer = "" if trajectory.answer is None else extract(trajectory.answer)
         if not answer:
             return Score(value=0.0, parts=parts)
-        messages, calls, votes_for = self._messages(task, answer), (), 0
-        for vote in range(self._config.votes):
-            try:
-                verdict, asked = await self._vote(messages, vote)
-            except RewardError as failure:
-                failure.calls = (*calls, *failure.calls)
-                raise
-            votes_for += verdict.correct
-            calls += verdict.calls if asked else tuple(_free(call) for call in verdict.calls)
-        if self._config.votes > 1:
-            parts |= {"votes": float(self._config.votes), "votes_for": float(votes_for)}
-        return Score(value=float(2 * votes_for > self._config.votes), parts=parts, calls=calls)
-
-    async def close(self) -> None:
-        """Close the cache."""
-        if self._kept:
-            self._kept.close()
-
-    def _messages(self, task: Task, answer: str) -> tuple[Message, ...]:
-        """Rules first, which all requests share; then the question, and what is judged last."""
+        # Rules first, which all requests share; then the question, and the answer last.
         rubric = task.metadata.get("rubric")
         values = {
             "rubric": self._rubric,
@@ -158,10 +142,29 @@ class Judge:
             "answer": to_json(answer),
         }
         system, user = (_PLACE.sub(lambda place: values[place[1]], part) for part in (self._system, self._user))
-        return Message(role="system", content=system.strip()), Message(role="user", content=user.strip())
+        messages = (Message(role="system", content=system.strip()), Message(role="user", content=user.strip()))
+        calls, votes_for = tuple[Call, ...](), 0
+        for vote in range(self._config.votes):
+            try:
+                verdict, asked = await self._vote(messages, vote)
+            except RewardError as failure:
+                failure.calls = (*calls, *failure.calls)
+                raise
+            votes_for += verdict.correct
+            # A verdict from the cache was paid for another time.
+            free = {"usage": Usage(), "failures": (), "error": None}
+            calls += verdict.calls if asked else tuple(call.model_copy(update=free) for call in verdict.calls)
+        if self._config.votes > 1:
+            parts |= {"votes": float(self._config.votes), "votes_for": float(votes_for)}
+        return Score(value=float(2 * votes_for > self._config.votes), parts=parts, calls=calls)
+
+    async def close(self) -> None:
+        """Close the cache."""
+        if self._kept:
+            self._kept.close()
 
     async def _vote(self, messages: tuple[Message, ...], vote: int) -> tuple[Verdict, bool]:
-        """The verdict, and whether the judge was asked for it now."""
+        """The verdict, and whether the judge was asked now."""
         said = [message.model_dump() for message in messages]
         identity = [self._model, self._sampling.model_dump(), self._config.structured_output, said, vote]
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -169,16 +172,16 @@ class Judge:
 
         async def find_or_ask() -> Verdict:
             nonlocal fresh
-            # In threads: a write waits for the disk, and whoever reads meanwhile for the write.
+            # In threads: a write waits for the disk, and readers wait for the write.
             found = await asyncio.to_thread(self._kept.find, key) if self._kept else None
             if found is None:
                 fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
-                if self._kept:  # where another process was faster, its verdict counts: it is what will be read again
+                if self._kept:  # if another process was faster, its verdict counts: later runs will read it
                     kept = await asyncio.to_thread(self._kept.keep, key, found)
                     found = found.model_copy(update={"correct": kept.correct})
             return found
 
-        return await self._once.get(key, find_or_ask), fresh
+        return await self._flights.get(key, find_or_ask), fresh
 
     async def _ask(self, messages: tuple[Message, ...], seed: int) -> Verdict:
         calls, reply = tuple[Call, ...](), ""
@@ -193,7 +196,9 @@ class Judge:
             try:
                 calls = (*calls, await self._engine.sample(request))
             except EngineError as error:
-                failed = RewardError(f"the judge failed: {error.what}", cause=error.cause, fix=error.fix)
+                failed = RewardError(
+                    f"the judge failed: {error.what}", code="judge-failed", cause=error.cause, fix=error.fix
+                )
                 failed.calls, failed.retryable = (*calls, *error.calls), error.retryable
                 raise failed from error
             reply = spoken(calls[-1].completion).strip()
@@ -203,7 +208,8 @@ class Judge:
             shown = Message(role="assistant", content=neutral(reply) or "(no text)")
             messages = (*messages, shown, Message(role="user", content=AGAIN))
         failed = RewardError(
-            f"{self.name} gave no verdict when asked {ASKS} times, at last: {reply[:300]!r}",
+            f"{self.name} gave no verdict when asked {ASKS} times, last: {reply[:300]!r}",
+            code="judge-unreadable",
             cause="the model is too weak to judge, does not keep to the form, or max_tokens cut its reply off",
             fix="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
         )
@@ -214,7 +220,7 @@ class Judge:
 def read_verdict(reply: str) -> bool | None:
     """`correct` of a reply that is one JSON object with an analysis and a verdict, fenced or not; None of any other.
 
-    Nothing may stand beside the object: a judge that quotes a forged one has not decided.
+    Nothing else may be in the reply: a judge that quotes a forged object has not decided.
     """
     fenced = _FENCED.fullmatch(reply)
     try:
@@ -222,7 +228,7 @@ def read_verdict(reply: str) -> bool | None:
     except (ValueError, RecursionError):
         return None
     if not isinstance(pairs, tuple) or sorted(name for name, _ in pairs) != ["analysis", "correct"]:
-        return None  # no object; or one with a key twice, or with others
+        return None  # not an object; or one with a repeated key, or with others
     found = dict(pairs)
     sound = isinstance(found["analysis"], str) and isinstance(found["correct"], bool)
     return found["correct"] if sound else None
@@ -232,6 +238,42 @@ def _prompt(name: str) -> str:
     return (resources.files("midstream.rewards") / "prompts" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _free(call: Call) -> Call:
-    """A call that was paid for another time."""
-    return call.model_copy(update={"usage": Usage(), "failures": (), "error": None})
+# --- verdicts on disk, shared by processes: prompts and replies, and no key ------------------------------------------
+
+
+class Verdict(Frozen):
+    """One vote: whether the answer is correct, and the requests that led to it (two if one was unreadable)."""
+
+    correct: bool
+    calls: tuple[Call, ...]
+
+
+class Verdicts:
+    """The verdicts in `directory`, by key; raises as `core.keyed_file.KeyedFile`, and may be used from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = KeyedFile(
+            directory / FILE,
+            application=APPLICATION,
+            version=FORMAT,
+            table="verdicts",
+            what="judge's cache",
+            setting="`cache` of the judge",
+        )
+
+    def find(self, key: str) -> Verdict | None:
+        """The verdict of a request."""
+        found = self._file.find(key)
+        try:
+            return None if found is None else Verdict.model_validate_json(found)
+        except ValidationError as error:
+            raise self._file.unusable(error) from error
+
+    def keep(self, key: str, verdict: Verdict) -> Verdict:
+        """Store a verdict and return it, or the one that another process stored first."""
+        self._file.keep(key, verdict.model_dump_json())
+        return self.find(key) or verdict
+
+    def close(self) -> None:
+        """Close the file; calling it again does nothing."""
+        self._file.close()

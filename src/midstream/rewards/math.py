@@ -1,8 +1,8 @@
 """Mathematical answers compared by Math-Verify, inside the sandbox and under its clock.
 
 Math-Verify reads LaTeX and plain numbers and compares numbers, expressions, sets, intervals, matrices and equations by
-value. It never runs in this process: it evaluates what a model wrote, keeps time with signals, which do not work in
-threads, and 9^{9^{9^9}} would hold up every other run.
+value. It never runs in this process: it evaluates what a model wrote, its time-outs use signals, which do not work in
+threads, and 9^{9^{9^9}} would block every other run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from midstream.core.component import Context, RewardConfig
 from midstream.core.errors import RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.rewards.once import Once
+from midstream.rewards.rule import SingleFlight
 from midstream.sandbox.launch import installed
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Library, Limits
@@ -54,9 +54,9 @@ class Config(Limits, RewardConfig):
 class Math:
     """1 if Math-Verify finds the answer equal to one of the task's, else 0; no answer is 0.
 
-    Only the text inside the last answer tags is read. In it a boxed formula goes first, then what follows "answer",
-    then the last formula or number. `math_check` says how bare formulas are read. Not normalised: units that
-    Math-Verify does not know, words for numbers, forms of dates.
+    Only the text inside the last answer tags is read. A boxed formula comes first, then what follows "answer", then the
+    last formula or number; `math_check` defines how bare formulas are read. Not normalized: units that Math-Verify does
+    not know, words for numbers, forms of dates.
 
     An answer that cannot be checked within the limits is wrong, as in Math-Verify itself; `parts` then has "timed_out".
     """
@@ -67,28 +67,28 @@ class Math:
     def __init__(self, config: Config, sandbox: Sandbox) -> None:
         if sandbox.tier == "arithmetic":
             raise UnsupportedError(
-                'the math reward cannot run in a sandbox of tier "arithmetic"',
-                cause="Math-Verify is Python code, and that tier evaluates expressions alone",
-                fix="`midstream doctor` says what a sandbox needs on this machine",
+                'the math reward cannot run in a sandbox of tier "arithmetic", which evaluates expressions alone',
+                code="sandbox-tier",
+                fix="`midstream doctor` shows what a sandbox needs on this machine",
             )
-        # Waiting for a worker is no failure: every comparison ends.
+        # Without a time limit for waiting: every comparison ends.
         self.pool = PythonPool(config, sandbox, queue_s=None, table="reward")
         if sandbox.tier != "remote" and not installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
-        self._seen: Once[bool | None] = Once()
-        self._golds: Once[bool | None] = Once()
+        self._seen: SingleFlight[bool | None] = SingleFlight()
+        self._golds: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
-        """Whether Math-Verify reads the gold answer takes a process to find out: `score` says so."""
+        """Accept any task: whether Math-Verify can read its gold answer takes a process to find out (see `score`)."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """Compare in a worker; equal answers to equal golds are compared once.
+        """Compare in a worker; identical pairs of answer and gold answers are compared once.
 
         Raises:
             SandboxError: no worker could run it.
-            RewardError: the gold answer holds nothing that Math-Verify reads, or cannot be checked in time itself.
+            RewardError: Math-Verify reads nothing in the gold answer, or cannot check it in time either.
         """
         answer = "" if trajectory.answer is None else extract(trajectory.answer)
         if not answer:
@@ -101,9 +101,9 @@ class Math:
         await self.pool.close()
 
     async def _compare(self, task: Task, answer: str) -> bool | None:
-        """Whether the answer is right; None where that could not be found out within the limits.
+        """Whether the answer is right; None if that could not be decided within the limits.
 
-        Then the gold answer is compared with 1: if that takes too long, too, the gold answer is what is wrong.
+        Then the gold answer is compared with 1: if that takes too long as well, the gold answer is wrong.
         """
         right = await self._verdict(task, task.answers, answer)
         for gold in task.answers if right is None else ():
@@ -113,30 +113,32 @@ class Math:
         return right
 
     async def _verdict(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
-        """What `math_check` says; a line of ours that nobody else can print carries it out of the worker."""
+        """The result of `math_check`, which the worker prints in a line that starts with a secret mark."""
         mark = secrets.token_hex(16)
         asked = json.dumps({"golds": golds, "answer": answer, **self._options})
-        result = await self.pool.run(f"{self._source}\n\ntell({asked!r}, {mark!r})")
+        result = await self.pool.run(f"{self._source}\n\nreport({asked!r}, {mark!r})")
         if result.reason in ("timeout", "memory", "killed"):
             return None
-        head, _, told = result.text.partition(" ")
+        head, _, found = result.text.partition(" ")
         if head != mark or not result.ok:
             if "ModuleNotFoundError" in result.text and LIBRARY in result.text:
                 raise _not_installed()
             raise RewardError(
                 f"Math-Verify failed over the answer {answer!r:.200} to task {task.id!r}: {result.text[-500:]}",
-                cause="this version of it behaves otherwise than the one that this was written for",
-                fix="pip install 'midstream[math]' installs one that is known",
+                code="math-verify-failed",
+                cause="this version of it differs from the one that midstream is tested with",
+                fix="pip install 'midstream[math]' installs a tested version",
             )
-        found = json.loads(told)
-        if "unreadable" in found:
-            raise _bad_gold(task, found["unreadable"], "Math-Verify finds neither a formula nor a number in it")
-        return found["right"]
+        verdict = json.loads(found)
+        if "unreadable" in verdict:
+            raise _bad_gold(task, verdict["unreadable"], "Math-Verify finds neither a formula nor a number in it")
+        return verdict["right"]
 
 
 def _not_installed() -> UnsupportedError:
     return UnsupportedError(
         "Math-Verify is not installed where the math reward runs",
+        code="missing-extra",
         cause='it comes with the extra `math`; with sandbox.tier = "remote" it must be in the container\'s image',
         fix="pip install 'midstream[math]'",
     )
@@ -145,6 +147,7 @@ def _not_installed() -> UnsupportedError:
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
     error = RewardError(
         f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
+        code="task-unfit",
         cause=cause,
         fix='correct the task, or score it by another reward: exact_match, or a judge with rule = ""',
     )

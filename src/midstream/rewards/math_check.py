@@ -1,9 +1,9 @@
 """Whether an answer equals a gold one, by Math-Verify: runs inside the sandbox alone, where it is sent as text.
 
-It does what Math-Verify's own tests do (look for LaTeX and plain numbers, boxed ones first), but for three things:
+It does what Math-Verify's own tests do (look for LaTeX and plain numbers, boxed ones first), with three exceptions:
 
 - A formula that stands by itself without dollars is put between them: of a bare `3\\sqrt{13}`, `2x` or `6 - 5i`
-  Math-Verify reads the first or the last number alone, and would take 3 for it. Words are taken as words.
+  Math-Verify reads the first or the last number alone, such as the 3. Words are read as words.
 - An inline formula over several lines is left out, number and all: Math-Verify's inline formulas are of one line.
 - Of a formula that Math-Verify finds and cannot read ("12²", `2 \\oplus 5`) it would take a number that stands in it.
   In an answer such a formula is text.
@@ -30,10 +30,10 @@ _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _TEXT = re.compile(r"\\(text|textbf|mathrm|operatorname|begin|end)\s*\{[^{}]*\}")
 
 
-def tell(asked: str, mark: str) -> None:
-    """Check what `asked` holds (`check`'s arguments, JSON) and print one line: `mark` and what `check` gave, as JSON.
+def report(asked: str, mark: str) -> None:
+    """Call `check` with the arguments in `asked` (JSON) and print one line: `mark` and its result as JSON.
 
-    Nothing that the parsers print meanwhile gets out: text of the answer's must not fill the room for the verdict.
+    Output of the parsers is dropped: text from the answer must not use up the space for the verdict.
     """
     with contextlib.redirect_stdout(_Silence()), contextlib.redirect_stderr(_Silence()):
         found = check(**json.loads(asked))
@@ -41,17 +41,17 @@ def tell(asked: str, mark: str) -> None:
 
 
 class _Silence(io.TextIOBase):
-    """Takes text and keeps none."""
+    """Drops all text."""
 
     def write(self, text: str) -> int:
-        """As if it were written."""
+        """Drop it."""
         return len(text)
 
 
 def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set_relation_comp: bool) -> dict[str, Any]:
-    """{"right": whether the answer equals one of `golds`}, or {"unreadable": the gold that holds nothing to compare}.
+    """{"right": whether the answer equals one of `golds`}, or {"unreadable": the gold with nothing to compare}.
 
-    Math-Verify keeps no time here, since that takes signals: whoever runs this ends it.
+    Without Math-Verify's time-out, which takes signals: the sandbox ends this process.
     """
     found = read(answer, whole=True)
     for gold in golds:
@@ -71,7 +71,7 @@ def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set
 
 
 def read(text: str, *, whole: bool = False) -> list[Any]:
-    """What Math-Verify finds in a text to compare; `whole`: of a formula that it cannot read, no part."""
+    """What Math-Verify finds in a text to compare; `whole`: no part of a formula that it cannot read."""
     text = _OVER_LINES.sub(" ", text).strip()
     if _DELIMITED.search(text) or _NUMBER.fullmatch(text):
         return _parse(text, whole)

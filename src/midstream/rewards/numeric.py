@@ -46,7 +46,7 @@ class Numeric(Rule):
     Read: "1,000", "$5", "42%", "1/2", "-0.5", "3.5e4", "3.5 × 10^4", "3 million", a unit after it. Units and percent
     signs are neither compared nor converted: "42%" is 42 and not 0.42, "5 miles" is 5.
 
-    Refused, that is wrong: several different numbers or a sum not worked out, unless the answer ends in one equation or
+    Counted as wrong: several different numbers or a sum not worked out, unless the answer ends in one equation or
     one "the answer is" whose last part has one number ("6 * 7 = 42"); bounds (<, ≥, ±); decimal commas ("3,14"), white
     space between digits ("1 000", "1 1/2"), times of day, dates; numbers as words; digits other than 0 to 9; LaTeX
     (`math` reads it); more than 200 digits, powers above 999. Compared exactly, as fractions.
@@ -63,27 +63,29 @@ class Numeric(Rule):
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer that is a number."""
-        found, accepted = read(answer), _accepted(task)
-        return float(found is not None and any(self._near(found, one) for one in accepted))
-
-    def _near(self, found: Fraction, accepted: Fraction) -> bool:
-        relative = Fraction(self.config.relative_tolerance) * abs(accepted)
-        return abs(found - accepted) <= max(relative, Fraction(self.config.absolute_tolerance))
+        found = read(answer)
+        relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
+        return float(
+            any(
+                found is not None and abs(found - accepted) <= max(relative * abs(accepted), absolute)
+                for accepted in _accepted(task)
+            )
+        )
 
 
 def _accepted(task: Task) -> list[Fraction]:
     accepted = [number for number in map(read, task.answers) if number is not None]
     if not accepted:
         raise RecipeError(
-            f"the answer of task {task.id!r} is no number: {task.answer[:80]!r}",
-            cause="the reward `numeric` compares numbers",
+            f"the answer of task {task.id!r} is not a number: {task.answer[:80]!r}",
+            code="task-unfit",
             fix="correct the answer, or score the set by exact_match",
         )
     return accepted
 
 
 def read(text: str) -> Fraction | None:
-    """The one number that a text states, or None."""
+    """The single number that a text states, or None."""
     text = _TIMES_TEN.sub(r"e\1", text)
     text = _SCALED.sub(lambda found: f"e{_POWERS[found[1].lower()]}", text)
     text = re.sub("([=≈])", r" \1 ", _GLUED.sub(" ", text))
@@ -91,25 +93,23 @@ def read(text: str) -> Fraction | None:
         return None
     stated = _distinct(text)
     if len(stated) > 1:
-        stated = _distinct(_last_part(text))
+        # Several numbers: the text after the last "=" or "the answer is" counts, if a single segment has such a mark
+        # and no segment with numbers follows.
+        segments = [segment for segment in _SEGMENTS.split(text) if numbers(segment)]
+        closing = [segment for segment in segments if _CLOSING.search(segment)]
+        last = _CLOSING.split(closing[0])[-1] if len(closing) == 1 and closing[0] is segments[-1] else ""
+        stated = _distinct(last)
     return stated.pop() if len(stated) == 1 else None
 
 
 def _distinct(text: str) -> set[Fraction | None]:
-    """The different numbers of a text, and None if something in it cannot be read as one."""
+    """The different numbers of a text, and None if something in it cannot be read as a number."""
     unread: set[Fraction | None] = {None} if _EXPRESSION.search(text) else set()
-    return unread | {_fraction(one) for one in numbers(text)}
-
-
-def _last_part(text: str) -> str:
-    """What stands after the last sign of equality, where one segment has some and it is the last that has numbers."""
-    segments = [one for one in _SEGMENTS.split(text) if numbers(one)]
-    closing = [one for one in segments if _CLOSING.search(one)]
-    return _CLOSING.split(closing[0])[-1] if len(closing) == 1 and closing[0] is segments[-1] else ""
+    return unread | {_fraction(number) for number in numbers(text)}
 
 
 def _fraction(text: str) -> Fraction | None:
-    """A number as `core.answers.numbers` writes it; None for one that is not read, or over 0."""
+    """A number as `core.answers.numbers` writes it; None if it is unreadable or has the denominator 0."""
     found = _READABLE.fullmatch(text)
     if found is None:
         return None
