@@ -353,11 +353,9 @@ class _Answers:
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(override, named):
+    local = ("agentflow-prompted", ('reward={type="judge", engine="judge"}', override))
     with pytest.raises(RecipeError) as caught:
-        if override.startswith("engines"):
-            check(load_recipe("agentflow-prompted", ('reward={type="judge", engine="judge"}', override)))
-        else:
-            check(recipe(override))
+        check(load_recipe(*local) if override.startswith("engines") else recipe(override))
     assert named in str(caught.value)
 
 
