@@ -143,7 +143,7 @@ def test_every_trajectory_can_say_which_sandbox_held_its_code(ten_steps, make_bu
     build = make_build()
     assert build.environment().sandbox == build.sandbox.tier
     assert build.sandbox_line.startswith(f"{build.sandbox.tier}: ")
-    without = recipe(ten_steps).model_copy(update={"tools": {"local_search": {}, "guess": {}}})
+    without = recipe(ten_steps, "tools.python=false")
     assert Build(without).environment(planner=object()).sandbox == ""
 
 

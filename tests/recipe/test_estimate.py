@@ -224,7 +224,7 @@ def test_a_file_that_is_not_there_is_told(planned, tasks, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     recipe, _ = planned()
     with pytest.raises(UsageError, match=r"own\.jsonl"):
-        set_size(recipe, SetConfig(name="x", tasks=tasks))
+        set_size(recipe, chosen_of({"tasks": tasks}))
 
 
 def test_an_unknown_size_is_said_and_not_counted(planned):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from midstream.core.errors import RecipeError, UsageError
+from midstream.core.component import Component, registered
 from midstream.recipe import check as recipe_check
-from midstream.recipe import registry
+from midstream.recipe.check import task_source
 from midstream.recipe.schema import parse_recipe, read_table
 from midstream.tasks import benchmarks
 from midstream.tasks.benchmarks import BENCHMARKS, Config
@@ -66,7 +67,7 @@ ROWS = {
 
 
 def make(config):
-    return benchmarks.make(config, registry.task_source)
+    return task_source(Component(kind="tasks", type="benchmark", config=config))
 
 
 def tasks_of(directory, name, rows, **settings):
@@ -87,7 +88,7 @@ def test_the_sets_that_the_papers_name_are_there():
 
 @pytest.mark.parametrize("one", BENCHMARKS.values(), ids=lambda one: one.name)
 def test_every_entry_is_complete(one):
-    assert one.reward in registry.REWARDS
+    assert one.reward in registered("reward")
     assert set(one.splits) <= {"train", "validation", "test"}
     if one.repository:
         assert {one.main_split} <= set(one.sizes) == set(one.splits)

@@ -73,10 +73,9 @@ def test_fixed_sets(own):
 
 @pytest.mark.parametrize("weight", [0, -1, "1", True, float("inf"), None])
 def test_weights_are_numbers_above_zero(weight):
-    with pytest.raises(ValidationError):
-        Config(parts={"a": {"type": "gazetteer", "weight": weight}})
-    with pytest.raises(ValidationError):
-        Config(parts={})
+    for parts in ({"a": {"type": "gazetteer", "weight": weight}}, {}):
+        with pytest.raises(RecipeError, check=coded("parts-invalid")):
+            source_of({"type": "mixture", "parts": parts})
 
 
 def test_a_recipe_checks_its_parts_and_can_be_read_again(own):

@@ -243,7 +243,7 @@ def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
 def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
     run = RunDirectory.create(tmp_path / "new", recipe_toml="", recipe_name="r", seed=0, resolved={})
     with pytest.raises(CheckpointError, match=r"has no checkpoint[\s\S]*midstream resume"):
-        load_policy(make_build().learner, run, pytest.fail)
+        load_policy(make_build().policy.learner, run, pytest.fail)
 
 
 def test_metrics_hold_no_clock(finished_run):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
+from midstream.core.component import parse_component
 from midstream.core.errors import RecipeError
 from midstream.core.memory import Memory
 from midstream.core.prompt_text import neutral
@@ -89,7 +90,7 @@ def test_the_closed_form_is_the_mean_of_rollouts_through_the_real_agent(build, w
 
 def test_orders_of_another_domain_are_an_evaluation_set_on_which_lessons_are_clutter(build):
     world = build.source
-    kiln = SetConfig(name="kiln", tasks={"type": "workshop", "domains": ["kiln"]}, count=300)
+    kiln = SetConfig(name="kiln", tasks=parse_component("tasks", {"type": "workshop", "domains": ["kiln"]}, "tasks"), count=300)
     tasks = build.set_tasks(kiln)
     texts = [rule.true for rule in world.rules_of("press")]
     lessons = {task.id: render_modules(library_of(*texts)) for task in tasks}
