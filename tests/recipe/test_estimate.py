@@ -11,17 +11,25 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import UsageError
-from midstream.evaluation import SetConfig
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
 from midstream.recipe.estimate import batches_of, describe, judges, set_size
 from midstream.recipe.memory import GIB
 from midstream.recipe.memory_estimate import promised_bytes
+from midstream.recipe.schema import parse_recipe, read_table
 from midstream.runs import RunDirectory
 from support.hf_models import save_chat_model
 from support.llm_server import LLMServer
 
 OWN = {"type": "file", "path": "own.jsonl"}
+
+
+def set_of(settings):
+    """An evaluation set of these settings, as in a recipe."""
+    table = read_table("agentflow-prompted") | {"evaluation": {"sets": [{"name": "x", **settings}]}}
+    return parse_recipe(table).evaluation.sets[0]
+
+
 RECIPE = """
 extends = "agentflow-prompted"
 name = "counted"
@@ -216,7 +224,7 @@ def test_sizes_are_counted_but_for_what_lies_on_the_hub(planned, chosen, size, t
     own = [{"question": f"Is it {i} ?", "answer": "yes", "family": "ab"[i % 2]} for i in range(5)]
     Path("own.jsonl").write_text("\n".join(map(json.dumps, own)))
     recipe, _ = planned()
-    assert set_size(recipe, SetConfig(name="x", **chosen)) == size
+    assert set_size(recipe, set_of(chosen)) == size
 
 
 @pytest.mark.parametrize("tasks", [OWN, {"type": "benchmark", "name": "2wiki", "file": "own.jsonl"}])
@@ -224,7 +232,7 @@ def test_a_file_that_is_not_there_is_told(planned, tasks, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     recipe, _ = planned()
     with pytest.raises(UsageError, match=r"own\.jsonl"):
-        set_size(recipe, chosen_of({"tasks": tasks}))
+        set_size(recipe, set_of({"tasks": tasks}))
 
 
 def test_an_unknown_size_is_said_and_not_counted(planned):

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.errors import RecipeError, UsageError
 from midstream.core.component import Component, registered
+from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import parse_recipe, read_table
-from midstream.tasks import benchmarks
 from midstream.tasks.benchmarks import BENCHMARKS, Config
 from midstream.tasks.finite import SPLITS
 from support.errors import coded

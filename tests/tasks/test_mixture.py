@@ -6,13 +6,11 @@ import json
 from collections import Counter
 
 import pytest
-from pydantic import ValidationError
 
 from midstream.core.component import parse_component
 from midstream.core.errors import RecipeError
 from midstream.recipe.check import check, task_source
 from midstream.recipe.schema import parse_recipe, read_table, to_toml
-from midstream.tasks.mixture import Config
 from support.errors import coded
 
 

@@ -224,7 +224,7 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
     named, engine = str(settings.pop("type", None)), settings.pop("engine", None)
     if named not in registered(kind):
         raise RecipeError(
-            f"{where}.type = {named!r} does not exist",
+            f"{where}.type = {named!r} does not exist" if "type" in table else f"{where} has no type",
             code="unknown-type",
             fix=f"name one of: {', '.join(registered(kind))}",
         )
@@ -264,8 +264,10 @@ def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
     return parts
 
 
-def validate(model: type[ModelT], table: Mapping[str, Any], where: str) -> ModelT:
-    """Build `model` from a table of a recipe.
+def validate(
+    model: type[ModelT], table: Mapping[str, Any], where: str, tags: Mapping[str, type[BaseModel]] | None = None
+) -> ModelT:
+    """Build `model` from a table of a recipe. `tags` are the names of a discriminated union's members in it.
 
     Raises:
         RecipeError: names every wrong key with its place and value.
@@ -276,7 +278,7 @@ def validate(model: type[ModelT], table: Mapping[str, Any], where: str) -> Model
         # A default that another key decides is missing only because that key is wrong.
         errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]
         problems = [
-            ".".join(filter(None, [where, *map(str, error["loc"])]))
+            ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
             + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table
             + f": {error['msg']}"
             for error in errors
@@ -285,13 +287,18 @@ def validate(model: type[ModelT], table: Mapping[str, Any], where: str) -> Model
             "the recipe is invalid: " + "; ".join(problems),
             code="recipe-invalid",
             fix="correct it in the recipe or with --set; known keys here: "
-            + ", ".join(_fields_around(model, errors[0]["loc"])),
+            + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
         ) from failure
 
 
-def _fields_around(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+def _fields_around(
+    model: type[BaseModel], location: tuple[int | str, ...], tags: Mapping[str, type[BaseModel]]
+) -> list[str]:
     """The keys of the table in which the last part of `location` is."""
     for key in location[:-1]:
+        if key in tags:
+            model = tags[str(key)]
+            continue
         field = model.model_fields.get(str(key))
         if field is None:
             continue  # a place in a list

@@ -38,11 +38,16 @@ def check(recipe: Recipe) -> Table:
     _check_imitated(recipe)
     _check_simulated(recipe)
     resolved = recipe.table()
-    for number, chosen in enumerate(recipe.evaluation.sets):
-        if chosen.tasks is not None:
-            resolved["evaluation"]["sets"][number]["reward"] = set_reward(recipe, chosen).table()
-    if recipe.evaluation.validation.tasks is not None:
-        resolved["evaluation"]["validation"]["reward"] = set_reward(recipe, recipe.evaluation.validation).table()
+    evaluation = resolved["evaluation"]
+    for chosen, table in zip(
+        (*recipe.evaluation.sets, recipe.evaluation.validation),
+        (*evaluation["sets"], evaluation["validation"]),
+        strict=True,
+    ):
+        if chosen.tasks is not None:  # its reward is stated, in its place among the keys
+            whole = {**table, "reward": set_reward(recipe, chosen).table()}
+            table.clear()
+            table.update({key: whole[key] for key in SetConfig.model_fields if key in whole})
     imitated = teacher(recipe)
     if recipe.warm_start is not None and recipe.warm_start.file is None and imitated is not None:
         resolved["warm_start"]["policy"] = imitated.config.model_dump(mode="json", exclude_none=True)

@@ -12,9 +12,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.agents.interleaved import Config as StreamConfig
@@ -83,7 +83,10 @@ class Recipe(Frozen):
     description: str = ""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     tasks: Component
-    agent: AgentConfig | InterleavedConfig
+    agent: Annotated[
+        Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
+        Discriminator(lambda agent: agent.get("type", "agentflow") if isinstance(agent, Mapping) else agent.type),
+    ]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]
     reward: Component
@@ -143,9 +146,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)
-    if isinstance(agent, Mapping):
-        parsed["agent"] = validate(AGENTS[kind], parsed["agent"], "agent")
-    return validate(Recipe, parsed, "")
+    return validate(Recipe, parsed, "", AGENTS)
 
 
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:

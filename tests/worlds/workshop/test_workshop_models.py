@@ -90,7 +90,9 @@ def test_the_closed_form_is_the_mean_of_rollouts_through_the_real_agent(build, w
 
 def test_orders_of_another_domain_are_an_evaluation_set_on_which_lessons_are_clutter(build):
     world = build.source
-    kiln = SetConfig(name="kiln", tasks=parse_component("tasks", {"type": "workshop", "domains": ["kiln"]}, "tasks"), count=300)
+    kiln = SetConfig(
+        name="kiln", tasks=parse_component("tasks", {"type": "workshop", "domains": ["kiln"]}, "tasks"), count=300
+    )
     tasks = build.set_tasks(kiln)
     texts = [rule.true for rule in world.rules_of("press")]
     lessons = {task.id: render_modules(library_of(*texts)) for task in tasks}
