@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
@@ -141,6 +141,15 @@ class PracticeConfig(Frozen):
     patience: int | None = Field(default=None, ge=1)
     shuffle_rewards: bool = False
     cache: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reflector(cls, value: Any) -> Any:
+        """Read the settings of runs that were made when the reflector had another name."""
+        old = "optimiser"  # words: allow
+        if isinstance(value, dict) and old in value:
+            return {"reflector": value[old], **{key: item for key, item in value.items() if key != old}}
+        return value
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one of `ROLES`."""
