@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from packaging.specifiers import SpecifierSet
 
 from midstream.core.component import registered
 from midstream.doctor import installed
@@ -18,7 +15,6 @@ from midstream.doctor.installed import (
     check_extras,
     check_requirements,
     check_training,
-    fits,
     requirements,
     run_briefly,
 )
@@ -74,7 +70,8 @@ def trained() -> tuple[Check, Check]:
 def test_everything_is_there_in_this_environment() -> None:
     assert check_requirements().status == "ok"
     assert {check.code: check.status for check in check_extras()} == {"MS111": "ok", "MS112": "ok", "MS113": "ok"}
-    assert dict(requirements("train"))["torch"].startswith("==")
+    [torch] = [requirement for requirement in requirements("train") if requirement.name == "torch"]
+    assert str(torch.specifier).startswith("==")
 
 
 def test_an_extra_that_is_absent_is_no_trouble_and_half_of_one_is(
@@ -86,7 +83,7 @@ def test_an_extra_that_is_absent_is_no_trouble_and_half_of_one_is(
     monkeypatch.syspath_prepend(tmp_path)
     math, web, mcp = check_extras()
     assert (math.status, math.fix) == ("warning", "pip install 'midstream[math]'")
-    assert math.words.startswith("half 1.9 is not >=2,<3; it is for ")
+    assert math.words.startswith("half 1.9 is not <3,>=2; it is for ")
     assert (web.status, web.words, web.fix) == ("ok", "not installed", "pip install 'midstream[web]'")
     assert (mcp.status, mcp.words) == ("not checked", "see MS102")
     web = check_extras({"web_search", "python"})[1]
@@ -182,14 +179,3 @@ def test_what_a_command_says() -> None:
     assert asyncio.run(run_briefly("/bin/sh", "-c", "echo a; echo b >&2; echo c >&2; exit 3")) == (3, "a\n", "c")
     with pytest.raises(FileNotFoundError):
         asyncio.run(run_briefly("/nowhere/at/all"))
-
-
-NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4)
-CLAUSES = st.lists(st.tuples(st.sampled_from(["==", ">=", "<"]), NUMBERS), max_size=3)
-
-
-@given(NUMBERS, CLAUSES, st.sampled_from(["", "+cpu"]))
-def test_versions_are_compared_as_pip_does(have: list[int], clauses: list[tuple[str, list[int]]], local: str) -> None:
-    version = ".".join(map(str, have)) + local
-    specifiers = ",".join(operator + ".".join(map(str, numbers)) for operator, numbers in clauses)
-    assert fits(version, specifiers) == SpecifierSet(specifiers).contains(version)

@@ -26,7 +26,6 @@ from midstream.core.protocols import Tool, ToolResult
 from midstream.core.trajectory import Call, Observation
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import NOTHING, Config, ProgramRunner, function_name
-from midstream.sandbox.inside import running
 from midstream.sandbox.settings import Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.tools.local_search import Document, LocalSearch
@@ -478,7 +477,3 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
 def test_a_tier_without_a_channel_is_refused(named: Tier):
     with raises("setting-conflict", named, 'mode = "arguments"'):
         ProgramRunner(Config(), schema_error, Sandbox(tier=named))
-
-
-def test_the_worker_knows_the_same_numbers():
-    assert running.CALL_LIMIT == code_runner.CALL_LIMIT

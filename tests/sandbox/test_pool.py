@@ -19,7 +19,7 @@ from midstream.sandbox.inside import running
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits, Tier
 from midstream.sandbox.tiers import Sandbox
-from midstream.sandbox.worker import REASONS, PythonResult, Worker
+from midstream.sandbox.worker import PythonResult, Worker
 from support.errors import raises
 from support.processes import gone
 from support.sandboxes import ON_THIS_MACHINE, descendants, make_pool, processes
@@ -489,7 +489,3 @@ def test_arithmetic_needs_no_process(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.delattr(os, "fork")
     asyncio.run(go())
-
-
-def test_the_worker_knows_the_same_reasons():
-    assert running.REASONS == REASONS

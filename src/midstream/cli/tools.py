@@ -223,7 +223,7 @@ def needs_of(
     """What the tool of this table needs: an extra, a key, a model, a sandbox; `config` holds its settings, if any."""
     keyless = getattr(config, "provider", "") == "ddgs"  # the one provider that needs an extra, and no key
     if component.extra and (keyless or not hasattr(config, "provider")):
-        missing = [name for name, _ in requirements(component.extra) if not _is_installed(name)]
+        missing = [required.name for required in requirements(component.extra) if not _is_installed(required.name)]
         yield Need(
             what=f"extra {component.extra}",
             state=f"{', '.join(missing)} not installed" if missing else "installed",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +15,8 @@ from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from midstream.report.doctor import Check
 
@@ -26,8 +27,6 @@ EXTRAS: Mapping[str, tuple[str, str, frozenset[str]]] = {
     "web": ("MS112", "web search and web pages", frozenset({"web_search", "web_page"})),
     "mcp": ("MS113", "tools of MCP servers", frozenset({"mcp"})),
 }
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?")
-_CLAUSE = re.compile(r"(==|>=|<)\s*([\w.+]+)")
 # Run in another process: a PyTorch that does not fit its driver can crash the process that imports it.
 _TORCH = """
 import json, torch
@@ -148,50 +147,31 @@ async def run_briefly(*command: str) -> tuple[int, str, str]:
     return process.returncode or 0, printed.decode("utf-8", "replace"), lines[-1] if lines else ""
 
 
-# --- versions ---------------------------------------------------------------------------------------------------------
-
-
-def requirements(extra: str) -> Iterator[tuple[str, str]]:
-    """(name, version specifiers) of what midstream, or one of its extras, requires."""
+def requirements(extra: str) -> Iterator[Requirement]:
+    """The packages that midstream, or one of its extras, requires, with their version specifiers."""
     try:
         lines = metadata.requires("midstream") or []
     except metadata.PackageNotFoundError:  # midstream runs from its source
         return
-    for line in lines:
-        match = _REQUIREMENT.fullmatch(line)
-        if match and (match[3] or "") == extra:
-            yield match[1], match[2]
-
-
-def fits(version: str, specifiers: str) -> bool:
-    """Whether a version satisfies specifiers made of ==, >= and <, by its numbers; others count as satisfied."""
-    have = _numbers(version)
-    for operator, wanted in _CLAUSE.findall(specifiers):
-        want = _numbers(wanted)
-        if not {"==": have == want, ">=": have >= want, "<": have < want}[operator]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Release numbers without trailing zeros: "2.13.0+cpu" is (2, 13)."""
-    numbers = [int(digits) for digits in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    for requirement in map(Requirement, lines):
+        marker = requirement.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        of_extra = not always and marker is not None and marker.evaluate({"extra": extra})
+        if of_extra if extra else always:
+            yield requirement
 
 
 def _state_of(extra: str) -> tuple[list[str], list[str]]:
     """The packages of an extra with their installed versions, and the problems among them as text."""
     wanted, lacking = [], []
-    for name, specifiers in requirements(extra):
+    for requirement in requirements(extra):
         try:
-            version = metadata.version(name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wanted.append(name)
-            lacking.append(f"{name} is not installed")
+            wanted.append(requirement.name)
+            lacking.append(f"{requirement.name} is not installed")
             continue
-        wanted.append(f"{name} {version}")
-        if not fits(version, specifiers):
-            lacking.append(f"{name} {version} is not {specifiers}")
+        wanted.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(version, prereleases=True):
+            lacking.append(f"{requirement.name} {version} is not {requirement.specifier}")
     return wanted, lacking

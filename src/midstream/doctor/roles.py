@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from midstream.agents.interleaved import Config as StreamConfig
@@ -142,28 +142,23 @@ def _cases(build: Build, cases: Cases, name: str) -> Sequence[Any]:
     return [case for case in found if case.tool == tool] if tool else found
 
 
-@dataclass
-class _Stopwatch:
-    """Takes the time of every engine call, as the `emit` of a `ModuleContext`."""
+async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> CaseResult:
+    seconds: list[float] = []
+    last_s = time.monotonic()
 
-    last_s: float = field(default_factory=time.monotonic)
-    seconds: list[float] = field(default_factory=list)
-
-    def __call__(self, kind: str, value: Any) -> None:
+    def clock_call(kind: str, value: Any) -> None:
+        nonlocal last_s
         if kind == "call":
             now_s = time.monotonic()
-            self.seconds.append(now_s - self.last_s)
-            self.last_s = now_s
+            seconds.append(now_s - last_s)
+            last_s = now_s
 
-
-async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> CaseResult:
-    stopwatch = _Stopwatch()
     context = ModuleContext(
         engine=role.engine,
         seed=derive_seed(seed, "doctor", role.name, case.name),
         order=order,
         deadline_s=time.monotonic() + _CASE_LIMIT_S,
-        emit=stopwatch,
+        emit=clock_call,
     )
     barrier = role.engine if isinstance(role.engine, LockstepEngine) else None
     if barrier:
@@ -182,7 +177,7 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         checks=checks,
         said=said,
         wanted=wanted,
-        seconds=tuple(stopwatch.seconds),
+        seconds=tuple(seconds),
         prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
         completion_tokens=sum(call.usage.completion_tokens for call in calls),
         retries=sum(len(call.failures) for call in calls),

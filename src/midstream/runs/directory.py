@@ -24,6 +24,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
@@ -37,7 +39,6 @@ from midstream.runs.info import (
     RunStatus,
     collect_info,
     parse_info,
-    read_status,
     utc_now,
 )
 from midstream.runs.journal import Records, filter_records
@@ -142,8 +143,11 @@ class RunDirectory:
         atomic_write(self.status_path, status.model_dump_json().encode() + b"\n")
 
     def status(self) -> RunStatus:
-        """The state of the run; "running" without a live process behind it is reported as "interrupted"."""
-        status = read_status(self.status_path)
+        """The state of the run; "interrupted" without a status file, or if "running" has no live process behind it."""
+        try:
+            status = RunStatus.model_validate_json(self.status_path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return RunStatus(state="interrupted", message="the run has left no status")
         if status.state == "running" and not is_locked(self.lock_path):
             update = {"state": "interrupted", "message": "the process ended without a status"}
             return status.model_copy(update=update)

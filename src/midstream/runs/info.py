@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 from pydantic_core import from_json, to_jsonable_python
 
 from midstream.core.data import Frozen
@@ -150,14 +150,6 @@ def git_commit(directory: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def read_status(path: Path) -> RunStatus:
-    """Read `status.json`; a missing or damaged one counts as "interrupted"."""
-    try:
-        return RunStatus.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return RunStatus(state="interrupted", message="the run has left no status")
 
 
 def utc_now() -> str:

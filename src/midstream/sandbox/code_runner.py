@@ -27,15 +27,15 @@ from midstream.core.errors import InfrastructureError, SandboxError, Unsupported
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
+from midstream.sandbox.inside.running import CALL_LIMIT, WALL_FACTOR
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Library, Limits
 from midstream.sandbox.tiers import Sandbox
-from midstream.sandbox.worker import WALL_FACTOR, PythonResult, Worker, WorkerDied, receive
+from midstream.sandbox.worker import PythonResult, Worker, WorkerDied, receive
 
 T = TypeVar("T")
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
-CALL_LIMIT = 1_000_000  # bytes of one call's arguments, as in inside/running.py
 TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
 NOTHING = "(the program printed nothing)"
 

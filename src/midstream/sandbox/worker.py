@@ -13,19 +13,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from midstream.core.errors import SandboxError
 from midstream.sandbox.inside import scratch
+from midstream.sandbox.inside.running import PLAIN, PROGRAM, READY, REASONS, WALL_FACTOR
 from midstream.sandbox.launch import launch
 from midstream.sandbox.settings import Limits, Tier
 
 Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "killed"]
-
-# As in inside/zygote.py and inside/running.py, which this process never imports.
-REASONS: tuple[Reason, ...] = ("killed", "ok", "raised", "timeout", "output_limit", "memory")
-WALL_FACTOR = 5
-PLAIN, PROGRAM, READY = 0, 1, b"+"
 
 START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
 SHUTDOWN_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and exit
@@ -212,7 +208,7 @@ class Worker:
         text = await receive(self._socket, size)
         if text is None:
             raise ConnectionResetError
-        reason = REASONS[head[0]]
+        reason = cast(Reason, REASONS[head[0]])
         return PythonResult(reason == "ok", text.decode("utf-8", "replace"), reason)
 
     def alive(self) -> bool:

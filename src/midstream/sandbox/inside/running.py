@@ -7,12 +7,15 @@ import os
 import sys
 import types
 
+# Part of the protocol with the host, which imports these from here.
+PLAIN, PROGRAM = range(2)  # kinds of requests
 REASONS = ("killed", "ok", "raised", "timeout", "output_limit", "memory")
 KILLED, OK, RAISED, TIMEOUT, OUTPUT_LIMIT, MEMORY = range(len(REASONS))
 MEMORY_EXIT = 77  # exit code of a child that is out of memory: it may not even be able to write its answer
 ERROR_LIMIT = 2000  # characters of an error's description
 FRAMES = 3  # innermost frames shown of a traceback
 READY = b"+"
+WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must not time out honest code
 CALL_LIMIT = 1_000_000  # bytes of one call's arguments
 FILENAME = "<python>"
 

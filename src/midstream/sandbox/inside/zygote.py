@@ -41,17 +41,17 @@ from .running import (
     MEMORY,
     MEMORY_EXIT,
     OK,
+    PROGRAM,
     REASONS,
     TIMEOUT,
+    WALL_FACTOR,
     execute,
     read,
     send,
     unpack,
 )
 
-WALL_FACTOR = 5  # wall-clock seconds for each CPU-second: a loaded machine must not time out honest code
 HEADER = 5  # bytes before a request's code and an answer's text
-PLAIN, PROGRAM = range(2)  # kinds of requests
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
 PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
 SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
