@@ -1,6 +1,6 @@
-"""Tasks x G -> groups of trajectories: concurrency, deadlines, scores, and the one error boundary.
+"""Run tasks x G into groups of trajectories: concurrency, deadlines, scores, and the one broad error boundary.
 
-The reinforcement-learning reader's `Env` is here: agent loop + tools + reward.
+In the terms of reinforcement learning this is the environment: agent loop, tools and reward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -37,11 +37,11 @@ OnDone = Callable[[Sequence[Trajectory]], None]
 
 
 class Config(Frozen):
-    """How rollouts are made.
+    """Settings of rollouts.
 
     `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one attempt, its
-    reward not included; a trajectory whose engine, tool or sandbox failed is run again from its start, one whose judge
-    failed is scored again, up to `max_attempts` times in all. A passed deadline or a bug is not tried again.
+    reward not included. A trajectory whose engine, tool or sandbox failed is run again from its start, one whose judge
+    failed is scored again, up to `max_attempts` attempts in all. A passed deadline or a bug is not tried again.
     """
 
     concurrency: int = Field(default=64, ge=1)
@@ -59,11 +59,11 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Everything a rollout needs beside tasks: agent, tools, engines by module, reward, settings.
+    """Everything a rollout needs besides tasks: agent, tools, engines by module, reward, settings.
 
-    `sandbox` is the tier that tools and agent run code in, "" where they run none; every trajectory says it. `lessons`
-    are in the prompts of every run. `dialogues` is the source of the tasks where each of them is a dialogue: every
-    attempt then has one of its own.
+    `sandbox` is the tier that tools and agent run code in, "" if they run none; every trajectory records it. `lessons`
+    are in the prompts of every run. `dialogues` is the task source if its tasks are dialogues: every attempt then has
+    its own dialogue.
     """
 
     agent: Agent
@@ -92,210 +92,203 @@ async def rollout(
     kept: Mapping[Place, Trajectory] | None = None,
     on_done: OnDone | None = None,
 ) -> list[Group]:
-    """Run every task `group_size` times and score the answers. `listener` is told what happens in all of them.
+    """Run every task `group_size` times and score the answers. `listener` receives the events of all runs.
 
     Seeds derive from (seed, task id, rollout index), so a result does not depend on the order of completion. With a
     lockstep engine, trajectories run in waves of `concurrency`: a batch's composition must not depend on timing.
-    `lessons` gives tasks, by their ids, others than the environment's.
+    `lessons` gives tasks, by their ids, other lessons than the environment's.
 
-    `kept` are trajectories of an earlier attempt at this very rollout, which are taken as they are. `on_done` gets what
-    a later attempt may keep: each trajectory as it ends; with a lockstep engine each wave, because whoever is left out
-    of one changes its batches.
+    `kept` are trajectories of an earlier attempt at this very rollout, which are used as they are. `on_done` receives
+    what a later attempt may keep: each trajectory as it ends; with a lockstep engine each complete wave, because a
+    missing trajectory changes the wave's batches.
 
     Returns:
-        One group a task, in the order of `tasks`; each holds `group_size` trajectories, those that failed included,
-        with `status="error"`.
+        A group for each task, in the order of `tasks`; each holds `group_size` trajectories, failed ones included with
+        `status="error"`.
     """
-    copies = [(task, index) for task in tasks for index in range(group_size)]
-    jobs = [(order, task, index) for order, (task, index) in enumerate(copies)]
-    barriers = _barriers(environment)
+    kept = kept or {}
+    runs: list[_Run] = []
+    for task in tasks:
+        shown = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
+        for index in range(group_size):
+            run_seed = derive_seed(seed, task.id, index)
+            runs.append(_Run(environment, task, index, run_seed, len(runs), shown, listener))
+    done = {run.order: kept[run.task.id, run.index] for run in runs if (run.task.id, run.index) in kept}
+    barrier = _lockstep_engine(environment)
     size = environment.config.concurrency
-    waves = [jobs[i : i + size] for i in range(0, len(jobs), size)] if barriers else [jobs]
-    slots = asyncio.Semaphore(size)
-    done = {order: kept[task.id, index] for order, task, index in jobs if (task.id, index) in kept} if kept else {}
-    finished = on_done or (lambda trajectories: None)
+    limit = asyncio.Semaphore(size)
 
-    async def one(order: int, task: Task, index: int) -> None:
+    async def finish(run: _Run) -> None:
         try:
-            async with slots:
-                run_seed = derive_seed(seed, task.id, index)
-                told = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
-                trajectory = await _attempts(
-                    environment, task, index, seed=run_seed, order=order, lessons=told, listener=listener
-                )
-            done[order] = trajectory
-            if not barriers:
-                finished([trajectory])
+            async with limit:
+                done[run.order] = await run.trajectory()
+            if barrier is None and on_done is not None:
+                on_done([done[run.order]])
         finally:
-            for barrier in barriers:
-                barrier.leave(order)
+            if barrier is not None:
+                barrier.leave(run.order)
 
-    for wave in waves:
-        wave = [job for job in wave if job[0] not in done]
-        for barrier in barriers:
-            for order, _, _ in wave:
-                barrier.join(order)
+    for start in range(0, len(runs), size if barrier is not None else max(len(runs), 1)):
+        end = start + size if barrier is not None else len(runs)
+        wave = [run for run in runs[start:end] if run.order not in done]
+        if barrier is not None:
+            for run in wave:
+                barrier.join(run.order)
         try:
-            await together([one(*job) for job in wave])
+            await run_concurrently(finish(run) for run in wave)
         finally:
-            for barrier in barriers:  # of runs, too, that were cancelled before they began
-                for order, _, _ in wave:
-                    barrier.leave(order)
-        if barriers and wave:
-            finished([done[order] for order, _, _ in wave])
+            if barrier is not None:  # also for runs that were cancelled before they began
+                for run in wave:
+                    barrier.leave(run.order)
+        if barrier is not None and wave and on_done is not None:
+            on_done([done[run.order] for run in wave])
     return [
-        Group(task=task, trajectories=tuple(done[i * group_size + j] for j in range(group_size)))
-        for i, task in enumerate(tasks)
+        Group(task=task, trajectories=tuple(done[place * group_size + index] for index in range(group_size)))
+        for place, task in enumerate(tasks)
     ]
 
 
-def _barriers(environment: Environment) -> list[LockstepEngine]:
-    """The lockstep engine, if there is one. Two would wait for each other's trajectories for ever."""
+def _lockstep_engine(environment: Environment) -> LockstepEngine | None:
+    """The lockstep engine, if there is one. Two would wait for each other's trajectories forever."""
     engines = _distinct(environment.engines.values())
-    barriers: list[LockstepEngine] = [engine for engine in engines if isinstance(engine, LockstepEngine)]
-    if len(barriers) > 1:
+    found: list[LockstepEngine] = [engine for engine in engines if isinstance(engine, LockstepEngine)]
+    if len(found) > 1:
         raise UnsupportedError(
-            f"the agent's modules have {len(barriers)} in-process engines",
+            f"the agent's modules have {len(found)} in-process engines",
+            code="engine-in-process",
             cause="each samples only when every live trajectory waits for it, so they would wait for each other",
             fix="give all modules one in-process engine, or serve the others (engine type openai_compatible)",
         )
-    return barriers
+    return found[0] if found else None
 
 
-async def together(runs: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """All results in order. The first error, of a rollout only the user's, ends the others before it is raised."""
+async def run_concurrently(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """All results in order. The first error cancels the other coroutines and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def _attempts(
-    environment: Environment,
-    task: Task,
-    index: int,
-    *,
-    seed: int,
-    order: int,
-    lessons: Lessons,
-    listener: TurnListener | None,
-) -> Trajectory:
-    """Run and score one trajectory, again after an infrastructure error; what stays broken is recorded.
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One trajectory to make: its task, index in the group, seed, and place in the whole rollout (`order`)."""
 
-    A run that has ended is not thrown away where its score fails: only the score is tried again.
-    """
-    attempts: list[Trajectory] = []
-    ended: Trajectory | None = None
-    while True:
-        deadline_s = environment.config.deadline_s
-        trajectory, ended = await _one_attempt(
-            environment,
-            task,
-            ended,
-            seed=seed,
-            order=order,
-            lessons=lessons,
-            deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
-            listener=listener,
+    environment: Environment
+    task: Task
+    index: int
+    seed: int
+    order: int
+    lessons: Lessons
+    listener: TurnListener | None
+
+    async def trajectory(self) -> Trajectory:
+        """Run and score, with further attempts after infrastructure errors; a lasting error is recorded.
+
+        A completed run whose score fails is only scored again.
+        """
+        attempts: list[Trajectory] = []
+        completed: Trajectory | None = None
+        while True:
+            trajectory, completed = await self._attempt(completed)
+            attempts.append(trajectory)
+            error = trajectory.error
+            if error is None or not error.retryable or len(attempts) == self.environment.config.max_attempts:
+                break
+            if completed is not None:  # its cost is counted once
+                completed = completed.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
+            elif self.listener is not None:
+                self.listener(TurnEvent(turn=0, role="", kind="restart", value=error))
+        return trajectory.model_copy(
+            update={
+                "id": f"{self.task.id}#{self.index}",
+                "task_id": self.task.id,
+                "rollout_index": self.index,
+                "family": self.task.family,
+                "gold": self.task.answer,
+                "attempts": len(attempts),
+                "sandbox": self.environment.sandbox,
+                "lessons": digest(self.lessons),
+                "earlier_errors": tuple(attempt.error for attempt in attempts[:-1]),
+                "cost_usd": sum(attempt.cost_usd for attempt in attempts),
+                "request_failures": sum(attempt.request_failures for attempt in attempts),
+            }
         )
-        attempts.append(trajectory)
-        error = trajectory.error
-        if error is None or not error.retryable or len(attempts) == environment.config.max_attempts:
-            break
-        if ended is not None:  # what it cost is counted once
-            ended = ended.model_copy(update={"cost_usd": 0.0, "request_failures": 0})
-        elif listener is not None:
-            listener(TurnEvent(turn=0, role="", kind="restart", value=error))
-    return trajectory.model_copy(
-        update={
-            "id": f"{task.id}#{index}",
-            "task_id": task.id,
-            "rollout_index": index,
-            "family": task.family,
-            "gold": task.answer,
-            "attempts": len(attempts),
-            "sandbox": environment.sandbox,
-            "lessons": digest(lessons),
-            "earlier_errors": tuple(one.error for one in attempts[:-1]),
-            "cost_usd": sum(one.cost_usd for one in attempts),
-            "request_failures": sum(one.request_failures for one in attempts),
-        }
-    )
 
+    async def _attempt(self, completed: Trajectory | None) -> tuple[Trajectory, Trajectory | None]:
+        """The one broad error boundary: any error of an agent, tool, engine or reward is recorded in the trajectory.
 
-async def _one_attempt(
-    environment: Environment,
-    task: Task,
-    ended: Trajectory | None,
-    *,
-    seed: int,
-    order: int,
-    lessons: Lessons,
-    deadline_s: float | None,
-    listener: TurnListener | None,
-) -> tuple[Trajectory, Trajectory | None]:
-    """The one error boundary: whatever an agent, tool, engine or reward raises becomes a trajectory with its error.
+        Returns the trajectory, and the run as the agent completed it, if it did; given as `completed`, it is only
+        scored.
+        """
+        task = self.task
+        trajectory = completed or Trajectory(id=task.id, task_id=task.id, question=task.question, seed=self.seed)
+        try:
+            if completed is None:
+                trajectory = await self._run_agent()
+            if trajectory.status == "ok":
+                completed = trajectory
+                reward = await self.environment.reward.score(task, trajectory)
+                trajectory = _with_costs(trajectory, reward.calls)
+                if not 0 <= reward.value <= 1:
+                    raise RewardError(
+                        f"a reward of {reward.value} for task {task.id!r} is not in [0, 1]",
+                        code="reward-out-of-range",
+                        fix="scale the result of the reward's `score`",
+                    )
+                trajectory = trajectory.model_copy(update={"reward": reward})
+        except (UsageError, StorageError):
+            raise  # the same for every trajectory: the run cannot work, or cannot store its results
+        except Exception as failure:
+            text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
+            retryable = isinstance(failure, InfrastructureError) and failure.retryable
+            if isinstance(failure, RewardError):
+                trajectory = _with_costs(trajectory, failure.calls)
+            error = ErrorInfo(type=type(failure).__name__, message=text, retryable=retryable)
+            trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
+        return trajectory, completed
 
-    Returns it, and the run as the agent ended it, where it did: given as `ended`, it is only scored.
-    """
-    trajectory = ended or Trajectory(id=task.id, task_id=task.id, question=task.question, seed=seed)
-    try:
-        if ended is None:
-            trajectory = await _run(
-                environment, task, seed=seed, order=order, lessons=lessons, deadline_s=deadline_s, listener=listener
+    async def _run_agent(self) -> Trajectory:
+        """The agent's run; for a dialogue task, with a dialogue opened for this run alone, and its outcome."""
+        environment, task, deadline_s = self.environment, self.task, self.environment.config.deadline_s
+        dialogue: Dialogue | None = None
+        if environment.dialogues is not None:
+            dialogue = environment.dialogues.open(task, seed=self.seed)
+        try:
+            trajectory = await environment.agent.run(
+                task.without_answer(),
+                environment.tools,
+                environment.engines,
+                seed=self.seed,
+                order=self.order,
+                lessons=self.lessons,
+                deadline_s=None if deadline_s is None else time.monotonic() + deadline_s,
+                listener=self.listener,
+                # Only agents for dialogues need to have this parameter.
+                **({} if dialogue is None else {"dialogue": dialogue}),
             )
-        if trajectory.status == "ok":
-            ended = trajectory
-            reward = await environment.reward.score(task, trajectory)
-            trajectory = _with_costs(trajectory, reward.calls)
-            if not 0 <= reward.value <= 1:
-                raise RewardError(
-                    f"a reward of {reward.value} for task {task.id!r}",
-                    cause="rewards lie in [0, 1]",
-                    fix="scale what the reward's `score` returns",
-                )
-            trajectory = trajectory.model_copy(update={"reward": reward})
-    except (UsageError, StorageError):
-        raise  # the same for every trajectory: the run cannot work, or keep what it does
-    except Exception as failure:
-        text = str(failure) if isinstance(failure, MidstreamError) else traceback.format_exc(limit=-3)
-        retryable = isinstance(failure, InfrastructureError) and failure.retryable
-        if isinstance(failure, RewardError):
-            trajectory = _with_costs(trajectory, failure.calls)
-        error = ErrorInfo(type=type(failure).__name__, message=text, retryable=retryable)
-        trajectory = trajectory.model_copy(update={"status": "error", "stop_reason": "error", "error": error})
-    return trajectory, ended
-
-
-async def _run(environment: Environment, task: Task, *, seed: int, **run: Any) -> Trajectory:
-    """The agent's run; of a task that is a dialogue with one opened for this run alone, and what it found."""
-    dialogue: Dialogue | None = None
-    if environment.dialogues is not None:
-        dialogue = environment.dialogues.open(task, seed=seed)
-        run["dialogue"] = dialogue
-    try:
-        trajectory = await environment.agent.run(
-            task.without_answer(), environment.tools, environment.engines, seed=seed, **run
-        )
-        if dialogue is None or trajectory.status != "ok":
-            return trajectory
-        return trajectory.model_copy(update={"outcome": dialogue.outcome()})
-    finally:
-        if dialogue is not None:
-            await dialogue.close()
+            if dialogue is None or trajectory.status != "ok":
+                return trajectory
+            return trajectory.model_copy(update={"outcome": dialogue.outcome()})
+        finally:
+            if dialogue is not None:
+                await dialogue.close()
 
 
 def _with_costs(trajectory: Trajectory, calls: Sequence[Call]) -> Trajectory:
-    """The trajectory with what a judge's calls cost on top."""
+    """The trajectory with the costs of a judge's calls added."""
+    if not calls:
+        return trajectory
     failed = sum(max(len(call.failures), call.error is not None) for call in calls)
     cost_usd = sum(call.usage.cost_usd for call in calls)
-    changes = {
-        "cost_usd": trajectory.cost_usd + cost_usd,
-        "request_failures": trajectory.request_failures + failed,
-    }
-    return trajectory.model_copy(update=changes) if calls else trajectory
+    return trajectory.model_copy(
+        update={
+            "cost_usd": trajectory.cost_usd + cost_usd,
+            "request_failures": trajectory.request_failures + failed,
+        }
+    )
 
 
 def _distinct(items: Iterable[T]) -> list[T]:

@@ -18,7 +18,7 @@ from midstream.engines.openai.settings import Config
 from midstream.recipe.build import Build
 from midstream.report.doctor import Check
 from midstream.report.numbers import cut
-from midstream.rollout import together
+from midstream.rollout import run_concurrently
 from midstream.sandbox import tiers
 
 RUNS = Path("runs")
@@ -41,7 +41,7 @@ async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
         check_sandbox(recipe.sandbox, wanted=named and build.runs_code),
         *(check_server(name, config, several=len(engines) > 1) for name, config in engines.items()),
     ]
-    training, sandbox, *servers = await together(slow)
+    training, sandbox, *servers = await run_concurrently(slow)
     return (
         check_python(),
         check_requirements(),

@@ -25,7 +25,7 @@ from midstream.doctor.servers import probe_engine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import InterleavedConfig
 from midstream.report.doctor import CaseResult, Diagnosis, RoleResult, advice_on, rates_of, standing_of
-from midstream.rollout import together
+from midstream.rollout import run_concurrently
 
 _CONCURRENCY = 4  # few requests at a time, so that the seconds are those of a server that is not crowded
 _CASE_LIMIT_S = 600.0
@@ -81,7 +81,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
         return result
 
     try:
-        results = await together([run_case(order, *job) for order, job in enumerate(jobs)])
+        results = await run_concurrently([run_case(order, *job) for order, job in enumerate(jobs)])
         probes = [probe for engine in engines.values() for probe in await probe_engine(engine)]
     finally:
         for engine in engines.values():

@@ -28,7 +28,7 @@ from midstream.practice.reflector import Reflector
 from midstream.practice.replies import Proposals
 from midstream.practice.runner import Runner
 from midstream.practice.settings import PracticeConfig
-from midstream.rollout import Group, together
+from midstream.rollout import Group, run_concurrently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +79,10 @@ class TrainingFree:
         """
         if self.config.lessons_from == "model":
             groups: list[Group] = []
-            lessons = await together(self._write(step, task, library) for task in tasks)
+            lessons = await run_concurrently(self._write(step, task, library) for task in tasks)
         else:
             groups = await self.runner.groups(f"step-{step}", tasks, library, self.config.group_size)
-            lessons = await together(self._study(step, group, library) for group in groups)
+            lessons = await run_concurrently(self._study(step, group, library) for group in groups)
         batch = await self._merge(step, lessons, library)
         skipped = {task.id: lesson.skipped for task, lesson in zip(tasks, lessons, strict=True) if lesson.skipped}
         return Proposal(
@@ -126,7 +126,9 @@ class TrainingFree:
             return _Lesson(skipped="uniform")
         question = group.task.question
         try:
-            answers = await together(self.reflector.summarize(step, question, trajectory, gold) for trajectory in ended)
+            answers = await run_concurrently(
+                self.reflector.summarize(step, question, trajectory, gold) for trajectory in ended
+            )
             lost_replies = [text for answer in answers for text in answer.unreadable]
             summaries = [answer.value for answer in answers]
             if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
