@@ -39,9 +39,10 @@ from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
 from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words
-from midstream.worlds.gazetteer.tasks import Config, Gazetteer, question_words
+from midstream.worlds.gazetteer.tasks import Config, Gazetteer
 from midstream.worlds.gazetteer.tiny_model import Config as TinyConfig
 from midstream.worlds.gazetteer.tiny_model import make_model, make_tokenizer
+from midstream.worlds.gazetteer.vocabulary import question_words
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3

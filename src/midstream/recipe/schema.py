@@ -185,7 +185,7 @@ def _with_today_names(table: Mapping[str, Any]) -> Table:
         }
     tools = table.get("tools")
     if isinstance(tools, Mapping):
-        was, now = "midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.tasks:"
+        was, now = "midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"
         table["tools"] = {
             name: {**inner, "function": str(inner["function"]).replace(was, now)}
             if isinstance(inner, Mapping) and "function" in inner

@@ -15,19 +15,10 @@ from hypothesis import strategies as st
 from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.worlds.desks.dialogue import DESKS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replayed
+from midstream.worlds.desks.agent import wanted
+from midstream.worlds.desks.dialogue import DESKS, GOALS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replayed
 from midstream.worlds.desks.goals import Wording
-from midstream.worlds.desks.tasks import (
-    CATEGORIES,
-    DIFFICULTIES,
-    GOALS,
-    LONG,
-    Config,
-    Desks,
-    tight,
-    wanted,
-    without_one,
-)
+from midstream.worlds.desks.tasks import CATEGORIES, DIFFICULTIES, LONG, Config, Desks, tight, without_one
 from support.errors import coded
 
 SEEDS = st.integers(0, 10_000)

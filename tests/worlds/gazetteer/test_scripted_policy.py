@@ -25,7 +25,8 @@ from midstream.worlds.gazetteer.scripted import (
     stream_words,
 )
 from midstream.worlds.gazetteer.tasks import Config as WorldConfig
-from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
+from midstream.worlds.gazetteer.tasks import Gazetteer
+from midstream.worlds.gazetteer.vocabulary import question_words
 from support.errors import coded
 
 TURNS = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}

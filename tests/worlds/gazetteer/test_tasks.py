@@ -14,7 +14,8 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Config, Gazetteer, question_words
+from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Config, Gazetteer
+from midstream.worlds.gazetteer.vocabulary import question_words
 from support.errors import coded
 
 SPLITS = ("train", "validation", "test")

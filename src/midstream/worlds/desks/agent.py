@@ -1,6 +1,6 @@
 """The desks' agent as a pure function of (messages, seed), for a simulated engine.
 
-It reads the chat as it is sent, finds the goals that the newest user turn names (`tasks.wanted`) and the results of
+It reads the chat as it is sent, finds the goals that the newest user turn names (`wanted`) and the results of
 their calls so far, and writes the next calls in a template whose calls are JSON between marks. A call, or the decision
 to ask, is right with probability `skill`; otherwise it makes one of the mistakes that models make:
 
@@ -31,9 +31,8 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import Piece, Template, blocks
 from midstream.core.trajectory import Message
 from midstream.worlds.desks.desk import Function
-from midstream.worlds.desks.dialogue import DESKS
+from midstream.worlds.desks.dialogue import DESKS, GOALS
 from midstream.worlds.desks.goals import Goal, Step, Values, Wording
-from midstream.worlds.desks.tasks import wanted
 
 Reply = Callable[[Sequence[Message], int], str]
 Said = str | list[dict[str, JsonValue]]  # words for the user, or calls
@@ -189,6 +188,18 @@ def _wants(turns: Sequence[_Turn]) -> list[_Want]:
                 found.append(_Want(want.goal, {**want.values, **values}) if values else want)
         wants = found
     return wants
+
+
+def wanted(text: str) -> list[tuple[Goal, Wording, Values]]:
+    """The goals that a user's text names, in its order; vague ones lack a value."""
+    found: list[tuple[int, Goal, Wording, Values]] = [
+        (place, goal, wording, values)
+        for goals in GOALS.values()
+        for goal in goals
+        for wording in goal.wordings
+        for place, values in wording.find(text)
+    ]
+    return [(goal, wording, values) for _, goal, wording, values in sorted(found, key=lambda item: item[0])]
 
 
 def _made_up(step: Step) -> Values:

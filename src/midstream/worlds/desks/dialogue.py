@@ -26,11 +26,12 @@ from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
+from midstream.worlds.desks import files, vehicle
 from midstream.worlds.desks.desk import Desk, Function, Result, State, whole
-from midstream.worlds.desks.files import DEEDS, Files
-from midstream.worlds.desks.vehicle import TOWNS, Vehicle
+from midstream.worlds.desks.goals import Goal
 
-DESKS: dict[str, type[Desk]] = {"vehicle": Vehicle, "files": Files}
+DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
+GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}
 RULES = (
     "You serve a user at desks with functions. Do what is asked, no more and no less. Where a value or a function is "
     "missing, change nothing and say what you lack."
@@ -199,7 +200,8 @@ def noise(characters: int, *of: int | str) -> list[JsonValue]:
     draws = Random(derive_seed("desk noise", *of))
     lines: list[JsonValue] = []
     while characters > 0:
-        line = f"{draws.choice(DAYS)}, {draws.choice(TOWNS)}: {draws.choice(DEEDS)}, number {draws.randint(100, 9999)}"
+        day, town, deed = draws.choice(DAYS), draws.choice(vehicle.TOWNS), draws.choice(files.DEEDS)
+        line = f"{day}, {town}: {deed}, number {draws.randint(100, 9999)}"
         lines.append(line)
         characters -= len(line)
     return lines

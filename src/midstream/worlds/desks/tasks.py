@@ -29,13 +29,12 @@ from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
-from midstream.worlds.desks import files, vehicle
+from midstream.worlds.desks import agent
 from midstream.worlds.desks.desk import State
-from midstream.worlds.desks.dialogue import DESKS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replayed
-from midstream.worlds.desks.goals import Goal, Values, Wording
+from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replayed
+from midstream.worlds.desks.goals import Goal, Values
 from midstream.worlds.endless import Endless
 
-GOALS: dict[str, tuple[Goal, ...]] = {"vehicle": vehicle.GOALS, "files": files.GOALS}
 CATEGORIES = ("base", "missing_parameters", "missing_functions", "long_context", "composite")
 SPLITS = {"train": range(67), "validation": range(67, 80), "test": range(80, 100)}  # of 100 tasks
 LONG = 6000  # characters of noise in each result of a long context
@@ -109,8 +108,6 @@ class Desks(Endless):
 
     def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
         """The program that plays the agent, in the template of the recipe's agent."""
-        from midstream.worlds.desks import agent  # which reads this module
-
         assert context.template is not None
         return agent.agent_reply(context.template, skill)
 
@@ -261,15 +258,3 @@ class _Draft:
     def say(self, text: str, calls: Sequence[PlannedCall]) -> None:
         """Add a user turn."""
         self.turns.append(PlannedTurn(user=text, calls=tuple(calls)))
-
-
-def wanted(text: str) -> list[tuple[Goal, Wording, Values]]:
-    """The goals that a user's text names, in its order; vague ones lack a value."""
-    found: list[tuple[int, Goal, Wording, Values]] = [
-        (place, goal, wording, values)
-        for goals in GOALS.values()
-        for goal in goals
-        for wording in goal.wordings
-        for place, values in wording.find(text)
-    ]
-    return [(goal, wording, values) for _, goal, wording, values in sorted(found, key=lambda item: item[0])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.worlds.gazetteer.tasks import PLACE_ATTRIBUTES
+from midstream.worlds.gazetteer.vocabulary import PLACE_ATTRIBUTES
 
 ADJECTIVES = {
     "people": "population",

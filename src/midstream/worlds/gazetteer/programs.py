@@ -17,7 +17,7 @@ from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
 from midstream.worlds.gazetteer.plans import asked, places
-from midstream.worlds.gazetteer.tasks import ATTRIBUTES
+from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
 OPENINGS = (

@@ -30,7 +30,7 @@ from midstream.worlds.gazetteer.compact import parse_action, render_action, rend
 from midstream.worlds.gazetteer.lessons import Decision, decisions
 from midstream.worlds.gazetteer.plans import Situation, asked
 from midstream.worlds.gazetteer.programs import SPOKEN
-from midstream.worlds.gazetteer.tasks import ATTRIBUTES
+from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 
 ENGINE = "clumsy"  # the recorded engine of scripted calls: the `type` that recipes name these programs by
 GOALS = {"+": "add", "-": "subtract", "*": "multiply", ">": "compare"}

@@ -33,17 +33,9 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment
 from midstream.worlds.endless import Endless
-from midstream.worlds.gazetteer import warm_start
+from midstream.worlds.gazetteer import reflector, warm_start
 from midstream.worlds.gazetteer.lessons import draw_lessons
-
-FIRST = """Amber Ash Birch Black Blue Bright Cedar Clay Cold Copper Coral Crown Dark Deep Dry Dusk East Elder Ember
-Fair Far Fern Frost Gold Granite Gray Green High Hollow Iron Ivory Jade Kings Lone Long Lower Maple Marble Mist Moon
-Moss North Oak Old Olive Pearl Pine Quartz Red River Rose Royal Ruby Salt Sand Shade Silver Sky Snow South Star Stone
-Storm Sun Swan Thorn Upper West White Wild Willow Winter Wolf""".split()
-SECOND = """Bank Barrow Bay Bluff Bridge Brook Castle Cliff Coast Cove Creek Crest Cross Dale Delta Den Down Falls Fell
-Field Ford Forge Fort Garden Gate Glade Glen Grove Harbor Haven Heath Hill Hold Hollow Island Keep Lake Land Marsh
-Meadow Mill Moor Mount Pass Peak Plain Point Port Quay Reach Ridge Rock Shore Spring Strand Summit Tower Town Vale
-Valley View Ward Watch Water Well Wick Wood Yard""".split()
+from midstream.worlds.gazetteer.vocabulary import ASK, COMPARE, DIFF, FIRST, OPERATORS, PLACE_ATTRIBUTES, SECOND, SUM
 
 Split = Literal["train", "validation", "test"]
 DIFFICULTIES: dict[str, tuple[str, ...]] = {
@@ -51,32 +43,7 @@ DIFFICULTIES: dict[str, tuple[str, ...]] = {
     "standard": ("lookup", "arith", "hop", "scale", "sum", "diff", "compare"),
 }
 LONG = "long"
-PLACE_ATTRIBUTES = ("population", "area", "height")
-ATTRIBUTES = (*PLACE_ATTRIBUTES, "length", "capital", "river")
 SMALLEST, LARGEST = 11, 199
-
-ASK = {
-    "population": ("How many people live in {}", "What is the population of {}"),
-    "area": ("How large is {}", "What is the area of {}"),
-    "height": ("How high is {}", "What is the height of {}"),
-    "length": ("How long is {}", "What is the length of {}"),
-}
-SUM = {
-    "population": ("How many people live in {} and {} together", "What is the total population of {} and {}"),
-    "area": ("How large are {} and {} together", "What is the total area of {} and {}"),
-    "height": ("What is the total height of {} and {}",),
-}
-DIFF = {
-    "population": ("How many more people live in {} than in {}",),
-    "area": ("How much larger is {} than {}",),
-    "height": ("How much higher is {} than {}",),
-}
-COMPARE = {
-    "population": ("Do more people live in {} than in {}",),
-    "area": ("Is {} larger than {}",),
-    "height": ("Is {} higher than {}",),
-}
-OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
 
 class Config(TasksConfig):
@@ -139,8 +106,6 @@ class Gazetteer(Endless):
 
     def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
         """The program that plays the reflector."""
-        from midstream.worlds.gazetteer import reflector  # which reads this module
-
         return reflector.reply
 
     def attach(self, model: Any) -> None:
@@ -220,10 +185,3 @@ class Gazetteer(Endless):
 
 def _apply(word: str, x: int, y: int) -> int:
     return {"plus": x + y, "minus": x - y, "times": x * y}[word]
-
-
-def question_words() -> set[str]:
-    """Every word of questions and facts, except names and numbers."""
-    templates = [text for group in (ASK, SUM, DIFF, COMPARE) for texts in group.values() for text in texts]
-    text = " ".join([*templates, *OPERATORS, "? total the capital river of is and"])
-    return {*text.replace("{}", "").split(), *ATTRIBUTES}

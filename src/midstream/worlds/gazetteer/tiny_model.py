@@ -27,7 +27,8 @@ from midstream.core.stream_template import Template
 from midstream.engines.local.settings import require_torch
 from midstream.worlds.gazetteer import compact, scripted
 from midstream.worlds.gazetteer.lessons import lesson_words
-from midstream.worlds.gazetteer.tasks import Gazetteer, question_words
+from midstream.worlds.gazetteer.tasks import Gazetteer
+from midstream.worlds.gazetteer.vocabulary import question_words
 
 if TYPE_CHECKING:
     import torch

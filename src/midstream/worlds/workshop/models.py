@@ -1,4 +1,4 @@
-"""The two models of the workshop, as pure functions of (messages, seed): the agent's and the reflector's.
+"""The two models of the workshop, as pure functions of (messages, seed), and the agent's two tools.
 
 The agent's model is the planner. It reads lessons and order in its prompt, and gives the right code with exactly the
 probability of `Workshop.chance`; the draw is a hash of the seed and the whole prompt, so that the same request always
@@ -16,13 +16,15 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
 from midstream.worlds.workshop.rules import FALSE, Rule
-from midstream.worlds.workshop.tasks import Order, Workshop, ask_master, hand_in
+
+if TYPE_CHECKING:
+    from midstream.worlds.workshop.tasks import Order, Workshop
 
 Reply = Callable[[Sequence[Message], int], str]
 
@@ -35,6 +37,24 @@ _REWARD = re.compile(r'"reward":(\d[\d.]*)')
 _PADDING = (
     " This holds in every season, for old hands and new ones, at the first bench as at the last, and in haste too."
 )
+
+
+async def hand_in(code: str) -> str:
+    """Hands in the code of a finished piece, which ends the order.
+
+    Args:
+        code: the code, digits only.
+    """
+    return f"handed in: {code}"
+
+
+async def ask_master(mark: str) -> str:
+    """Asks the master of the workshop about a mark on an order.
+
+    Args:
+        mark: the mark, as it stands on the order.
+    """
+    return f"The master says of {mark}: you learn that by doing."
 
 
 def agent_reply(world: Workshop) -> Reply:

@@ -31,6 +31,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.tasks.finite import SPLITS, Finite
+from midstream.worlds.workshop import models
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
 
 LEAST, MOST = 0.02, 0.98  # no order is hopeless, none is sure
@@ -140,8 +141,6 @@ class Workshop(Finite):
 
     def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
         """The program that plays the agent or the reflector."""
-        from midstream.worlds.workshop import models  # which reads this module
-
         return models.agent_reply(self) if role == "agent" else models.reflector_reply(self)
 
     def load(self, split: str) -> list[Task]:
@@ -253,24 +252,3 @@ class Workshop(Finite):
             left.remove(lesson)
             worth = value
         return chosen
-
-
-# --- the agent's two tools, for `type = "function"` -------------------------------------------------------------------
-
-
-async def hand_in(code: str) -> str:
-    """Hands in the code of a finished piece, which ends the order.
-
-    Args:
-        code: the code, digits only.
-    """
-    return f"handed in: {code}"
-
-
-async def ask_master(mark: str) -> str:
-    """Asks the master of the workshop about a mark on an order.
-
-    Args:
-        mark: the mark, as it stands on the order.
-    """
-    return f"The master says of {mark}: you learn that by doing."
