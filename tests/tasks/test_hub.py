@@ -124,13 +124,14 @@ def test_what_was_downloaded_before_is_known(tmp_path, monkeypatch):
 DOWNLOAD = """
 import json
 from midstream.core.errors import UsageError
-from midstream.tasks.benchmarks import Config, make
-from midstream.recipe.registry import task_source
+from midstream.core.component import parse_component
+from midstream.recipe.check import task_source
 found = {}
 for name in ("bamboogle", "gpqa", "simpleqa"):
     try:
         revision = "{commit}" if name == "bamboogle" else None
-        source = make(Config(name=name, revision=revision), task_source)
+        table = {"type": "benchmark", "name": name, "revision": revision}
+        source = task_source(parse_component("tasks", table, "tasks"))
         found[name] = [task.question for task in source.fixed("test", seed=0)]
     except UsageError as error:
         found[name] = str(error)

@@ -91,8 +91,28 @@ class Config(TasksConfig):
     instruction: str | None = None
 
     def build(self, context: Context) -> TaskSource:
-        """Build it."""
-        return make(self, context)
+        """Build the source; it reads nothing before tasks are requested.
+
+        Raises:
+            RecipeError: there is no such benchmark, or it has no use for a setting.
+        """
+        benchmark = find(self.name)
+        made = bool(benchmark.tasks) and self.file is None
+        useless = {
+            "file": benchmark.use == "world",
+            "revision": bool(benchmark.tasks or self.file),
+            "instruction": made,
+        }
+        if names := [name for name, refused in useless.items() if refused and getattr(self, name) is not None]:
+            raise RecipeError(
+                f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
+                code="setting-conflict",
+                cause="its questions are made here" if benchmark.tasks else "a file has no revisions",
+                fix=f"leave out {' and '.join(names)}",
+            )
+        if made:
+            return context.tasks(parse_component("tasks", benchmark.tasks, "tasks"))
+        return BenchmarkTasks(benchmark, self)
 
 
 def find(name: str) -> Benchmark:
@@ -108,31 +128,6 @@ def find(name: str) -> Benchmark:
             fix=f'name one of: {", ".join(BENCHMARKS)}; or read your own questions by type = "file"',
         )
     return BENCHMARKS[name]
-
-
-def make(config: Config, context: Context) -> TaskSource:
-    """Make the source of a benchmark's tasks; it reads nothing before tasks are requested.
-
-    Raises:
-        RecipeError: there is no such benchmark, or it has no use for a setting.
-    """
-    benchmark = find(config.name)
-    made = bool(benchmark.tasks) and config.file is None
-    useless = {
-        "file": benchmark.use == "world",
-        "revision": bool(benchmark.tasks or config.file),
-        "instruction": made,
-    }
-    if names := [name for name, refused in useless.items() if refused and getattr(config, name) is not None]:
-        raise RecipeError(
-            f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
-            code="setting-conflict",
-            cause="its questions are made here" if benchmark.tasks else "a file has no revisions",
-            fix=f"leave out {' and '.join(names)}",
-        )
-    if made:
-        return context.tasks(parse_component("tasks", benchmark.tasks, "tasks"))
-    return BenchmarkTasks(benchmark, config)
 
 
 class BenchmarkTasks(Finite):
