@@ -62,10 +62,10 @@ def test_one_with_a_file(capsys, tmp_path):
     unbroken = "".join(text.split())
     assert f"midstreamevalRECIPE--benchmarkgaia={path}" in unbroken
     assert f'tasks={{type="benchmark",name="gaia",file="{path}"}}' in unbroken
-    told = json.loads(output(capsys, "gaia", "--file", path, "--json"))
-    assert told["here"]["questions"] == {"test": 4}
-    assert told["here"]["left_out"] == {"it comes with a file": 1}
-    assert told["here"]["first"]["answer"] == "elm"
+    printed = json.loads(output(capsys, "gaia", "--file", path, "--json"))
+    assert printed["here"]["questions"] == {"test": 4}
+    assert printed["here"]["left_out"] == {"it comes with a file": 1}
+    assert printed["here"]["first"]["answer"] == "elm"
 
 
 def test_a_file_of_your_own(capsys, tmp_path):
@@ -80,18 +80,18 @@ def test_bad_rows_are_told_and_nothing_is_shown(capsys, tmp_path):
     path = write(
         tmp_path / "own.jsonl", [{"question": "a", "answer": 1}, {"question": "b"}, {"question": "a", "answer": 2}]
     )
-    told = output(capsys, "--file", path, code=2)
-    assert "own.jsonl has 2 bad rows:" in told
-    assert "line 2: 'answer' is missing or null" in told
-    assert 'line 3: its question stands on line 1 with another answer: "1", here "2"' in told
+    printed = output(capsys, "--file", path, code=2)
+    assert "own.jsonl has 2 bad rows:" in printed
+    assert "line 2: 'answer' is missing or null" in printed
+    assert 'line 3: its question stands on line 1 with another answer: "1", here "2"' in printed
     assert "medqa has 3 bad rows" not in output(capsys, "--file", path, code=2)
     assert "benchmark medqa in " in output(capsys, "medqa", "--file", path, code=2)
 
 
 def test_worlds_are_shown_with_questions(capsys):
-    told = json.loads(output(capsys, "gazetteer", "--json"))
-    assert set(told["here"]["families"]) >= {"lookup", "hop", "compare"}
-    assert told["repository"] == ""
+    printed = json.loads(output(capsys, "gazetteer", "--json"))
+    assert set(printed["here"]["families"]) >= {"lookup", "hop", "compare"}
+    assert printed["repository"] == ""
     assert json.loads(output(capsys, "gameof24", "--json"))["here"]["questions"] == {"test": 273}
 
 

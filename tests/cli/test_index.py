@@ -54,11 +54,11 @@ def test_builds_and_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = written(tmp_path / "my docs.jsonl", DOCUMENTS)
     assert build(source) == 0
     index = tmp_path / "my docs.db"
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert f"3 documents are in {index} (" in told.out
-    assert "1 had no text and were left out" in told.out
-    assert f"--set tools.local_search.index={index}" in told.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert f"3 documents are in {index} (" in printed.out
+    assert "1 had no text and were left out" in printed.out
+    assert f"--set tools.local_search.index={index}" in printed.out
     assert search(index, "lighthouse") == "Amberbank: The lighthouse is 105 metres high."
     assert search(index, "coldmere lamps") == "Coldmere has 77 lamps."
     assert search(index, "hohe").startswith("Höhe: 42")
@@ -102,8 +102,8 @@ def test_long_documents_in_passages(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"id": "9", "text": ', "line 2: it is no JSON: Expecting value at character 21"),
-        (b"[1]", "line 2: it is no object but [1]"),
+        (b'{"id": "9", "text": ', "line 2: it is not JSON: Expecting value at character 21"),
+        (b"[1]", "line 2: it is not an object but [1]"),
         (b'{"id": "9"}', "line 2: 'text' must be text, not missing or null"),
         (b'{"text": "a"}', "line 2: 'id' must be text or a whole number, not missing or null"),
         (b'{"id": true, "text": "a"}', "line 2: 'id' must be text or a whole number, not true"),
@@ -112,7 +112,7 @@ def test_long_documents_in_passages(tmp_path: Path, capsys: pytest.CaptureFixtur
         (b'{"id": "9", "text": "a", "title": 7}', "line 2: 'title' must be text, not 7"),
         (b'{"id": "1", "text": "a"}', "line 2: id '1' was on line 1 already"),
         (b'{"id": 1, "text": "a"}', "line 2: id '1' was on line 1 already"),
-        (b'{"id": "9", "text": "\xff"}', "line 2: it is no UTF-8: invalid start byte at byte 22"),
+        (b'{"id": "9", "text": "\xff"}', "line 2: it is not UTF-8: invalid start byte at byte 22"),
         (b'{"id": "9", "text": "\\ud800"}', "line 2: it holds half a surrogate pair"),
         (b'{"id": ' + b"9" * 5000 + b', "text": ""}', "line 2: it cannot be read: Exceeds the limit"),
         (b"[" * 100_000, "line 2: it cannot be read: maximum recursion depth"),
@@ -141,7 +141,7 @@ def test_several_bad_lines_are_named_at_once(tmp_path: Path, capsys: pytest.Capt
     assert build(source) == 2
     error = capsys.readouterr().err
     assert "line 1: " in error
-    assert "; line 6: it is no object but 7\n" in error
+    assert "; line 6: it is not an object but 7\n" in error
     assert "line 7" not in error
 
 
@@ -151,7 +151,7 @@ def test_other_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "folder").mkdir(exist_ok=True)
         assert build(source, "--out", tmp_path / name) == 2
-        assert "is there already and is no search index" in capsys.readouterr().err
+        assert "is there already and is not a search index" in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert build(source, "--out", tmp_path / "no" / "a.db") == 2
     assert build(tmp_path / "none.jsonl") == 2
@@ -159,7 +159,7 @@ def test_other_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"), [([], "no line has anything"), ([b'{"id": 1, "text": " "}'], "an empty 'text'")]
+    ("lines", "why"), [([], "there is no document to index"), ([b'{"id": 1, "text": " "}'], "an empty 'text'")]
 )
 def test_without_documents_there_is_no_index(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[bytes], why: str

@@ -1,4 +1,4 @@
-"""`midstream benchmarks`: which there are; one in full, with its questions if they are at hand; a file of your own."""
+"""`midstream benchmarks`: list them; one in full, with its questions if they are at hand; a file of questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,109 +49,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the benchmarks, show one, or read a file of questions."""
-    if options.name is None and options.file is None:
-        _print([_told(one) for one in known.BENCHMARKS.values()], _list(), options, known.BENCHMARKS)
-        return 0
-    if options.name is None:
-        found = _own(Path(options.file))
-        _print(found, Group(*_questions(found)), options, [options.file])
-        return 0
-    benchmark = find(options.name)
-    told = {**_told(benchmark), "here": _at_hand(benchmark, options.file)}
-    _print(told, _in_full(benchmark, told["here"], options.file), options, [benchmark.name])
+    record: Any
+    if options.name is not None:
+        benchmark = find(options.name)
+        questions = _find_questions(benchmark, options.file)
+        record, names = {**_record(benchmark), "here": questions}, [benchmark.name]
+        screen = _in_full(benchmark, questions, options.file)
+    elif options.file is not None:
+        tasks = file.FileTasks(file.Config(path=Path(options.file))).tasks("test")
+        record, names = _count(tasks, {"test": len(tasks)}, {}), [options.file]
+        screen = _questions(record)
+    else:
+        record, names = [_record(benchmark) for benchmark in known.BENCHMARKS.values()], list(known.BENCHMARKS)
+        screen = _list()
+    if options.json:
+        print(json.dumps(record, ensure_ascii=False))
+    elif options.quiet:
+        print("\n".join(names))
+    else:
+        Screen().print(screen)
     return 0
 
 
-def _told(benchmark: Benchmark) -> dict[str, Any]:
+def _record(benchmark: Benchmark) -> dict[str, Any]:
     """Everything of a benchmark that can be written as JSON."""
     names = ("name", "title", "use", "asks", "reward", "repository", "configs", "splits", "sizes", "columns")
     names = (*names, "licence", "copy_licence", "gated", "republish", "paper", "instruction", "notes", "unverified")
     return {name: getattr(benchmark, name) for name in names} | {"address": benchmark.address}
 
 
-def _print(told: Any, screen: RenderableType, options: argparse.Namespace, names: Iterable[str]) -> None:
-    if options.json:
-        print(json.dumps(told, ensure_ascii=False))
-    elif options.quiet:
-        print("\n".join(names))
-    else:
-        Screen().print(screen)
-
-
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-
-def _list() -> Group:
-    blocks = [part for group in _HEADINGS for part in _section(group)]
-    more = Table.grid(padding=(0, 4))
-    more.add_column(no_wrap=True)
-    more.add_row("  midstream benchmarks gpqa", "one in full")
-    more.add_row("  midstream benchmarks gpqa --file FILE", "with the questions in a file")
-    more.add_row("  midstream benchmarks --file FILE", "check questions of your own")
-    return Group(*blocks, more)
-
-
-def _section(group: str) -> Iterator[RenderableType]:
-    yield Text(_HEADINGS[group], "bold")
-    for one in known.BENCHMARKS.values():
-        if one.group != group:
-            continue
-        size = one.sizes.get(one.main_split)
-        head = Text("  ").append(f"{one.name:<15}", "cyan").append(f"{'-' if size is None else f'{size:,}':>8}  ")
-        yield head.append(f"{one.reward:<17}").append(_where(one), "dim")
-        licence = [f"licence: {one.licence}"] * bool(one.licence) + ["access on request"] * one.gated
-        yield Padding(Text("; ".join([one.asks, *licence]), "dim"), (0, 0, 0, 4))
-    yield Text()
-
-
-def _where(one: Benchmark) -> str:
-    return one.repository or "made here"
-
-
-# --- one in full ------------------------------------------------------------------------------------------------------
-
-
-def _in_a_recipe(one: Benchmark, path: str | None) -> str:
-    file = f", file = {json.dumps(path)}" if path else ""
-    return f'tasks = {{ type = "benchmark", name = "{one.name}"{file} }}'
-
-
-def _in_full(one: Benchmark, here: Mapping[str, Any] | None, path: str | None) -> Group:
-    rows = fields()
-    rows.add_row("what", plain(one.asks))
-    splits = [f"{ours} {one.sizes[ours]:,}{f' (there: {theirs})' * (theirs != ours)}" for ours, theirs in _splits(one)]
-    for name, text in {
-        "splits": ", ".join(splits),
-        "from": one.address + (f" ({', '.join(one.configs)})" if one.configs != ("",) else "") or _where(one),
-        "fields": ", ".join(one.columns),
-        "scored by": one.reward,
-        "ends in": one.instruction,
-        "licence": one.licence + f" (of the copy: {one.copy_licence})" * (one.copy_licence not in ("", one.licence)),
-        "republish": one.republish if one.repository else "",
-        "papers": one.paper,
-        "notes": one.notes,
-        "unverified": one.unverified,
-        "evaluate": f"midstream eval RECIPE --benchmark {one.name}{f'={shlex.quote(path)}' if path else ''}",
-        "recipe": _in_a_recipe(one, path),
-    }.items():
-        if text:
-            rows.add_row(name, plain(text))
-    if one.gated:
-        rows.add_row("access", plain("accept the conditions on its page, then: hf auth login"))
-    parts: list[RenderableType] = [Text(one.title, "bold"), rows, Text()]
-    if here is None:
-        get = " The first evaluation downloads them;" if one.repository else ""
-        nothing = f"Its questions are not here.{get} --file FILE reads a file of them."
-        return Group(*parts, Text(nothing, "dim"))
-    return Group(*parts, *_questions(here))
-
-
-def _splits(one: Benchmark) -> Iterator[tuple[str, str]]:
-    return ((ours, theirs) for ours, theirs in one.splits.items() if ours in one.sizes)
-
-
-def _at_hand(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
-    """The questions in a file, or in what was downloaded before, or, of a world, that is made here."""
+def _find_questions(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
+    """The questions in a file, in what was downloaded before, or of a world, which makes them; None if not here."""
     if path is None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before its library is imported: to look at a benchmark downloads nothing
     if path is None and not benchmark.tasks and not known.is_downloaded(benchmark.repository):
@@ -164,16 +92,10 @@ def _at_hand(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:
             return None
         raise
     left_out = source.left_out.get(benchmark.main_split, {}) if isinstance(source, Finite) else {}
-    return _counts(tasks, {benchmark.main_split: len(tasks)}, left_out)
+    return _count(tasks, {benchmark.main_split: len(tasks)}, left_out)
 
 
-def _own(path: Path) -> dict[str, Any]:
-    """The questions of a file of the user's own."""
-    tasks = file.FileTasks(file.Config(path=path)).tasks("test")
-    return _counts(tasks, {"test": len(tasks)}, {})
-
-
-def _counts(tasks: Sequence[Task], splits: Mapping[str, int], left_out: Mapping[str, int]) -> dict[str, Any]:
+def _count(tasks: Sequence[Task], splits: Mapping[str, int], left_out: Mapping[str, int]) -> dict[str, Any]:
     return {
         "questions": dict(splits),
         "left_out": dict(left_out),
@@ -183,23 +105,87 @@ def _counts(tasks: Sequence[Task], splits: Mapping[str, int], left_out: Mapping[
     }
 
 
-def _questions(here: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """How many there are, of which families, and the first."""
+# --- screens ----------------------------------------------------------------------------------------------------------
+
+
+def _list() -> Group:
+    blocks: list[RenderableType] = []
+    for group, heading in _HEADINGS.items():
+        blocks.append(Text(heading, "bold"))
+        for benchmark in known.BENCHMARKS.values():
+            if benchmark.group != group:
+                continue
+            size = benchmark.sizes.get(benchmark.main_split)
+            head = Text("  ").append(f"{benchmark.name:<15}", "cyan")
+            head.append(f"{'-' if size is None else f'{size:,}':>8}  {benchmark.reward:<17}")
+            blocks.append(head.append(benchmark.repository or "made here", "dim"))
+            notes = [benchmark.asks]
+            notes += [f"licence: {benchmark.licence}"] if benchmark.licence else []
+            notes += ["access on request"] if benchmark.gated else []
+            blocks.append(Padding(Text("; ".join(notes), "dim"), (0, 0, 0, 4)))
+        blocks.append(Text())
+    more = Table.grid(padding=(0, 4))
+    more.add_column(no_wrap=True)
+    more.add_row("  midstream benchmarks gpqa", "one in full")
+    more.add_row("  midstream benchmarks gpqa --file FILE", "with the questions in a file")
+    more.add_row("  midstream benchmarks --file FILE", "check your own questions")
+    return Group(*blocks, more)
+
+
+def _in_full(benchmark: Benchmark, questions: Mapping[str, Any] | None, path: str | None) -> Group:
+    splits = []
+    for ours, theirs in benchmark.splits.items():
+        if ours in benchmark.sizes:
+            splits.append(f"{ours} {benchmark.sizes[ours]:,}" + (f" (there: {theirs})" if theirs != ours else ""))
+    configs = f" ({', '.join(benchmark.configs)})" if benchmark.configs != ("",) else ""
+    copied = benchmark.copy_licence not in ("", benchmark.licence)
+    in_file = f", file = {json.dumps(path)}" if path else ""
     rows = fields()
-    rows.add_row("questions", plain(_listing(here["questions"], str(sum(here["questions"].values())))))
-    if here["left_out"]:
-        rows.add_row("left out", plain(_listing(here["left_out"], "")))
-    if len(here["families"]) > 1:
-        rows.add_row("families", plain(_listing(here["families"], "")))
-    rows.add_row("scored by", plain(", ".join(here["rewards"])))
-    first = here["first"]
-    rows.add_row("the first", plain(first["question"]))
-    rows.add_row("its answer", plain(" or ".join([first["answer"], *first["aliases"]])))
-    rows.add_row("its id", plain(first["id"]))
-    yield rows
+    for name, text in {
+        "what": benchmark.asks,
+        "splits": ", ".join(splits),
+        "from": benchmark.address + configs or benchmark.repository or "made here",
+        "fields": ", ".join(benchmark.columns),
+        "scored by": benchmark.reward,
+        "ends in": benchmark.instruction,
+        "licence": benchmark.licence + (f" (of the copy: {benchmark.copy_licence})" if copied else ""),
+        "republish": benchmark.republish if benchmark.repository else "",
+        "papers": benchmark.paper,
+        "notes": benchmark.notes,
+        "unverified": benchmark.unverified,
+        "evaluate": f"midstream eval RECIPE --benchmark {benchmark.name}" + (f"={shlex.quote(path)}" if path else ""),
+        "recipe": f'tasks = {{ type = "benchmark", name = "{benchmark.name}"{in_file} }}',
+        "access": "accept the conditions on its page, then: hf auth login" if benchmark.gated else "",
+    }.items():
+        if text:
+            rows.add_row(name, plain(text))
+    if questions is None:
+        get = " The first evaluation downloads them;" if benchmark.repository else ""
+        here: RenderableType = Text(f"Its questions are not here.{get} --file FILE reads a file of them.", "dim")
+    else:
+        here = _questions(questions)
+    return Group(Text(benchmark.title, "bold"), rows, Text(), here)
 
 
-def _listing(counts: Mapping[str, int], otherwise: str) -> str:
+def _questions(found: Mapping[str, Any]) -> Table:
+    """How many there are, of which families, and the first."""
+    first = found["first"]
+    rows = fields()
+    for name, text in {
+        "questions": _listing(found["questions"]),
+        "left out": _listing(found["left_out"]),
+        "families": _listing(found["families"]) if len(found["families"]) > 1 else "",
+        "scored by": ", ".join(found["rewards"]),
+        "the first": first["question"],
+        "its answer": " or ".join([first["answer"], *first["aliases"]]),
+        "its id": first["id"],
+    }.items():
+        if text:
+            rows.add_row(name, plain(text))
+    return rows
+
+
+def _listing(counts: Mapping[str, int]) -> str:
     most = sorted(counts.items(), key=lambda item: -item[1])
     more = [f"and {len(most) - _FAMILIES_SHOWN} more"] * (len(most) > _FAMILIES_SHOWN)
-    return ", ".join([*(f"{name} {count:,}" for name, count in most[:_FAMILIES_SHOWN]), *more]) or otherwise
+    return ", ".join([*(f"{name} {count:,}" for name, count in most[:_FAMILIES_SHOWN]), *more])
