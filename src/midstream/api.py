@@ -7,7 +7,13 @@
     trajectory = api.solve("What is 45 plus 17 ?", "runs/mine")
 
 The command line, studies and notebooks call these functions. Each one returns when its work is done; one that is
-interrupted leaves a run directory that `resume` continues.
+interrupted leaves a run directory that `resume` continues. Several have these arguments:
+
+    unsafe      run code that a model writes without a sandbox
+    record      the directory to record tools' answers in
+    replay      the directory to replay tools' answers from
+    listener    receives the run's events (`core/events.py`); by default warnings are printed
+    changes     what differs from the recipe (`recipe/overrides.py`)
 """
 
 from __future__ import annotations
@@ -54,11 +60,8 @@ from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.session import JournalStore, SetEvaluation, evaluate_set
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
-from midstream.practice.history import VERSIONS, read_library
 from midstream.practice.ledger import RunLedger
 from midstream.practice.library import Library, identity, render_modules
-from midstream.practice.library_text import to_json
-from midstream.practice.operations import Operation
 from midstream.practice.runner import Match, Runner
 from midstream.practice.session import PracticeSession
 from midstream.practice.settings import BudgetConfig, GateConfig
@@ -67,7 +70,7 @@ from midstream.practice.validation import Validation
 from midstream.practice.validation import validate as measure_library
 from midstream.recipe.build import Build
 from midstream.recipe.check import check, is_dialogues
-from midstream.recipe.library import check_shown, history, split, unproven
+from midstream.recipe.library import EditableLibrary, check_shown, editable_library, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
@@ -87,7 +90,6 @@ from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
-from midstream.runs.files import atomic_write
 from midstream.tasks.finite import Finite
 
 T = TypeVar("T")
@@ -205,8 +207,6 @@ def train(
         recipe: a recipe, or the name or file of one.
         out: the run directory; by default a new one under `runs/`.
         exist_ok: if `out` holds a run of this very recipe, resume it, or return it if it is finished.
-        record: the directory to record tools' answers in.
-        replay: the directory to replay tools' answers from.
 
     Raises:
         RunError: `out` is not empty, or with `exist_ok` holds a run of another recipe.
@@ -238,8 +238,6 @@ def resume(
         run: the run directory, or its path.
         overrides: `practice.budget.LIMIT=VALUE` settings; a practice run that ended at a limit then continues.
         retry_errors: of an evaluation, run again what ended in an infrastructure error.
-        record: as in `train`; an evaluation has its own, which stays.
-        replay: as in `train`; an evaluation has its own, which stays.
 
     Raises:
         UsageError: a setting that cannot change, or `retry_errors` of a training run.
@@ -396,10 +394,6 @@ def evaluate(
         out: the evaluation's directory, by default a new one under `runs/`. If it holds this very evaluation, what is
             missing is run.
         retry_errors: run again what ended in an infrastructure error.
-        unsafe: run code that a model writes without a sandbox.
-        record: the directory to record tools' answers in.
-        replay: the directory to replay tools' answers from.
-        changes: what differs from the recipe.
 
     Raises:
         RunError: `out` holds something else, or its tasks or weights have changed.
@@ -472,7 +466,10 @@ def _evaluate_in(
     with event_loop(build) as run_coroutine:
         # All tasks are drawn, and everything is built, before the directory is created.
         evaluations = _set_evaluations(build)
-        tasks = {part.chosen.name: _tasks_digest(part.tasks) for part in evaluations}
+        tasks = {}  # how many tasks each set has, and their digest
+        for part in evaluations:
+            text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
+            tasks[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
         step, weights, checkpoint = None, "", None
         if trained is not None:
             step = load_weights(build, trained, asked.step, run_coroutine=run_coroutine, listener=listener)
@@ -525,11 +522,6 @@ def _set_evaluations(build: Build) -> list[SetEvaluation]:
         )
         for chosen, temperature in product(config.sets, config.temperatures)
     ]
-
-
-def _tasks_digest(tasks: Sequence[Task]) -> str:
-    text = "\n".join(task.model_dump_json() for task in tasks)
-    return f"{len(tasks)} tasks {blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=12).hexdigest()}"
 
 
 def _check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: str | None) -> None:
@@ -635,7 +627,7 @@ class _NoReward:
 
 def solve(
     question: str,
-    source: RunDirectory | Recipe | str | Path = RECIPE,
+    source: RunDirectory | str | Path = RECIPE,
     *,
     temperature: float | None = None,
     unsafe: bool = False,
@@ -648,13 +640,8 @@ def solve(
 
     Args:
         question: the question.
-        source: a training or practice run, or a recipe, its name or file.
+        source: a training or practice run, or the name or file of a recipe.
         temperature: the planner's; by default 0 with the weights of a run, else the recipe's.
-        unsafe: run code that a model writes without a sandbox.
-        record: the directory to record tools' answers in.
-        replay: the directory to replay tools' answers from.
-        listener: receives `AgentBuilt`, then every event inside the trajectory.
-        changes: what differs from the recipe.
 
     Returns:
         The trajectory, without a reward; `error` is set if the run was lost to an infrastructure error.
@@ -665,11 +652,8 @@ def solve(
             code="empty-value",
             fix='e.g. midstream solve "What is 45 plus 17 ?"',
         )
-    run = source if isinstance(source, RunDirectory) else None
-    if isinstance(source, str | Path):
-        run = trained_run(source)
-    recipe = source if isinstance(source, Recipe) else agent_recipe(run or str(source), **changes)
-    named = str(run.root) if run else recipe.name if isinstance(source, Recipe) else str(source)
+    run = source if isinstance(source, RunDirectory) else trained_run(source)
+    recipe, named = agent_recipe(run or str(source), **changes), str(run.root if run else source)
     if is_dialogues(recipe.tasks):
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} cannot answer a single question",
@@ -716,6 +700,11 @@ class ComparedRun:
     run: RunDirectory
     results: Mapping[Key, EvaluationResult]
 
+    def evaluated(self, key: Key) -> Evaluated:
+        """One of its results with the trajectories."""
+        result = self.results[key]
+        return Evaluated(name=self.name, result=result, trajectories=evaluated_trajectories(self.run, result))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -755,7 +744,7 @@ def compare(*runs: str) -> Comparison:
     found: list[Paired] = []
     refused: list[UsageError] = []
     for key in first.results:
-        sides = [_evaluated(compared, key) for compared in opened if key in compared.results]
+        sides = [compared.evaluated(key) for compared in opened if key in compared.results]
         for side in sides[1:]:
             try:
                 found.append(compare_pair(sides[0], side, comparisons=len(others)))
@@ -764,11 +753,6 @@ def compare(*runs: str) -> Comparison:
     if not found:
         raise refused[0]
     return Comparison(runs=opened, found=found, refused=refused)
-
-
-def _evaluated(compared: ComparedRun, key: Key) -> Evaluated:
-    result = compared.results[key]
-    return Evaluated(name=compared.name, result=result, trajectories=evaluated_trajectories(compared.run, result))
 
 
 def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:
@@ -800,56 +784,7 @@ def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:
     )
 
 
-# --- libraries of lessons ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditableLibrary:
-    """A library that can be changed, and where it is kept: in a run's versions or a JSON file."""
-
-    path: Path
-    library: Library
-    run: RunDirectory | None = None
-
-    def save(self, changed: Library, *, by: str, operations: Sequence[Operation] = (), note: str = "") -> str:
-        """Keep the changed library; returns the name of what was written, `RUN@VERSION` or the file.
-
-        Raises:
-            UsageError: the library was changed since it was read (only a run is locked while it is edited).
-        """
-        if read_library(self.path) != self.library:
-            raise UsageError(
-                f"nothing is changed: {self.path} was changed by another process",
-                code="inputs-changed",
-                fix="make the change again",
-            )
-        if self.path.is_dir():
-            version = history(self.path).add(changed, by=by, operations=tuple(operations), note=note)
-            return f"{self.path}@{version.number}"
-        atomic_write(self.path, to_json(changed).encode())
-        return str(self.path)
-
-
-@contextmanager
-def editable_library(named: str) -> Iterator[EditableLibrary]:
-    """Open the library of a practice run, which is locked meanwhile, or of a JSON file."""
-    path, number = split(named)
-    if number is not None or (path.suffix != ".json" and not path.is_dir()):
-        raise UsageError(
-            f"{named} cannot be changed",
-            code="library-read-only",
-            cause="versions never change, and only a run or a .json file keeps all that a library holds",
-            fix=f"name the run: {path}" if number is not None else "name a practice run or a .json file",
-        )
-    if path.name == "library.json" and (path.parent / VERSIONS).exists():  # a copy to read, written from the versions
-        path = path.parent
-    path = path.parent if (path.parent / "run.json").exists() else path  # its library/
-    if not (path / "run.json").exists():
-        yield EditableLibrary(path=path, library=read_library(path))
-        return
-    run = RunDirectory.open(path)
-    with run.lock():
-        yield EditableLibrary(path=path, library=read_library(path), run=run)
+# --- a library of lessons ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -885,10 +820,6 @@ def validate_library(
     Args:
         named: a practice run or a JSON file.
         recipe: the agent's recipe; by default the run's own.
-        unsafe: run code that a model writes without a sandbox.
-        record: the directory to record tools' answers in.
-        replay: the directory to replay tools' answers from.
-        changes: what differs from the recipe.
     """
     with editable_library(named) as place:
         chosen, run = validation_recipe(place, recipe, **changes), None if recipe else place.run
@@ -931,14 +862,14 @@ def validate_library(
 
 def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[AgentChanges]) -> Recipe:
     """The agent that a library is tested for: that of `recipe`, or of the library's own run."""
-    if place.run is None and recipe is None:
+    source = recipe or place.run
+    if source is None:  # a file holds lessons alone
         raise UsageError(
             f"{place.path} names no agent that it should help",
             code="missing-option",
-            cause="a file holds lessons alone",
             fix=f"midstream library validate {place.path} --recipe RECIPE",
         )
-    return changed_recipe(recipe or place.run or "", **changes)
+    return changed_recipe(source, **changes)
 
 
 def validation_gate(recipe: Recipe) -> GateConfig:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file", metavar="PATH", help="read its questions from here; without a name: your own questions"
     )
-    shared.add_output(parser)
+    shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

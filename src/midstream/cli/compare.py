@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", help="evaluation or run directory; RUN@STEP for a step other than the last evaluated")
     parser.add_argument("others", nargs="+", metavar="other", help="each is compared with the first")
     parser.add_argument("--tasks", action="store_true", help="list the tasks that differ, with the answers")
-    shared.add_output(parser)
+    shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,9 +19,7 @@ RECIPE, RUN = "flow-grpo-tiny", "runs/demo"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
-    shared.add_recipe(parser)
-    shared.add_out(parser)
-    shared.add_output(parser)
+    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
     parser.add_argument("--no-resume", action="store_true", help="refuse to resume a demo that was interrupted")
 
 

@@ -25,10 +25,9 @@ _REACHED = ("MS501", "MS502")  # without these no model can be asked
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.add_argument("--recipe", default=None, help=f"the modules of this recipe (default: {RECIPE})")
-    shared.add_server(parser)
+    shared.add(parser, *shared.SERVER)
     parser.add_argument("--roles", action="store_true", help="examine the recipe's own model where none is named")
-    shared.add_recipe(parser)
-    shared.add_output(parser)
+    shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--passage-characters", type=int, metavar="N", help="split longer texts into passages of N characters"
     )
-    shared.add_output(build)
+    shared.add(build, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

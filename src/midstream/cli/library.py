@@ -28,7 +28,15 @@ from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import edited, to_json, to_markdown
 from midstream.practice.operations import Rules, diff
 from midstream.recipe.check import check
-from midstream.recipe.library import check_shown, history, read, shows_lessons, split
+from midstream.recipe.library import (
+    EditableLibrary,
+    check_shown,
+    editable_library,
+    history,
+    read,
+    shows_lessons,
+    split,
+)
 from midstream.recipe.overrides import run_recipe
 from midstream.recipe.schema import MODULES, to_toml
 from midstream.report.library_view import diff_screen, library_screen, size_of, validation_screen, versions_screen
@@ -63,14 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
     validate.add_argument("named", metavar="LIBRARY", help=changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
-    shared.add_server(validate)
-    shared.add_tools(validate)
-    shared.add_unsafe(validate)
+    shared.add(validate, *shared.SERVER, "--tools", "--unsafe")
     shared.add_recording(validate)
-    shared.add_recipe(validate)
+    shared.add(validate, *shared.RECIPE)
 
     for action in (show, versions, comparison, rollback, edit, validate):
-        shared.add_output(action)
+        shared.add(action, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,7 +123,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    with api.editable_library(options.named) as place:
+    with editable_library(options.named) as place:
         if not place.path.is_dir():
             raise _no_versions(place.path)
         version = history(place.path).rollback(options.number)
@@ -138,7 +144,7 @@ def _edit(options: argparse.Namespace) -> int:
             cause="neither VISUAL nor EDITOR is set",
             fix="EDITOR=nano midstream library edit RUN",
         )
-    with api.editable_library(options.named) as place:
+    with editable_library(options.named) as place:
         after, where = place.library, str(place.path)
         with tempfile.NamedTemporaryFile("w", suffix=".md", prefix="lessons-", encoding="utf-8", delete=False) as file:
             file.write(to_markdown(place.library))
@@ -161,7 +167,7 @@ def _edit(options: argparse.Namespace) -> int:
     return _print_change(options, place.library, after, where)
 
 
-def _save(place: api.EditableLibrary, text: str) -> tuple[Library, str] | None:
+def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
     """Keep the library as a person's Markdown has it; returns it and its new name, or None if nothing is changed."""
     agent = run_recipe(place.run).agent if place.run else None
     every = MODULES["agentflow"] if agent is None else MODULES[agent.type]
@@ -189,7 +195,7 @@ def _validate(options: argparse.Namespace) -> int:
     """Test the library; returns 0 if it helps the agent, 1 if no test shows that."""
     changes = shared.agent_changes(options)
     if options.dry_run:
-        with api.editable_library(options.named) as place:
+        with editable_library(options.named) as place:
             recipe = api.validation_recipe(place, options.recipe, **changes)
         gate = api.validation_gate(recipe)
         print(to_toml(check(recipe)))

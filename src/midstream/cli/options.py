@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -17,76 +17,47 @@ from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
 from midstream.report.progress import terminal_progress
 
-
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """Add `--set A.B=C`."""
-    parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting"
-    )
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add `--set`, `--seed` and `--dry-run`."""
-    add_set(parser)
-    parser.add_argument("--seed", type=int, default=None, help="the run seed")
-    parser.add_argument("--dry-run", action="store_true", help="validate and print the resolved recipe, start nothing")
-
-
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add `--model`, `--base-url` and `--provider`."""
-    parser.add_argument("--model", metavar="NAME", help="a model, by its name on the server")
-    parser.add_argument("--base-url", metavar="URL", help="the server, e.g. http://localhost:11434/v1 (Ollama)")
-    parser.add_argument(
-        "--provider", metavar="NAME", help="the server by name, e.g. ollama, vllm; a wrong name lists them"
-    )
-
-
-def add_tools(parser: argparse.ArgumentParser) -> None:
-    """Add `--tools`."""
-    parser.add_argument("--tools", metavar="A,B", help="exactly these tools; a wrong name lists them")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--set": {
+        "dest": "overrides", "action": "append", "default": [], "metavar": "A.B=C", "help": "change one setting",
+    },
+    "--seed": {"type": int, "help": "the run seed"},
+    "--dry-run": {"action": "store_true", "help": "validate and print the resolved recipe, start nothing"},
+    "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
+    "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
+    "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
+    "--tools": {"metavar": "A,B", "help": "exactly these tools; a wrong name lists them"},
+    "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
+    "--retry-errors": {
+        "action": "store_true", "help": "of an evaluation: run again what ended in an infrastructure error",
+    },
+    "--unsafe": {"action": "store_true", "help": "run code that a model writes without a sandbox"},
+    "--out": {"help": "run directory (default: a new one under runs/)"},
+    "--json": {"action": "store_true", "help": "print results as JSON on standard output"},
+    "--quiet": {"action": "store_true", "help": "no progress"},
+}  # fmt: skip
+SERVER = ("--model", "--base-url", "--provider")
+RECIPE = ("--set", "--seed", "--dry-run")
+OUTPUT = ("--json", "--quiet")
 
 
-def add_library(parser: argparse.ArgumentParser) -> None:
-    """Add `--library`."""
-    parser.add_argument(
-        "--library", metavar="LIBRARY", help="lessons in the prompts: a practice run, RUN@VERSION, or a file"
-    )
-
-
-def add_retry(parser: argparse.ArgumentParser) -> None:
-    """Add `--retry-errors`."""
-    parser.add_argument(
-        "--retry-errors", action="store_true", help="of an evaluation: run again what ended in an infrastructure error"
-    )
-
-
-def add_unsafe(parser: argparse.ArgumentParser) -> None:
-    """Add `--unsafe`."""
-    parser.add_argument("--unsafe", action="store_true", help="run code that a model writes without a sandbox")
+def add(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add these `OPTIONS`."""
+    for name in names:
+        parser.add_argument(name, **OPTIONS[name])
 
 
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add `--record` and `--replay`, of which one may be given."""
+
+    def directory(text: str) -> Path:
+        if not text.strip():  # a variable that is not set must not mean the current directory
+            raise argparse.ArgumentTypeError(f"no directory is named: {text!r}")
+        return Path(text)
+
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--record", type=_directory, metavar="DIR", help="keep what tools answer, and answer from there")
-    group.add_argument("--replay", type=_directory, metavar="DIR", help="answer from there alone; no tool is called")
-
-
-def _directory(text: str) -> Path:
-    if not text.strip():  # a variable that is not set must not mean the current directory
-        raise argparse.ArgumentTypeError(f"no directory is named: {text!r}")
-    return Path(text)
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add `--out`, the run directory."""
-    parser.add_argument("--out", default=None, help="run directory (default: a new one under runs/)")
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and `--quiet`."""
-    parser.add_argument("--json", action="store_true", help="print results as JSON on standard output")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    group.add_argument("--record", type=directory, metavar="DIR", help="keep what tools answer, and answer from there")
+    group.add_argument("--replay", type=directory, metavar="DIR", help="answer from there alone; no tool is called")
 
 
 def agent_changes(options: argparse.Namespace) -> AgentChanges:

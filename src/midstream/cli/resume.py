@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="practice.budget.LIMIT=VALUE",
         help="raise a limit of a practice run; one that a limit ended continues",
     )
-    shared.add_retry(parser)
+    shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
-    shared.add_output(parser)
+    shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

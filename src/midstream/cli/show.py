@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
-    shared.add_output(parser)
+    shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

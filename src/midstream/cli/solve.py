@@ -25,16 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=None, help=f"the agent of this recipe (default: {RECIPE})")
-    shared.add_server(parser)
-    shared.add_tools(parser)
-    shared.add_library(parser)
+    shared.add(parser, *shared.SERVER, "--tools", "--library")
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
-    shared.add_unsafe(parser)
+    shared.add(parser, "--unsafe")
     shared.add_recording(parser)
-    shared.add_recipe(parser)
-    shared.add_output(parser)
+    shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default=None, help="directory (default: runs/study-NAME); what is in it is not repeated"
     )
     parser.add_argument("--only", nargs="+", default=None, metavar="NAME", help="some of the controls, or analyses")
-    shared.add_set(parser)
-    shared.add_output(parser)
+    shared.add(parser, "--set", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

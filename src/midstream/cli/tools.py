@@ -46,11 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "arguments", nargs="*", help="""call it: '{"query": "..."}', or query=..., or "..." where it wants one"""
     )
     parser.add_argument("--recipe", default=None, help="with the tools and settings of this recipe")
-    shared.add_server(parser)
-    shared.add_unsafe(parser)
+    shared.add(parser, *shared.SERVER, "--unsafe")
     shared.add_recording(parser)
-    shared.add_set(parser)
-    shared.add_output(parser)
+    shared.add(parser, "--set", *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

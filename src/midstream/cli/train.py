@@ -15,10 +15,7 @@ from midstream.recipe.overrides import training_recipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`."""
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    shared.add_recipe(parser)
-    shared.add_out(parser)
-    shared.add_output(parser)
-    shared.add_library(parser)
+    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--library")
     shared.add_recording(parser)
 
 

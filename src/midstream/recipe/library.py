@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.core.errors import RecipeError, UsageError
@@ -16,7 +18,11 @@ from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
 from midstream.practice.history import VERSIONS, History, read_library
 from midstream.practice.library import Library, identity, render_modules
+from midstream.practice.library_text import to_json
+from midstream.practice.operations import Operation
 from midstream.recipe.schema import MODULES, AgentConfig, InterleavedConfig, Table, merge
+from midstream.runs import RunDirectory
+from midstream.runs.files import atomic_write
 
 _DIRECTORY = "library"  # of a practice run's directory: what holds its versions
 
@@ -133,3 +139,55 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
             if "prompt_file" in table
             else f"choose a type or template that has one, or take the {name}'s lessons out",
         )
+
+
+# --- changing a library -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditableLibrary:
+    """A library that can be changed, and where it is kept: in a run's versions or a JSON file."""
+
+    path: Path
+    library: Library
+    run: RunDirectory | None = None
+
+    def save(self, changed: Library, *, by: str, operations: Sequence[Operation] = (), note: str = "") -> str:
+        """Keep the changed library; returns the name of what was written, `RUN@VERSION` or the file.
+
+        Raises:
+            UsageError: the library was changed since it was read (only a run is locked while it is edited).
+        """
+        if read_library(self.path) != self.library:
+            raise UsageError(
+                f"nothing is changed: {self.path} was changed by another process",
+                code="inputs-changed",
+                fix="make the change again",
+            )
+        if self.path.is_dir():
+            version = history(self.path).add(changed, by=by, operations=tuple(operations), note=note)
+            return f"{self.path}@{version.number}"
+        atomic_write(self.path, to_json(changed).encode())
+        return str(self.path)
+
+
+@contextmanager
+def editable_library(named: str) -> Iterator[EditableLibrary]:
+    """Open the library of a practice run, which is locked meanwhile, or of a JSON file."""
+    path, number = split(named)
+    if number is not None or (path.suffix != ".json" and not path.is_dir()):
+        raise UsageError(
+            f"{named} cannot be changed",
+            code="library-read-only",
+            cause="versions never change, and only a run or a .json file keeps all that a library holds",
+            fix=f"name the run: {path}" if number is not None else "name a practice run or a .json file",
+        )
+    if path.name == "library.json" and (path.parent / VERSIONS).exists():  # a copy to read, written from the versions
+        path = path.parent
+    path = path.parent if (path.parent / "run.json").exists() else path  # its library/
+    if not (path / "run.json").exists():
+        yield EditableLibrary(path=path, library=read_library(path))
+        return
+    run = RunDirectory.open(path)
+    with run.lock():
+        yield EditableLibrary(path=path, library=read_library(path), run=run)
