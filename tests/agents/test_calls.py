@@ -14,7 +14,8 @@ from pydantic import JsonValue
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ToolResult
-from midstream.core.stream import Block, Template, load_template
+from midstream.core.stream import Block
+from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Command
 
 TEXT = load_template("artist-math")

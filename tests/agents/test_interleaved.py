@@ -11,7 +11,8 @@ from midstream.agents.agentflow import AgentFlow
 from midstream.agents.agentflow import Config as LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.events import TurnEvent
-from midstream.core.stream import is_strict, load_template, stream_of
+from midstream.core.stream import is_strict, stream_of
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Command, Trajectory, Usage, without_clocks
 from midstream.engines.scripted import ScriptedEngine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from midstream.core.errors import EngineError
 from midstream.core.events import TurnEvent
-from midstream.core.stream import blocks, load_template, stream_of
+from midstream.core.stream import blocks, stream_of
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.scripted import ScriptedEngine
 from support.interleaved import Shout, Talk, play

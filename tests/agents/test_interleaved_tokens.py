@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.agents.interleaved import ModelPolicy, PolicyConfig
-from midstream.core.stream import load_template, stream_of
+from midstream.core.stream import stream_of
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, Sampling, Trajectory
 from support.interleaved import END, Pairs, Shout, Talk, Typist, play
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from midstream.agents.rendering import MemoryStyle, PromptTemplate, render_memory, toon_library
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.memory import Memory, MemoryRecord
-from midstream.core.prompt_text import neutral, to_json
+from midstream.core.text import neutral, to_json
 from midstream.core.trajectory import Action, Command, Verdict
 
 

@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 
 from midstream.core.stream import (
     Block,
-    Marks,
     Piece,
-    Template,
     answer_of,
     blocks,
     escape_marks,
     is_strict,
-    load_template,
     put_in,
     said,
     stream_of,
     tags_present,
 )
+from midstream.core.stream_template import Marks, Template, load_template
 from midstream.core.trajectory import Call, Trajectory, Turn
 
 NAMES = ("artist-math", "artist-function-calling", "search-r1", "zerosearch", "retool", "torl", "native")

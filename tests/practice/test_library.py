@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from midstream.core.prompt_text import neutral
+from midstream.core.text import neutral
 from midstream.practice.library import (
     Effect,
     Lesson,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from midstream.cli.main import main
-from midstream.core.stream import blocks, load_template, stream_of
+from midstream.core.stream import blocks, stream_of
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.check import check
 from midstream.recipe.schema import differing_settings, load_recipe

@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
-from midstream.core.stream import load_template
 from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.stream_template import load_template
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.tables import run_summary
 from midstream.report.training_page import part_charts, render_report, stream_charts

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from midstream.core.stream import Template, load_template
 from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
 from midstream.report.tables import trajectory_view
 from midstream.report.turn_rows import (

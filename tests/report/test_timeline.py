@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.events import TurnEvent
-from midstream.core.stream import load_template
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
 from midstream.report.timeline import Screen, Timeline, elapsed
 from support.fake_run import broken, solved

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.stream import Marks, load_template
+from midstream.core.stream_template import Marks, load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.artist import FunctionCalling, FunctionCallingConfig

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.core.errors import RewardError
 from midstream.core.protocols import Reward
-from midstream.core.stream import load_template
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Score
 from midstream.rewards.artist import FunctionCalling, FunctionCallingConfig

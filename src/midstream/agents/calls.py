@@ -24,7 +24,8 @@ from midstream.agents.formats import schema_error
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Tool
-from midstream.core.stream import Block, Template
+from midstream.core.stream import Block
+from midstream.core.stream_template import Template
 from midstream.core.trajectory import Action, Command
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)```", re.DOTALL)

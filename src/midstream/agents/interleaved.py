@@ -27,11 +27,12 @@ from midstream.core.dialogue import Dialogue, UserTurn
 from midstream.core.errors import RecipeError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import Engine, Tool
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import POLICY, Template, answer_of, escape_marks, said
+from midstream.core.stream import POLICY, answer_of, escape_marks, said
+from midstream.core.stream_template import Template
 from midstream.core.task import Task
+from midstream.core.text import neutral, to_json
 from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
 
 _MOST_CALLS = 64  # in one reply; each is a turn

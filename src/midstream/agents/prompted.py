@@ -34,10 +34,10 @@ from midstream.core.component import ComponentConfig, Context
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.memory import Memory
-from midstream.core.prompt_text import neutral, to_json
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.replies import find_program, spoken
 from midstream.core.seeds import derive_seed
+from midstream.core.text import neutral, to_json
 from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Verdict
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name

@@ -27,8 +27,8 @@ from typing import Literal
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.memory import Memory
-from midstream.core.prompt_text import BRACKETS, BREAKS, neutral, to_json, unicode_escape
 from midstream.core.protocols import Tool
+from midstream.core.text import BRACKETS, BREAKS, neutral, to_json, unicode_escape
 from midstream.core.trajectory import Message
 
 MemoryStyle = Literal["json", "toon"]

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
-from midstream.core.prompt_text import neutral
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
-from midstream.core.stream import POLICY, Block, Piece, Template, escape_marks, latest, put_in
-from midstream.core.stream_template import ANY_TOOL
+from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
+from midstream.core.stream_template import ANY_TOOL, Template
+from midstream.core.text import neutral
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Sampling
 

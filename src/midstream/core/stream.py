@@ -1,45 +1,29 @@
-"""An interleaved stream as text: the marks that thoughts, tool calls, tool output and the answer stand between.
+"""An interleaved stream as text: marks around thoughts, tool calls, tool output and the answer.
 
     <think>2 apples and 3</think><python>print(2 + 3)</python><output>5</output><answer>5</answer>
     sampled ------------------------------------------------- environment ----- sampled ------------
 
-A template is data (`core/stream_template.py`). The agent is driven by it, the format rewards read the stream by it.
-Any text is a stream: what is unclosed, nested, repeated or out of order gives blocks that say so.
+A template is data (`core/stream_template.py`). The agent follows it, and the format rewards read the stream with it.
+Any text is a stream: blocks say what is unclosed, nested, repeated or out of order.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, cast
 
-from midstream.core.stream_marks import escape_marks, grammar, put_in
-from midstream.core.stream_template import Marks, Template, load_template
+from midstream.core.stream_template import ANY_TOOL, Template
+from midstream.core.text import neutral
 from midstream.core.trajectory import Trajectory
-
-__all__ = [
-    "POLICY",
-    "Block",
-    "BlockKind",
-    "Marks",
-    "Piece",
-    "Template",
-    "answer_of",
-    "blocks",
-    "escape_marks",
-    "is_strict",
-    "latest",
-    "load_template",
-    "put_in",
-    "said",
-    "stream_of",
-    "tags_present",
-]
 
 POLICY = "policy"  # the role of the calls that are sampled parts of a stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
 _BOX = "\\boxed{"
+_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # of a tool, in marks that hold it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,3 +218,83 @@ def _given(text: str, template: Template) -> Iterator[Block]:
         place = end + len(marks.close)
     if place < len(text):
         yield Block(kind="text", body=text[place:], sampled=False)
+
+
+# -- marks, and text in which none of them is left ----------------------------------------------------------------------
+#
+# Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence): a tool's text could form one
+# together with the text around it, so that is escaped too.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grammar:
+    """A template's marks as patterns: those that open a part, each by kind; all; all, where they overlap too."""
+
+    tags: dict[str, tuple[str, str]]
+    opening: re.Pattern[str]
+    marks: re.Pattern[str]
+    overlapping: re.Pattern[str]
+
+    def opened(self, text: str, place: int) -> re.Match[str] | None:
+        """The next opening mark; `lastgroup` is its kind."""
+        return self.opening.search(text, place)
+
+    def closing(self, opened: re.Match[str]) -> tuple[str, str]:
+        """The mark that closes what was opened, and the tool that both name."""
+        mark, close = self.tags[opened.lastgroup or ""]
+        before, here, after = mark.partition(ANY_TOOL)
+        tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
+        return close.replace(ANY_TOOL, tool), tool
+
+    def holds(self, kind: str, text: str) -> bool:
+        """Whether an opening mark of that kind stands in a text, and its closing mark behind it."""
+        first: dict[str, re.Match[str]] = {}  # of each mark: what closes a later one stands behind it too
+        for opened in self.opening.finditer(text):
+            if opened.lastgroup == kind:
+                first.setdefault(opened[0], opened)
+        return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
+
+
+def grammar(template: Template) -> Grammar:
+    """The patterns of a template, made once."""
+    return _compiled(tuple((kind, marks.open, marks.close) for kind, marks in template.tags.items()))
+
+
+@lru_cache(maxsize=64)
+def _compiled(tags: tuple[tuple[str, str, str], ...]) -> Grammar:
+    # A mark that holds any tool's name matches other marks too, so it comes last.
+    tags = tuple(sorted(tags, key=lambda tag: ANY_TOOL in tag[1]))
+    every = "|".join(_pattern(mark) for _, *both in tags for mark in both)
+    return Grammar(
+        tags={kind: (mark, close) for kind, mark, close in tags},
+        opening=re.compile("|".join(f"(?P<{kind}>{_pattern(mark)})" for kind, mark, _ in tags)),
+        marks=re.compile(every),
+        overlapping=re.compile(f"(?=({every}))"),
+    )
+
+
+def _pattern(mark: str) -> str:
+    return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))
+
+
+def escape_marks(text: str, template: Template) -> str:
+    """`text` with every mark of the template in it broken by an escape, so that tool output cannot forge one."""
+    return _escaped(text, template)
+
+
+def put_in(text: str, template: Template) -> str:
+    """A tool's output as it goes into the stream: by the template's layout, unable to forge a mark or a chat turn."""
+    layout = template.layout.replace("{open}", template.output.open).replace("{close}", template.output.close)
+    before, after = layout.split("{text}")
+    return before + _escaped(neutral(text), template, before, after) + after
+
+
+def _escaped(text: str, template: Template, before: str = "", after: str = "") -> str:
+    """`text` without marks, and without one that it would make with the ends of what stands around it."""
+    start, end, whole = len(before), len(before) + len(text), before + text + after
+    broken: set[int] = set()
+    for found in grammar(template).overlapping.finditer(whole):
+        mark = range(found.start(), found.start() + len(found[1]))
+        inside = [place for place in mark if start <= place < end and not whole[place].isspace()]
+        broken.update(inside[:1])
+    return "".join(f"\\u{ord(one):04x}" if start + i in broken else one for i, one in enumerate(text))

@@ -19,7 +19,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import PromptTooLongError, RecipeError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import load_template
+from midstream.core.stream_template import load_template
 from midstream.doctor.cases import Cases, load_cases
 from midstream.doctor.servers import probe_engine
 from midstream.recipe.build import Build

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from midstream.agents.rendering import prompt_text
 from midstream.core.data import Frozen
 from midstream.core.lessons import Lessons, digest
-from midstream.core.prompt_text import neutral
+from midstream.core.text import neutral
 
 CHARACTERS_PER_TOKEN = 4  # the library is rendered for models whose tokenizers it does not know
 # White space is folded first; the control characters and half surrogate pairs that are left could break a prompt.

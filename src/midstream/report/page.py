@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 
 from midstream.core.errors import StorageError
-from midstream.core.stream import Template as StreamTemplate
+from midstream.core.stream_template import Template as StreamTemplate
 from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
 from midstream.report.charts import Series, line_chart

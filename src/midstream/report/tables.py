@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult, StepMetrics
-from midstream.core.stream import Template
+from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
 from midstream.report.evaluation_tables import evaluation_table, families, label, pick, plain_table, success, where
 from midstream.report.numbers import change, mean, number, percent, sharing, troubles, visible

@@ -31,7 +31,8 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.events import TurnEvent
-from midstream.core.stream import POLICY, Template
+from midstream.core.stream import POLICY
+from midstream.core.stream_template import Template
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
 from midstream.report.turn_rows import (

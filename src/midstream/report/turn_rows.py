@@ -24,19 +24,9 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.errors import RecipeError
-from midstream.core.stream import (
-    POLICY,
-    Block,
-    Piece,
-    Template,
-    blocks,
-    is_strict,
-    load_template,
-    stream_of,
-    tags_present,
-)
+from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_metrics import StreamMetrics
-from midstream.core.stream_template import ANY_TOOL
+from midstream.core.stream_template import ANY_TOOL, Template, load_template
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn, Verdict
 from midstream.report.numbers import counted, listed, number, percent, shorten, visible
 

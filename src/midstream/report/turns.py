@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.core.stream import Template
+from midstream.core.stream_template import Template
 from midstream.core.trajectory import Call, Trajectory, Turn
 from midstream.report.numbers import number, shorten, troubles
 from midstream.report.page import text

@@ -17,7 +17,7 @@ from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import EngineError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Request, ToolResult
-from midstream.core.stream import load_template
+from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.engines.openai.tool_calls import StreamedCalls, as_fields, with_calls

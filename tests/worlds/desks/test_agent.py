@@ -11,7 +11,7 @@ import pytest
 from midstream.agents.interleaved import Config as LoopConfig
 from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
-from midstream.core.stream import load_template
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, without_clocks
 from midstream.engines.simulated import Config as EngineConfig
 from midstream.engines.simulated import SimulatedEngine

@@ -10,7 +10,8 @@ import pytest
 from midstream.agents.interleaved import Config, Interleaved, Stream
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
-from midstream.core.stream import Piece, is_strict, load_template, stream_of, tags_present
+from midstream.core.stream import Piece, is_strict, stream_of, tags_present
+from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout

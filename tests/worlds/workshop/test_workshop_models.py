@@ -14,8 +14,8 @@ from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.core.component import parse_component
 from midstream.core.errors import RecipeError
 from midstream.core.memory import Memory
-from midstream.core.prompt_text import neutral
 from midstream.core.protocols import ModuleContext, Request
+from midstream.core.text import neutral
 from midstream.core.trajectory import Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.engines.simulated import Config as EngineConfig

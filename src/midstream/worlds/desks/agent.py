@@ -28,7 +28,8 @@ from pydantic import JsonValue
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
-from midstream.core.stream import Piece, Template, blocks
+from midstream.core.stream import Piece, blocks
+from midstream.core.stream_template import Template
 from midstream.core.trajectory import Message
 from midstream.worlds.desks.desk import Function
 from midstream.worlds.desks.dialogue import DESKS, GOALS

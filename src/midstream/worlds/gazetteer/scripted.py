@@ -23,8 +23,8 @@ from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool
-from midstream.core.stream import POLICY, Marks, Template, blocks
-from midstream.core.stream_template import ANY_TOOL
+from midstream.core.stream import POLICY, blocks
+from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.trajectory import Action, Call
 from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import Decision, decisions
