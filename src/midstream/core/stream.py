@@ -220,7 +220,7 @@ def _given(text: str, template: Template) -> Iterator[Block]:
         yield Block(kind="text", body=text[place:], sampled=False)
 
 
-# -- marks, and text in which none of them is left ----------------------------------------------------------------------
+# -- marks, and text in which none of them is left --------------------------------------------------------------------
 #
 # Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence): a tool's text could form one
 # together with the text around it, so that is escaped too.
