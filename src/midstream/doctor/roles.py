@@ -15,6 +15,7 @@ from typing import Any
 
 from midstream.agents.interleaved import Config as StreamConfig
 from midstream.agents.interleaved import Interleaved
+from midstream.core.component import Kind
 from midstream.core.data import Frozen
 from midstream.core.errors import PromptTooLongError, RecipeError
 from midstream.core.protocols import Engine, LockstepEngine, ModuleContext
@@ -122,7 +123,7 @@ def check_any_role(build: Build) -> None:
         )
 
 
-def _reason_to_skip(build: Build, name: str) -> str:
+def _reason_to_skip(build: Build, name: Kind) -> str:
     """Why a role is not examined, "" if it is."""
     module = build.recipe.modules[name]
     if module.type not in ("prompted", "model"):

@@ -63,9 +63,9 @@ async def check_server(name: str, config: Config, *, several: bool = False) -> l
     else:
         words = f"{variable} is not set, so none is sent"
     if status == "failed":
-        skipped = {"status": "not checked", "words": "its key is missing"}
+        missing = "its key is missing"
         key = key_check(status=status, words=words, fix=f"export {variable}=<your key>")
-        return [key, server_check(**skipped), model_check(**skipped)]
+        return [key, *(check(status="not checked", words=missing) for check in (server_check, model_check))]
     key = key_check(status=status, words=words)
 
     names = await _listed_models(config)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from midstream.core.data import unfit
-from midstream.core.errors import InfrastructureError, SandboxError, UnsupportedError
+from midstream.core.errors import InfrastructureError, UnsupportedError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
@@ -31,7 +31,7 @@ from midstream.sandbox.inside.running import CALL_LIMIT, WALL_FACTOR
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Library, Limits
 from midstream.sandbox.tiers import Sandbox
-from midstream.sandbox.worker import PythonResult, Worker, WorkerDied, receive
+from midstream.sandbox.worker import PythonResult, Worker, receive
 
 T = TypeVar("T")
 Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
@@ -134,23 +134,15 @@ class _Conversation:
     async def hold(self, worker: Worker, program: bytes) -> PythonResult:
         """Run the program and answer its calls, one at a time, until it closes the channel or is gone."""
         self._left_s = self._wall_s
-        try:
-            async with worker.start(program) as channel:
-                while (body := await self._within(_read_call(channel))) is not None:
-                    reply = json.dumps(await self._reply(body)).encode()
-                    message = len(reply).to_bytes(4, "big") + reply
-                    try:
-                        await self._within(asyncio.get_running_loop().sock_sendall(channel, message))
-                    except ConnectionError:
-                        break  # the program is gone
-                return await self._within(worker.result())
-        except WorkerDied as error:
-            raise SandboxError(
-                f"a program's worker died after {len(self.made)} calls of {self._tool.name}",
-                code="worker-died",
-                cause="the system ended its processes, for example for lack of memory",
-                fix="free some memory, or lower memory_mb and workers in [agent.executor.program]",
-            ) from error
+        async with worker.start(program) as channel:
+            while (body := await self._within(_read_call(channel))) is not None:
+                reply = json.dumps(await self._reply(body)).encode()
+                message = len(reply).to_bytes(4, "big") + reply
+                try:
+                    await self._within(asyncio.get_running_loop().sock_sendall(channel, message))
+                except ConnectionError:
+                    break  # the program is gone
+            return await self._within(worker.result())
 
     async def _within(self, waiting: Awaitable[T]) -> T:
         """Wait for the program; the time counts towards its limit."""
