@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -158,10 +158,16 @@ def test_a_search_key_is_wanted_where_the_provider_wants_one(capsys, monkeypatch
 
 def test_an_extra_that_is_missing_is_named_with_its_command(capsys, monkeypatch):
     assert needs(capsys, "web_search")["extra web"]["state"] == "installed"
-    module = importlib.import_module("midstream.cli.tools")
-    monkeypatch.setattr(module, "_is_installed", lambda name: name != "ddgs")
+    version = metadata.version
+
+    def installed(name):
+        if name == "ddgs":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", installed)
     found = needs(capsys, "web_search")["extra web"]
-    assert (found["there"], found["state"]) == (False, "ddgs not installed")
+    assert (found["there"], found["state"]) == (False, "ddgs is not installed")
     assert found["fix"] == "pip install 'midstream[web]'"
 
 

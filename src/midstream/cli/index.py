@@ -143,10 +143,9 @@ class Reader:
                     continue
                 try:
                     document = self._parse(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-                    seen.execute("INSERT INTO ids VALUES (?, ?)", (document.id, number))
-                except sqlite3.IntegrityError:
-                    (first,) = seen.execute("SELECT line FROM ids WHERE id = ?", (document.id,)).fetchone()
-                    self.bad.append(f"line {number}: id {document.id!r} was on line {first} already")
+                    if not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (document.id, number)).rowcount:
+                        (first,) = seen.execute("SELECT line FROM ids WHERE id = ?", (document.id,)).fetchone()
+                        raise _BadLine(f"id {document.id!r} was on line {first} already")
                 except _BadLine as reason:
                     self.bad.append(f"line {number}: {reason}")
                 else:

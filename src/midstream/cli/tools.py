@@ -14,8 +14,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from importlib import metadata
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,12 +24,12 @@ from rich.console import Console
 from midstream import api
 from midstream.agents.formats import schema_error
 from midstream.cli import options as shared
-from midstream.core.component import ComponentConfig, Table, ToolConfig, config_class, parse_component, registered
-from midstream.core.data import Frozen, unfit
+from midstream.core.component import Component, ComponentConfig, ToolConfig, config_class, registered
+from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
-from midstream.doctor.installed import requirements
+from midstream.doctor.installed import extra_state
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
@@ -113,65 +113,108 @@ def _listed(recipe: Recipe, *, every: bool) -> list[ToolView]:
 
 def _view(recipe: Recipe, name: str, named: str = "") -> ToolView:
     """A tool by its class and settings, without making it; `named` is how it was asked for."""
-    tool, config = recipe.tools[name].table(), recipe.tools[name].config
-    face = config.tool if isinstance(config, ToolConfig) else None
+    tool = recipe.tools[name]
+    face = tool.config.tool if isinstance(tool.config, ToolConfig) else None
     # With its own model, `python` takes a request instead of code.
-    schema = None if "engine" in tool and tool["type"] == "python" else getattr(face, "parameters", None)
+    schema = None if tool.engine and tool.type == "python" else getattr(face, "parameters", None)
 
     def limit(key: str) -> Any:
-        found = getattr(config, key, getattr(face, key, None))
+        found = getattr(tool.config, key, getattr(face, key, None))
         return found if isinstance(found, int | float) else None
 
     return ToolView(
         name=name,
-        type=str(tool["type"]),
+        type=tool.type,
         table=name,
         named=named or name,
-        description=_description(type(config)),
+        description=_description(type(tool.config)),
         parameters=dict(schema) if isinstance(schema, Mapping) else None,
         timeout_s=limit("timeout_s"),
         output_tokens=limit("output_tokens"),
-        needs=tuple(needs_of(recipe.table()["engines"], tool, type(config), config)),
-        settings=tuple(_settings(type(config), tool)),
+        needs=tuple(_needs(type(tool.config), tool, recipe.engines)),
+        settings=tuple(_settings(tool)),
     )
 
 
 def _unset_view(name: str) -> ToolView:
     """A type of tool that requires settings."""
-    component = config_class("tool", name)
+    config: Any = config_class("tool", name)
     state = f'a table in a recipe with type = "{name}", and: {needs_settings(name)}'
-    needs = needs_of({}, {"type": name}, component, None)
     return ToolView(
         name=name,
         type=name,
         table="NAME",  # the user's choice
         named="NAME",
-        description=_description(component),
-        needs=(*needs, Need(what="settings", state=state, there=None)),
+        description=_description(config),
+        needs=(*_needs(config, None, {}), Need(what="settings", state=state, there=None)),
     )
 
 
-def _description(component: Any) -> str:
-    """What the class shows to a model, or else its docstring, or its module's."""
-    description = getattr(component.tool, "description", None)
+def _description(config: Any) -> str:
+    """What the tool's class shows to a model, or else its docstring, or its module's."""
+    description = getattr(config.tool, "description", None)
     if isinstance(description, str):
         return description
-    docstring = inspect.getdoc(component.tool or inspect.getmodule(component)) or ""
+    docstring = inspect.getdoc(config.tool or inspect.getmodule(config)) or ""
     return " ".join(docstring.partition("\n\n")[0].split())
 
 
-def _settings(config: type[Frozen], tool: Table) -> Iterator[Setting]:
+def _settings(tool: Component) -> Iterator[Setting]:
     """Every setting of a tool's table with its default."""
-    given = config.model_validate({key: tool[key] for key in tool if key not in ("type", "engine")})
-    values = given.model_dump(mode="json")
-    if "engine" in tool:
-        yield Setting(name="engine", value=tool["engine"], required=True)
+    config = type(tool.config)
+    values = tool.config.model_dump(mode="json")
+    if tool.engine is not None:
+        yield Setting(name="engine", value=tool.engine, required=True)
     for name, field in config.model_fields.items():
         default = None
         if not field.is_required():
             made = config.model_construct(**{name: field.get_default(call_default_factory=True)})
             default = made.model_dump(mode="json", include={name}, warnings=False)[name]
         yield Setting(name=name, value=values[name], default=default, required=field.is_required())
+
+
+def _needs(config: type[ComponentConfig], tool: Component | None, engines: Mapping[str, Component]) -> Iterator[Need]:
+    """What a type of tool needs, or a `tool` of it with settings: an extra, keys, a model, a sandbox."""
+    settings = tool.config if tool else None
+    keyless = getattr(settings, "provider", "") == "ddgs"  # the one provider that needs an extra, and no key
+    if config.extra and (keyless or not hasattr(settings, "provider")):
+        _, problems = extra_state(config.extra)
+        state, fix = ", ".join(problems) or "installed", f"pip install 'midstream[{config.extra}]'"
+        yield Need(what=f"extra {config.extra}", state=state, there=not problems, fix=fix)
+    variables = [] if keyless else [getattr(settings, "api_key_env", "")]
+    if config.asks == "always" or (tool and tool.engine):
+        yield _engine(engines, tool.engine if tool else None)
+    elif config.asks == "optional":
+        yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
+    if config is config_class("tool", "python"):
+        yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
+    variables += [*getattr(settings, "env_pass", ()), *getattr(settings, "headers_env", {}).values()]
+    for variable in filter(None, variables):
+        there = _is_set(variable)
+        state = f"{variable} is {'set' if there else 'not set'}"
+        yield Need(what="a key", state=state, there=there, fix=f"export {variable}=<your key>")
+
+
+def _engine(engines: Mapping[str, Component], name: str | None) -> Need:
+    """The model that a tool asks: which, where, and whether its key is there."""
+    if name is None or name not in engines:
+        fix = "name one: --model NAME with --provider NAME or --base-url URL"
+        return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, fix=fix)
+    need = partial(Need, what=f"a model ({name})")
+    config: Any = engines[name].config
+    if config.in_process:
+        state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
+        return need(state=state, there=False, fix=fix)
+    state = f"{config.model} at {config.base_url}"
+    hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
+    if hosted and config.api_key_env and not _is_set(config.api_key_env):
+        fix = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
+        return need(state=f"{state}; {config.api_key_env} is not set", there=False, fix=fix)
+    return need(state=state, there=True)
+
+
+def _is_set(variable: str) -> bool:
+    return bool(os.environ.get(variable, "").strip())
 
 
 def _made_views(build: Build, name: str) -> list[ToolView]:
@@ -210,68 +253,6 @@ def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *, one_
             if place:
                 print()
             Screen().print(screen, crop=False)
-
-
-# --- what a tool needs ------------------------------------------------------------------------------------------------
-
-
-def needs_of(
-    engines: Mapping[str, Table], tool: Table, component: type[ComponentConfig], config: Frozen | None
-) -> Iterator[Need]:
-    """What the tool of this table needs: an extra, a key, a model, a sandbox; `config` holds its settings, if any."""
-    keyless = getattr(config, "provider", "") == "ddgs"  # the one provider that needs an extra, and no key
-    if component.extra and (keyless or not hasattr(config, "provider")):
-        missing = [required.name for required in requirements(component.extra) if not _is_installed(required.name)]
-        yield Need(
-            what=f"extra {component.extra}",
-            state=f"{', '.join(missing)} not installed" if missing else "installed",
-            there=not missing,
-            fix=f"pip install 'midstream[{component.extra}]'",
-        )
-    variable = getattr(config, "api_key_env", "")
-    if variable and not keyless:
-        yield _key(variable)
-    if component.asks == "always" or "engine" in tool:
-        yield _engine(engines, tool.get("engine"))
-    elif component.asks == "optional":
-        yield Need(what="a model", state='engine = "model" in its table gives it one', there=None, optional=True)
-    if tool.get("type") == "python":
-        yield Need(what="a sandbox", state="midstream doctor tries it", there=None)
-    for name in (*getattr(config, "env_pass", ()), *getattr(config, "headers_env", {}).values()):
-        yield _key(name)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _key(variable: str) -> Need:
-    there = bool(os.environ.get(variable, "").strip())
-    state = f"{variable} is {'set' if there else 'not set'}"
-    return Need(what="a key", state=state, there=there, fix=f"export {variable}=<your key>")
-
-
-def _engine(engines: Mapping[str, Table], name: Any) -> Need:
-    """The model that a tool asks: which, where, and whether its key is there."""
-    what = f"a model ({name})"
-    table = engines.get(name or "")
-    if table is None:
-        fix = "name one: --model NAME with --provider NAME or --base-url URL"
-        return Need(what="a model", state=f"the recipe has no engine {name!r}", there=False, fix=fix)
-    config: Any = parse_component("engine", table, f"engines.{name}").config
-    if config.in_process:
-        state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
-        return Need(what=what, state=state, there=False, fix=fix)
-    state = f"{config.model} at {config.base_url}"
-    hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
-    if hosted and config.api_key_env and not _key(config.api_key_env).there:
-        fix = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
-        return Need(what=what, state=f"{state}; {config.api_key_env} is not set", there=False, fix=fix)
-    return Need(what=what, state=state, there=True)
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------
@@ -318,17 +299,14 @@ def _arguments(words: Sequence[str], tool: Tool, named: str) -> dict[str, Any]:
         pairs = [(wanted[0], words[0])]
     if len(dict(pairs)) < len(words):
         raise _refused(tool, f"{' '.join(words)!r} does not name each of its arguments once", named)
-    return {name: _value(text, known[name]) for name, text in pairs}
-
-
-def _value(text: str, schema: Any) -> Any:
-    """The word itself where the schema allows text, otherwise its JSON value if it has one."""
-    if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    arguments: dict[str, Any] = {}
+    for name, text in pairs:
+        arguments[name], schema = text, known[name]
+        if isinstance(schema, Mapping) and "string" in json.dumps([schema.get("type"), schema.get("anyOf")]):
+            continue  # a text as it is written, even if it looks like JSON
+        with suppress(ValueError, RecursionError):
+            arguments[name] = json.loads(text)
+    return arguments
 
 
 def _refused(tool: Tool, problem: str, named: str) -> UsageError:

@@ -49,7 +49,7 @@ def check_python() -> Check:
 def check_requirements() -> Check:
     """MS102: the packages that midstream cannot run without."""
     check = partial(Check, code="MS102", what="packages")
-    wanted, lacking = _state_of("")
+    wanted, lacking = extra_state("")
     if not wanted:
         words = "midstream runs from its source and is not installed: what it requires is not known"
         return check(status="warning", words=words, fix="pip install -e .")
@@ -66,7 +66,7 @@ def check_extras(tools: Collection[str] = ()) -> list[Check]:
 def _check_extra(name: str, code: str, use: str, used_by: list[str]) -> Check:
     check = partial(Check, code=code, what=f"extra {name}")
     fix = f"pip install 'midstream[{name}]'"
-    wanted, lacking = _state_of(name)
+    wanted, lacking = extra_state(name)
     if not wanted:
         return check(status="not checked", words="see MS102")
     if not lacking:
@@ -88,7 +88,7 @@ async def check_training() -> list[Check]:
         code, printed = 1, ""
     rows = [row.rpartition(",") for row in printed.splitlines() if "," in row] if code == 0 else []
     card = ", ".join(f"{name.strip()}, {int(mb) / 1024:.0f} GiB" for name, _, mb in rows if mb.strip().isdigit())
-    wanted, lacking = _state_of("train")
+    wanted, lacking = extra_state("train")
     if find_spec("torch") is None:
         words = "not installed; the demo, training and models in this process need it"
         return [check(status="warning", words=words, fix=fix), _check_gpu(card, None)]
@@ -161,7 +161,7 @@ def requirements(extra: str) -> Iterator[Requirement]:
             yield requirement
 
 
-def _state_of(extra: str) -> tuple[list[str], list[str]]:
+def extra_state(extra: str) -> tuple[list[str], list[str]]:
     """The packages of an extra with their installed versions, and the problems among them as text."""
     wanted, lacking = [], []
     for requirement in requirements(extra):
