@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, body, cut=len(body) // 2 if fault == "truncate" else 0)
 
     def _answer(self, asked: Asked) -> Any:
-        """Counted up to here: a client may have its reply, and ask again, before the thread that sent it goes on."""
+        """Counted up to here: a client may have its reply, and ask again, before the sending thread continues."""
         with self._owner.lock:
             self._owner.in_flight += 1
             self._owner.most_in_flight = max(self._owner.most_in_flight, self._owner.in_flight)

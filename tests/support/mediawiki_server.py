@@ -1,8 +1,8 @@
 """A small MediaWiki on 127.0.0.1: api.php with list=search, prop=extracts|pageprops|info and prop=links.
 
 The shapes are those that mediawiki.org documents for `formatversion=2` (API:Query, API:Search, API:Links,
-Extension:TextExtracts, Extension:Disambiguator, Manual:Maxlag_parameter): titles are normalised, redirects and
-interwiki titles are told beside the pages, errors come with status 200.
+Extension:TextExtracts, Extension:Disambiguator, Manual:Maxlag_parameter): titles are normalized, redirects and
+interwiki titles are listed next to the pages, errors come with status 200.
 """
 
 from __future__ import annotations

@@ -522,7 +522,7 @@ GOOGLE = """Finds a place.
         bare:
 
     Raises:
-        ValueError: there is none
+        ValueError: it does not exist
     """
 NUMPY = """Finds a place.
 

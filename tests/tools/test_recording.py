@@ -187,7 +187,7 @@ def test_the_key_is_of_tool_settings_and_arguments():
     assert len({base, *(request_key(*parts) for parts in others)}) == 4
 
 
-def test_other_settings_are_another_request_and_names_of_keys_are_none(tmp_path):
+def test_settings_are_part_of_the_request_and_names_of_keys_are_not(tmp_path):
     ask(record(tmp_path, Counter()), "a")
     moved = Origin(table="counter", settings={**ORIGIN.settings, "api_key_env": "OTHER", "env_pass": ["X"]})
     assert ask(replay(tmp_path, moved), "a")[0].text == "1. answer"

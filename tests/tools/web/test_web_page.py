@@ -260,12 +260,12 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
     reader = PageReader(30.0, 1000)
     with pytest.raises(ToolServerError, match="status 1") as caught:
         asyncio.run(reader.read(page(html("one")), "", 1000))
-    assert caught.value.code == "process-failed"
+    assert caught.value.code == "worker-not-started"
     assert caught.value.fix.endswith("-m midstream.tools.web.page < /dev/null")
     monkeypatch.setattr(pages.sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ToolServerError, match="No such file") as caught:
         asyncio.run(reader.read(page(html("one")), "", 1000))
-    assert caught.value.code == "process-failed"
+    assert caught.value.code == "worker-not-started"
     asyncio.run(reader.close())
 
 

@@ -33,7 +33,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERPER_API_KEY", KEY)
 
 
-class Summariser:
+class Summarizer:
     """An engine that answers every request with `text`, or fails."""
 
     name, token_exact = "helper", False
@@ -125,7 +125,7 @@ def test_nothing_found_is_an_answer():
 
 
 @pytest.mark.parametrize("query", ["", " \n", "x" * (MAX_QUERY + 1)])
-def test_an_impossible_query_is_told_to_the_model(query: str):
+def test_an_impossible_query_is_an_answer(query: str):
     with SerperServer() as server:
         result = search(server, query)
         assert not result.ok
@@ -168,9 +168,9 @@ def test_a_wrong_key_and_an_empty_account_are_final(monkeypatch: pytest.MonkeyPa
     assert "another-key" not in str(caught.value)
 
 
-def test_a_missing_key_is_told_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_key_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SERPER_API_KEY")
-    with pytest.raises(RecipeError, match="no usable key in .SERPER_API_KEY"):  # noqa: RUF043
+    with pytest.raises(RecipeError, match="SERPER_API_KEY"):
         WebSearch(Config(provider="serper"))
 
 
@@ -196,8 +196,8 @@ def test_many_trajectories_in_several_loops_share_one_tool():
 # --- summary ------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_summarises_and_everything_says_so():
-    engine = Summariser()
+def test_a_model_summarizes_and_everything_says_so():
+    engine = Summarizer()
     with SerperServer() as server:
         result = search(server, engine=engine, max_tokens=99)
         tool = WebSearch(settings(server), engine)
@@ -205,7 +205,7 @@ def test_a_model_summarises_and_everything_says_so():
         "summary by model small-7b of results from serper (Google)\nToubkal [1].\n"
         "Pages:\n1. https://page1.example/\n2. https://page2.example/"
     )
-    assert tool.provider == "serper (Google), summarised by engine helper"
+    assert tool.provider == "serper (Google), summarized by engine helper"
     assert [call.completion for call in result.calls] == ["Toubkal [1]."]
     (request,) = engine.requests
     assert FIRST_TWO.split("\n", 1)[1] in request.messages[0].content
@@ -213,19 +213,19 @@ def test_a_model_summarises_and_everything_says_so():
     assert (request.role, request.sampling.max_tokens, request.sampling.temperature) == ("web_search", 99, 0.0)
 
 
-@pytest.mark.parametrize("engine", [Summariser(" "), Summariser(failure=PromptTooLongError("long"))])
-def test_without_a_summary_the_results_stay(engine: Summariser):
+@pytest.mark.parametrize("engine", [Summarizer(" "), Summarizer(failure=PromptTooLongError("long"))])
+def test_without_a_summary_the_results_stay(engine: Summarizer):
     with SerperServer() as server:
         result = search(server, engine=engine)
     first, rest = result.text.split("\n", 1)
     assert result.ok
-    assert first.startswith("results from serper (Google) (not summarised: ")
+    assert first.startswith("results from serper (Google) (not summarized: ")
     assert rest == FIRST_TWO.split("\n", 1)[1]
 
 
 def test_a_broken_engine_is_an_error():
-    with SerperServer() as server, pytest.raises(ToolServerError, match="the model of tool web_search failed: down"):
-        search(server, engine=Summariser(failure=EngineError("down")))
+    with SerperServer() as server, pytest.raises(ToolServerError, match="web_search failed: down"):
+        search(server, engine=Summarizer(failure=EngineError("down")))
 
 
 # --- ddgs ---------------------------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def nothing() -> DDGSException:
 
 @pytest.fixture
 def ddgs(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
-    """A class of this test's own: a search that another test gave up may still go on."""
+    """A class of this test's own: a search that another test abandoned may still run."""
     made = type("OwnStandIn", (StandIn,), {"script": {}, "asked": [], "threads": set()})
-    monkeypatch.setattr(search_providers, "_package", lambda: (made, ENGINES))
+    monkeypatch.setattr(search_providers, "_ddgs_and_engines", lambda: (made, ENGINES))
     return made
 
 
@@ -305,7 +305,7 @@ def test_ddgs_errors_are_tried_again(ddgs: type[StandIn], error: Exception):
     ddgs.script["toubkal"] = [error]
     assert ask_ddgs().ok
     ddgs.script["toubkal"] = [error, error]
-    with pytest.raises(ToolServerError, match=f"failed 2 times, at last: {type(error).__name__}"):
+    with pytest.raises(ToolServerError, match=f"failed 2 times.*: {type(error).__name__}"):
         ask_ddgs()
 
 
@@ -335,12 +335,12 @@ def test_ddgs_serves_several_loops(ddgs: type[StandIn]):
 @pytest.mark.parametrize("backends", [("altavista",), (), ("duckduckgo", "gogle")])
 def test_an_unknown_backend_is_refused(backends: tuple[str, ...]):
     """ddgs would ask all of them instead, and say so in a log."""
-    with pytest.raises(RecipeError, match="name some of: auto, brave, duckduckgo"):
+    with pytest.raises(RecipeError, match="auto, brave, duckduckgo"):
         WebSearch(Config(backends=backends))
 
 
 def test_ddgs_is_what_it_was():
-    """The parts of the real package that are used, and the answer that is told apart from errors."""
+    """The parts of the real package that are used, and the answer that is distinguished from errors."""
     assert list(inspect.signature(DDGS.text).parameters) == ["self", "query", "kwargs"]
     assert {"region", "max_results", "backend"} <= set(inspect.signature(DDGS._search_sync).parameters)
     assert "timeout" in inspect.signature(DDGS.__init__).parameters
@@ -357,7 +357,7 @@ def test_the_real_ddgs_where_engines_refuse(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_real_ddgs_without_a_network(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DDGS_PROXY", "http://127.0.0.1:1")
-    with pytest.raises(ToolServerError, match=r"failed 2 times, at last: DDGSException: .*ConnectError"):
+    with pytest.raises(ToolServerError, match=r"failed 2 times.*: DDGSException: .*ConnectError"):
         ask_ddgs(backends=("mojeek",))
 
 
@@ -371,7 +371,7 @@ def test_the_real_ddgs_with_results(monkeypatch: pytest.MonkeyPatch):
     assert ask_ddgs(backends=("mojeek",)).text.splitlines()[1:] == ["1. toubkal 1 | https://a.example/+b | its & text"]
 
 
-def test_without_ddgs_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_ddgs_the_fix_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "ddgs", None)
     with pytest.raises(UnsupportedError, match="midstream\\[web\\]"):
         WebSearch()

@@ -96,11 +96,11 @@ def test_no_such_section_names_those_there_are():
     assert result.text.endswith("Sections: Geography; Climate; History")
 
 
-def test_a_redirect_is_followed_and_told():
+def test_a_redirect_is_followed_and_shown():
     assert "Toubkal, redirected from 'Jbel Toubkal' (" in ask(query="Jbel Toubkal").text
 
 
-def test_a_title_is_normalised():
+def test_a_title_is_normalized():
     assert "Atlas Mountains (https" in ask(query="atlas_Mountains").text
 
 
@@ -170,7 +170,7 @@ def test_an_empty_query_is_an_answer(arguments: dict[str, str]):
     assert ask(**arguments) == ToolResult(text="`query` is empty", ok=False)
 
 
-def test_a_query_that_is_too_long_is_told_to_the_model():
+def test_a_query_that_is_too_long_is_an_answer():
     assert ask(query="é" * 200) == ToolResult(text="a search has 300 bytes at most; this one has 400", ok=False)
 
 
@@ -227,7 +227,7 @@ def test_links_of_another_shape_are_an_error(pages: str):
         look_up(server, {"query": "Mercury"})
 
 
-def test_what_the_wiki_cannot_search_for_is_told_to_the_model():
+def test_a_query_that_the_wiki_refuses_is_an_answer():
     refused = error("cirrussearch-regex-syntax-error", "Regex syntax error in /(/")
     with MediaWikiServer(PAGES, faults=[None, refused]) as server:
         result = look_up(server, {"query": "insource:/(/"})
@@ -324,7 +324,7 @@ def test_an_index_says_what_it_lacks(index: Path):
 
 
 def test_a_missing_index_is_refused_at_once(tmp_path: Path):
-    with pytest.raises(RecipeError, match="no search index at"):
+    with pytest.raises(RecipeError, match="no search index"):
         Wikipedia(Config(index=tmp_path / "none.sqlite"))
 
 

@@ -1,13 +1,12 @@
-"""JSON over HTTP for tools: bounded in time and size, tried again where that can help, typed errors where it cannot.
+"""JSON over HTTP for tools, bounded in time and size, with retries of transient failures and typed errors.
 
 One attempt has `timeout_s` seconds for everything, from the connection to the last byte, and its body, decompressed,
-at most `LONGEST_BODY` bytes. What may pass (429, 5xx, a broken or missing connection, an answer that is no JSON) is
-tried again with growing pauses, never sooner than the server's Retry-After asks, and never later than
-`LONGEST_PAUSE_S`. Redirects are not followed: they could carry a key to another server.
+at most `LONGEST_BODY` bytes. Transient failures (429, 5xx, a broken or missing connection, an answer that is not JSON)
+are retried with growing pauses, as `core.http.retry` bounds them. Redirects are not followed: they could carry a key
+to another server.
 
-A key is taken from the environment at each request, is sent as a header, and stands nowhere else. What httpx2 takes
-from the environment holds: certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY,
-NO_PROXY).
+A key is read from the environment for each request and is only ever sent as a header. httpx2's variables apply:
+certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY).
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from pydantic import Field
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.http import TransientError, certificates, retry_after_s, usable_proxy
+from midstream.core.http import TransientError, certificates, retry, retry_after_s, usable_proxy
 from midstream.core.version import __version__
 
 T = TypeVar("T")
 Check = Callable[[Any, float], None]
-NEVER_S = 3600.0  # a tool's `timeout_s`: attempts and pauses are bounded here; this is only for what hangs all the same
+NEVER_S = 3600.0  # a tool's `timeout_s`: attempts and pauses are bounded here; this only ends a hang
 LONGEST_BODY = 8 << 20
-LONGEST_PAUSE_S = 60.0
 _LONGEST_QUOTE = 300
 _KEY_PIECE = 6  # characters of a key that must not be seen in a row
 _CONNECT_TIMEOUT_S = 10.0
@@ -42,10 +40,10 @@ _RETRIED_STATUS = {408, 425, 429}
 
 
 class Config(Frozen):
-    """How a web service is asked.
+    """Settings of requests to a web service.
 
     `timeout_s`: seconds of one attempt. `first_pause_s`: the pause before the second attempt; each later one is twice
-    as long. `concurrency`: requests under way at once. `user_agent`: what the service is told of who asks.
+    as long. `concurrency`: requests in progress at once. `user_agent`: the User-Agent header.
     """
 
     timeout_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
@@ -57,7 +55,7 @@ class Config(Frozen):
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key that goes out as the header `header`, after the word `scheme`, from the environment variable `env`."""
+    """A key from the environment variable `env`, sent as the header `header` after the word `scheme`."""
 
     header: str
     env: str
@@ -67,48 +65,49 @@ class Key:
         """The key.
 
         Raises:
-            RecipeError: there is none, or it is one that no header can carry.
+            RecipeError: it is not set, or a header cannot carry it.
         """
         key = os.environ.get(self.env, "").strip()
         if key and key.isascii() and key.isprintable():
             return key
         raise RecipeError(
             f"no usable key in ${self.env}",
+            code="missing-key",
             cause="it holds a line break or an accented letter" if key else "the variable is not set",
             fix=f"export {self.env}=<your key>",
         )
 
 
-async def try_again(attempt: Callable[[], Awaitable[T]], config: Config, who: str) -> T:
-    """What `attempt` gives, once it does not raise `TransientError`.
+async def retried(attempt: Callable[[], Awaitable[T]], config: Config, service: str) -> T:
+    """The first result of `attempt` that is not a `TransientError`.
 
     Raises:
         ToolServerError: every attempt failed.
     """
-    for number in range(1, config.max_attempts + 1):
-        try:
-            return await attempt()
-        except TransientError as failure:
-            if number == config.max_attempts:
-                raise ToolServerError(
-                    f"{who} failed {number} times, at last: {failure}",
-                    cause="the service is down, overloaded, out of reach, or limits how often it is asked",
-                    fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
-                ) from failure
-            pause_s = config.first_pause_s * 2 ** (number - 1) * random.uniform(0.5, 1.0)
-            await asyncio.sleep(min(max(pause_s, failure.pause_s), LONGEST_PAUSE_S))
-    raise AssertionError("max_attempts is at least 1")
+
+    def pause_s(number: int) -> float:
+        return config.first_pause_s * 2 ** (number - 1) * random.uniform(0.5, 1.0)
+
+    try:
+        return await retry(attempt, max_attempts=config.max_attempts, pause_s=pause_s)
+    except TransientError as failure:
+        raise ToolServerError(
+            f"{service} failed {config.max_attempts} times, the last time with: {failure}",
+            code="service-failed",
+            cause="the service is down, overloaded, out of reach, or limits the rate of requests",
+            fix="try again later; lower the tool's concurrency, or raise its max_attempts or timeout_s",
+        ) from failure
 
 
-class Slots:
-    """So many holders at once in each event loop: a semaphore belongs to one loop, a tool to several in turn."""
+class LoopSemaphore:
+    """A semaphore for each event loop: asyncio's belongs to one loop, a tool to several in turn."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def here(self) -> asyncio.Semaphore:
-        """The running loop's, to be held with `async with`."""
+        """The running loop's, for `async with`."""
         return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
@@ -125,7 +124,7 @@ class _Connections:
         self.closer = self._closer()
 
     async def _closer(self) -> AsyncGenerator[None]:
-        """Closes the connections when it is closed: `asyncio.run` does so at its end, where nobody calls `close`."""
+        """Close the connections when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
         try:
             yield
         finally:
@@ -133,32 +132,35 @@ class _Connections:
 
 
 class Service:
-    """A web service that answers in JSON.
+    """A web service that answers in JSON, for any number of event loops and requests.
 
-    `name` stands in errors. One object serves any number of event loops and requests.
-
-    A request's `check` is told its answer and how long the service asks to wait: it raises `TransientError` for what
-    may pass, any other error for what will not.
+    `name` is its name in errors. The `check` of a request gets its answer and how long the service asks to wait; it
+    raises `TransientError` for a transient failure and any other error for a permanent one.
 
     Raises:
-        RecipeError: `url` is no address.
+        RecipeError: `url` is not an address of a service.
     """
 
     def __init__(self, name: str, url: str, config: Config, *, key: Key | None = None) -> None:
         try:
             self._url = httpx2.URL(url)
-        except httpx2.InvalidURL as failure:
-            raise _no_address(url) from failure
-        sound = self._url.scheme in ("http", "https") and 0 < (self._url.port or 80) < 1 << 16
-        if not sound or not self._url.host or self._url.userinfo:
-            raise _no_address(url)
-        self._who, self._config, self._key = f"{name} at {url}", config, key
+        except httpx2.InvalidURL:
+            self._url = httpx2.URL()
+        valid_port = 0 < (self._url.port or 80) < 1 << 16
+        if self._url.scheme not in ("http", "https") or not valid_port or not self._url.host or self._url.userinfo:
+            raise RecipeError(
+                f"{url.rpartition('@')[2]!r} is not an address of a service",
+                code="address-invalid",
+                cause="it is misspelled, holds a name and a password, or a port above 65535",
+                fix='set base_url = "https://HOST/PATH"',
+            ) from None
+        self._label, self._config, self._key = f"{name} at {url}", config, key
         self._headers = {
             "User-Agent": config.user_agent or f"midstream/{__version__}",
             "Accept": "application/json",
             "Accept-Encoding": "gzip",
         }
-        self._slots = Slots(config.concurrency)
+        self._semaphore = LoopSemaphore(config.concurrency)
         self._open: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     async def get(self, params: Mapping[str, str], check: Check) -> Any:
@@ -167,11 +169,11 @@ class Service:
         Raises:
             ToolServerError: the service refused (not retryable), or every attempt failed.
         """
-        return await self._ask("GET", {"params": dict(params)}, check)
+        return await self._request("GET", {"params": dict(params)}, check)
 
     async def post(self, body: Mapping[str, Any], check: Check) -> Any:
         """The answer to a POST of this object; raises as `get`."""
-        return await self._ask("POST", {"json": dict(body)}, check)
+        return await self._request("POST", {"json": dict(body)}, check)
 
     async def close(self) -> None:
         """Close the running loop's connections; a later request opens new ones."""
@@ -179,50 +181,47 @@ class Service:
         if connections is not None:
             await connections.closer.aclose()
 
-    async def _ask(self, method: str, content: Mapping[str, Any], check: Check) -> Any:
+    async def _request(self, method: str, content: Mapping[str, Any], check: Check) -> Any:
         async def attempt() -> Any:
-            async with self._slots.here():
-                data, pause_s = await self._attempt(await self._client(), method, content)
+            async with self._semaphore.here():
+                loop = asyncio.get_running_loop()
+                if loop not in self._open:
+                    for closed in [known for known in self._open if known.is_closed()]:
+                        del self._open[closed]
+                    self._open[loop] = _Connections(self._config.concurrency)
+                    await anext(self._open[loop].closer)
+                data, pause_s = await self._attempt(self._open[loop].client, method, content)
             check(data, pause_s)
             return data
 
-        return await try_again(attempt, self._config, self._who)
-
-    async def _client(self) -> httpx2.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._open:
-            for closed in [known for known in self._open if known.is_closed()]:
-                del self._open[closed]
-            self._open[loop] = _Connections(self._config.concurrency)
-            await anext(self._open[loop].closer)
-        return self._open[loop].client
+        return await retried(attempt, self._config, self._label)
 
     async def _attempt(self, client: httpx2.AsyncClient, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
+        """The answer as JSON and its Retry-After; `TransientError` or `ToolServerError` for anything else."""
         key = self._key.read() if self._key else ""
         headers = self._headers | ({self._key.header: f"{self._key.scheme} {key}".strip()} if self._key else {})
-        timeout_s = self._config.timeout_s
+        body = bytearray()
         try:
             async with (
-                asyncio.timeout(timeout_s),
+                asyncio.timeout(self._config.timeout_s),
                 client.stream(method, self._url, headers=headers, **content) as response,
             ):
-                body = await _whole(response)
+                # httpx2 decompresses in small pieces: no server can fill this machine's memory.
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > LONGEST_BODY:
+                        raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
         except TimeoutError as failure:
-            raise TransientError(f"no whole answer within {timeout_s:g} s") from failure
+            raise TransientError(f"no complete answer within {self._config.timeout_s:g} s") from failure
         except (httpx2.TransportError, httpx2.DecodingError) as failure:
-            # Without the cause: its text may hold what was sent.
-            reason = _without_key(f"{type(failure).__name__} {failure}".strip(), key)
-            raise TransientError(reason) from None
-        return self._read(response, body, key)
-
-    def _read(self, response: httpx2.Response, body: bytes, key: str) -> tuple[Any, float]:
-        """The answer as JSON, and its Retry-After; `TransientError` or `ToolServerError` for anything else."""
+            # Not chained: the failure's text may hold what was sent.
+            raise TransientError(_without_key(f"{type(failure).__name__} {failure}".strip(), key)) from None
         status, pause_s = response.status_code, retry_after_s(response.headers)
         if status != 200:
-            said = _without_key(body.decode("utf-8", "replace"), key)
+            text = _without_key(body.decode("utf-8", "replace"), key)
             if status >= 500 or status in _RETRIED_STATUS:
-                raise TransientError(f"{status}: {said}", pause_s)
-            raise self._refusal(status, said, response.headers.get("location", ""))
+                raise TransientError(f"{status}: {text}", pause_s)
+            raise self._refusal(status, text, response.headers.get("location", ""))
         try:
             data = json.loads(body)
             shown = json.dumps(data, ensure_ascii=False) if key else ""
@@ -230,23 +229,23 @@ class Service:
             raise TransientError("the answer is cut off or not JSON") from failure
         if key and key in shown:
             raise final(
-                f"{self._who} answered with the key that it was sent",
+                f"{self._label} answered with the key that it was sent",
                 cause="the server repeats headers, and a trace must not hold a key",
                 fix="do not send this server a key, and make a new one",
             )
         return data, pause_s
 
-    def _refusal(self, status: int, said: str, location: str) -> ToolServerError:
+    def _refusal(self, status: int, text: str, location: str) -> ToolServerError:
+        cause = ""
         if 300 <= status < 400:
             cause, fix = "it has moved, and redirects are not followed", f"set the tool's base_url to {location!r}"
         elif status in (401, 402, 403) and self._key:
             cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
         elif status in (401, 403):
-            cause = "it does not serve whoever asks like this"
             fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
         else:
-            cause, fix = "it does not understand the request", "check the tool's base_url, and the key's credit"
-        return final(f"{self._who} answered {status}: {said}", cause=cause, fix=fix)
+            fix = "check the tool's base_url, and the key's credit"
+        return final(f"{self._label} answered {status}: {text}", cause=cause, fix=fix)
 
 
 def valid(argument: object) -> str:
@@ -254,34 +253,16 @@ def valid(argument: object) -> str:
     return " ".join(str(argument).encode("utf-8", "replace").decode().split())
 
 
-async def _whole(response: httpx2.Response) -> bytes:
-    """The body after decompression, which httpx2 does in small pieces: no server can fill this machine's memory."""
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > LONGEST_BODY:
-            raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
-    return bytes(body)
-
-
 def _without_key(text: str, key: str) -> str:
-    """The beginning of a server's words; nothing of them if they hold a piece of the key."""
+    """The beginning of a server's text; a placeholder if it contains a piece of the key."""
     pieces = (key[start : start + _KEY_PIECE] for start in range(max(1, len(key) - _KEY_PIECE + 1)))
     if key and any(piece in text for piece in pieces):
-        return "(its words hold the key)"
+        return "(its text contains the key)"
     return " ".join(text[: 4 * _LONGEST_QUOTE].split())[:_LONGEST_QUOTE]
 
 
 def final(what: str, *, cause: str, fix: str) -> ToolServerError:
-    """An error that another attempt does not fix."""
-    error = ToolServerError(what, cause=cause, fix=fix)
+    """The error for a failure that another attempt does not fix."""
+    error = ToolServerError(what, code="service-refused", cause=cause, fix=fix)
     error.retryable = False
     return error
-
-
-def _no_address(url: str) -> RecipeError:
-    return RecipeError(
-        f"{url.rpartition('@')[2]!r} is no address of a service",
-        cause="it is misspelt, holds a name and a password, or a port above 65535",
-        fix='set base_url = "https://HOST/PATH"',
-    )

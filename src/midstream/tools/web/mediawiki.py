@@ -1,7 +1,7 @@
-"""MediaWiki's Action API, as Wikipedia speaks it: search, and a page's plain text (extension TextExtracts).
+"""MediaWiki's Action API, as Wikipedia offers it: search, and a page's plain text (extension TextExtracts).
 
-Shapes: https://www.mediawiki.org/wiki/API:Query, API:Search, Extension:TextExtracts, Manual:Maxlag_parameter; always
-`formatversion=2`. Errors come as an object `error` with status 200.
+Reference: https://www.mediawiki.org/wiki/API:Query, API:Search, Extension:TextExtracts, Manual:Maxlag_parameter; always
+`formatversion=2`. Errors arrive as an object `error` with status 200.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_WORDS = 300  # bytes of a search, as Wikipedia's own search takes them
 MAX_TITLE = 255  # bytes
 _LAG_S = 5.0
 _ALWAYS = {"action": "query", "format": "json", "formatversion": "2", "utf8": "1", "maxlag": f"{_LAG_S:.0f}"}
-_MAY_PASS = (
+_TRANSIENT = (
     *("maxlag", "ratelimited", "readonly", "internal_api_error"),
     *("cirrussearch-too-busy", "cirrussearch-backend", "search-error"),
 )
@@ -24,14 +24,14 @@ _ABOUT_THE_QUERY = ("cirrussearch-", "invalidtitle", "search-")
 
 
 class QueryError(Exception):
-    """The wiki does not accept what was asked for."""
+    """The wiki does not accept the query."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """A page; `text` has its headings as `== heading ==`.
 
-    `ambiguous`: it only lists pages of like titles. `redirected_from` is the title that led to it, "" for its own.
+    `ambiguous`: it only lists pages of similar titles. `redirected_from`: the title that redirects to it, or "".
     """
 
     title: str
@@ -48,7 +48,7 @@ class MediaWiki:
         self._service = api.Service("MediaWiki", url, config)
 
     async def search(self, words: str, limit: int) -> tuple[list[str], str]:
-        """Titles of the best pages, best first, and the wiki's suggestion of a better spelling ("" if it has none).
+        """Titles of the best pages, best first, and the wiki's suggestion of a better spelling, or "".
 
         Raises:
             QueryError: the wiki cannot search for this.
@@ -64,7 +64,7 @@ class MediaWiki:
         return [api.valid(hit["title"]) for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
 
     async def page(self, title: str) -> Page | None:
-        """The page of that title, redirects followed; None if there is none.
+        """The page of that title, redirects followed; None if it does not exist.
 
         Raises:
             QueryError: the wiki cannot look for this.
@@ -75,7 +75,7 @@ class MediaWiki:
         wanted = {"prop": "extracts|pageprops|info", "titles": title, "redirects": "1", "inprop": "url"}
         wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1", "ppprop": "disambiguation"}
         query = (await self._service.get(_ALWAYS | wanted, _check_page))["query"]
-        page = _first(query.get("pages"))  # of another wiki's page there is none
+        page = _first(query.get("pages"))  # empty for a page of another wiki
         if "extract" not in page:
             return None
         properties, redirect = page.get("pageprops"), _first(query.get("redirects"))
@@ -99,20 +99,20 @@ class MediaWiki:
 
 
 def _check(data: Any, pause_s: float) -> dict[str, Any]:
-    """The field `query`, unless the answer is an error or something else."""
+    """The field `query` of an answer; raises for an error or anything else."""
     if not isinstance(data, dict):
-        raise TransientError("the answer is no object")
+        raise TransientError("the answer is not an object")
     error = data.get("error")
     if error:
         fields = error if isinstance(error, dict) else {"info": error}
         code, info = str(fields.get("code", "")), str(fields.get("info", ""))[:300]
-        if code.startswith(_MAY_PASS):
+        if code.startswith(_TRANSIENT):
             raise TransientError(f"{code}: {info}", pause_s or (_LAG_S if code == "maxlag" else 0.0))
         if code.startswith(_ABOUT_THE_QUERY):
             raise QueryError(f"the wiki does not accept this: {info or code}")
         raise api.final(
             f"MediaWiki answered with the error {code!r}: {info}",
-            cause="this wiki does not offer what is asked for here",
+            cause="this wiki does not offer the request",
             fix="check the tool's base_url: it is the address of a wiki's api.php",
         )
     query = data.get("query")
@@ -150,7 +150,7 @@ def _check_page(data: Any, pause_s: float) -> None:
 def _check_links(data: Any, pause_s: float) -> None:
     page = _first(_check(data, pause_s).get("pages"))
     links = page.get("links", []) if page else None
-    if not isinstance(links, list) or not all(isinstance(_first([one]).get("title"), str) for one in links):
+    if not isinstance(links, list) or not all(isinstance(_first([link]).get("title"), str) for link in links):
         raise TransientError("the answer holds no links")
 
 

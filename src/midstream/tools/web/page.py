@@ -269,7 +269,7 @@ class PageReader:
             reason = str(error)
         raise ToolServerError(
             f"no process to read pages in: {reason}",
-            code="process-failed",
+            code="worker-not-started",
             cause="this machine is short of memory or processes, or the libraries of the extra `web` are broken",
             fix=f"see its output: {' '.join(command)} < /dev/null",
         )

@@ -1,4 +1,4 @@
-"""Who answers a web search: `ddgs` (no key, several search engines) or `serper` (Google's results, with a key)."""
+"""Providers of web search: `ddgs` (no key, several search engines) and `serper` (Google's results, with a key)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from midstream.core.http import TransientError
 from midstream.tools.web import api
 
 SERPER_URL = "https://google.serper.dev/search"
-NOTHING_FOUND = "No results found."  # what ddgs says where no engine raised an error and none had a result
-CONTROL_QUERY = "weather"  # every search engine has something for it
+NOTHING_FOUND = "No results found."  # ddgs's error if every engine answered and had no result
+CONTROL_QUERY = "weather"  # every search engine has results for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +27,12 @@ class Hit:
 
 
 class Provider(Protocol):
-    """Answers searches. `label` says who it is and where its results come from."""
+    """Answers searches. `label` names the provider and the origin of its results."""
 
     label: str
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
-        """Up to `top_k` pages, best first, after what the provider answers itself; [] if there is nothing.
+        """Up to `top_k` pages, best first, after the provider's own answers; [] without results.
 
         Raises:
             ToolServerError: no search could be made.
@@ -45,14 +45,14 @@ class Provider(Protocol):
 
 
 class Serper:
-    """Google's results from serper.dev: an answer box and a knowledge panel, where Google shows them, then pages."""
+    """Google's results from serper.dev: an answer box and a knowledge panel, if Google shows them, then pages."""
 
     label = "serper (Google)"
 
     def __init__(self, config: api.Config, region: str, api_key_env: str, base_url: str | None = None) -> None:
         key = api.Key(header="X-API-KEY", env=api_key_env) if api_key_env else None
         if key:
-            key.read()  # a missing key is told before a run starts
+            key.read()  # a missing key is an error before a run starts
         self._country, self._language = region.split("-")
         self._service = api.Service("serper", base_url or SERPER_URL, config, key=key)
 
@@ -74,7 +74,7 @@ class Serper:
 
 
 def _check_serper(data: Any, pause_s: float) -> None:
-    """An answer without a list of pages is no search: Serper's own has one, empty where Google finds nothing."""
+    """Every answer of Serper has a list of pages, empty if Google finds nothing."""
     if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
         raise TransientError("the answer holds no list of results", pause_s)
 
@@ -110,24 +110,24 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 class Ddgs:
     """Several search engines through the package `ddgs`, which reads their result pages.
 
-    It runs in threads of its own. A search that is given up keeps its thread until `ddgs` gives up as well, which is
-    bounded: each of its requests has an equal part of `timeout_s`. Proxies: `ddgs` reads DDGS_PROXY alone.
+    It runs in its own threads. A search that timed out keeps its thread until `ddgs` times out as well: each of its
+    requests has an equal part of `timeout_s`. `ddgs` reads its proxy from DDGS_PROXY alone.
     """
 
     def __init__(self, config: api.Config, region: str, backends: Sequence[str]) -> None:
-        ddgs, engines = _package()
+        ddgs, engines = _ddgs_and_engines()
         known = sorted(engines["text"])
         unknown = [name for name in backends if name not in (*known, "auto")]
-        if unknown or not backends:  # ddgs itself would ask all engines instead, and say so in a log only
+        if unknown or not backends:  # ddgs itself would query all engines instead, and only log that
             raise RecipeError(
-                f"tools.web_search.backends = {list(backends)!r} cannot be asked",
-                cause=f"unknown to ddgs: {', '.join(unknown)}" if unknown else "it names none",
+                f"tools.web_search.backends = {list(backends)!r}: unknown to ddgs: {', '.join(unknown) or 'no name'}",
+                code="unknown-backend",
                 fix=f"name some of: auto, {', '.join(known)}",
             )
         self.label = f"ddgs ({', '.join(backends)})"
-        self._new, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
+        self._ddgs, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
         self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
-        self._slots = api.Slots(config.concurrency)
+        self._semaphore = api.LoopSemaphore(config.concurrency)
         self._threads: ThreadPoolExecutor | None = None
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
@@ -137,20 +137,20 @@ class Ddgs:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="web-search")
             loop, timeout_s = asyncio.get_running_loop(), self._config.timeout_s
-            async with self._slots.here():
+            async with self._semaphore.here():
                 try:
                     async with asyncio.timeout(timeout_s):
                         return await loop.run_in_executor(self._threads, self._search, query, top_k)
                 except TimeoutError as failure:
                     raise TransientError(f"no results within {timeout_s:g} s") from failure
 
-        return await api.try_again(attempt, self._config, self.label)
+        return await api.retried(attempt, self._config, self.label)
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         found = self._ask(query, top_k)
-        # Engines that refuse (403, 429) look to ddgs like engines that find nothing.
+        # ddgs does not distinguish engines that refuse (403, 429) from engines that find nothing.
         if not found and not self._ask(CONTROL_QUERY, 1):
-            raise TransientError(f"it finds nothing, not even for {CONTROL_QUERY!r}: the engines refuse")
+            raise TransientError(f"no results, not even for {CONTROL_QUERY!r}: the engines refuse")
         return [
             Hit(title=_text(item, "title"), url=_text(item, "href"), snippet=_text(item, "body"))
             for item in found[:top_k]
@@ -160,7 +160,7 @@ class Ddgs:
         from ddgs.exceptions import DDGSException
 
         try:
-            return self._new(timeout=self._request_timeout_s).text(
+            return self._ddgs(timeout=self._request_timeout_s).text(
                 query, region=self._region, max_results=top_k, backend=self._backend
             )
         except DDGSException as failure:
@@ -175,7 +175,7 @@ class Ddgs:
             self._threads = None
 
 
-def _package() -> tuple[Any, Any]:
+def _ddgs_and_engines() -> tuple[Any, Any]:
     """The class DDGS and its table of engines."""
     try:
         from ddgs import DDGS
@@ -183,6 +183,7 @@ def _package() -> tuple[Any, Any]:
     except ImportError as failure:
         raise UnsupportedError(
             f"{failure.name} is not installed",
+            code="missing-extra",
             cause="web search without a key needs the extra `web`",
             fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
         ) from failure

@@ -57,7 +57,7 @@ class Config(Limits, ToolConfig):
     output_tokens: int = Field(default=2000, ge=200)
 
     def build(self, context: Context) -> WebPage:
-        """Build it."""
+        """Prepare the tool; its processes start with the first page."""
         return WebPage(self, context.engine)
 
 
@@ -71,7 +71,7 @@ class WebPage:
     name = "web_page"
     description = (
         "Reads one web page. Give its full address and, as the query, what you want to know from it. Returns the "
-        "page's title and those parts of its text that say most about the query, or says why there is none. It reads "
+        "page's title and those parts of its text that say most about the query, or says why there is none. It reads "  # words: allow
         "HTML and plain text, not PDF files, images, or pages that need a login or JavaScript. It does not search: "
         "find an address with a search tool first, and do not guess one."
     )

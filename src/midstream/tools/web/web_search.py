@@ -29,12 +29,12 @@ Results:
 
 
 class Config(api.Config, ToolConfig):
-    """Settings of web search; `timeout_s` and its neighbours are `tools.api.Config`'s.
+    """Settings of web search, next to those of `tools.web.api.Config`.
 
-    `region` is country and language of the results. `backends` are the search engines that `ddgs` asks, in this order.
-    By default no encyclopedias, which `auto` puts first: one is written by a language model, one has its own tool.
-    `api_key_env` names the environment variable with Serper's key, "" sends none; `base_url` is another address that
-    answers as Serper does. `temperature` and `max_tokens` are the summary's, where the tool has an engine.
+    `region` is country and language of the results. `backends` are the search engines that `ddgs` queries, in this
+    order. The default leaves out encyclopedias, which `auto` puts first: one is written by a language model, one has
+    its own tool. `api_key_env` names the environment variable with Serper's key, "" sends no key; `base_url` is another
+    address with Serper's API. `temperature` and `max_tokens` are the summary's, if the tool has an engine.
     """
 
     asks = "optional"
@@ -50,15 +50,15 @@ class Config(api.Config, ToolConfig):
     max_tokens: int = Field(default=512, ge=1)
 
     def build(self, context: Context) -> WebSearch:
-        """Build it."""
+        """Prepare the provider; nothing is sent yet."""
         return WebSearch(self, context.engine)
 
 
 class WebSearch:
-    """Asks a provider; with an engine, which its maker closes, the model summarises the results for the query.
+    """Queries a provider; with an engine, which its owner closes, a model summarizes the results for the query.
 
-    `provider` says who answers, and who summarises: a run's results depend on it. The first line of every result
-    repeats it.
+    `provider` names who answers and who summarizes, since a run's results depend on both. The first line of every
+    result repeats it.
 
     Raises:
         RecipeError: a backend that does not exist, or no key.
@@ -83,17 +83,21 @@ class WebSearch:
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
         self._config = config or Config()
         self._engine = engine
-        self._source = _source(self._config)
+        self._source: Provider
+        if self._config.provider == "serper":
+            self._source = Serper(self._config, self._config.region, self._config.api_key_env, self._config.base_url)
+        else:
+            self._source = Ddgs(self._config, self._config.region, self._config.backends)
         self._sampling = Sampling(temperature=self._config.temperature, max_tokens=self._config.max_tokens)
-        summary = f", summarised by engine {engine.name}" if engine else ""
+        summary = f", summarized by engine {engine.name}" if engine else ""
         self.provider = self._source.label + summary
         self.output_tokens = 500 * (self._config.top_k + 3)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """Results for `arguments["query"]`; `ok=False` if there are none, or the query is empty or too long.
+        """Results for `arguments["query"]`; `ok=False` without results, or if the query is empty or too long.
 
         Raises:
-            ToolServerError: the provider gave no answer that can be used, or the engine failed.
+            ToolServerError: the provider gave no usable answer, or the engine failed.
         """
         query = api.valid(arguments["query"])
         if not query or len(query) > MAX_QUERY:
@@ -110,7 +114,7 @@ class WebSearch:
         prompt = SUMMARY_PROMPT.format(query=query, results=results)
         answer = await ask(engine, self.name, prompt, self._sampling)
         if not answer.ok:
-            first = f"results from {self._source.label} (not summarised: {answer.text})"
+            first = f"results from {self._source.label} (not summarized: {answer.text})"
             return ToolResult(text=f"{first}\n{results}", calls=answer.calls)
         model = answer.calls[-1].sent.get("model") or engine.name
         pages = "\n".join(f"{number}. {_folded(hit.url, _MAX_URL)}" for number, hit in enumerate(hits, 1) if hit.url)
@@ -122,14 +126,8 @@ class WebSearch:
         await self._source.close()
 
 
-def _source(config: Config) -> Provider:
-    if config.provider == "serper":
-        return Serper(config, config.region, config.api_key_env, config.base_url)
-    return Ddgs(config, config.region, config.backends)
-
-
 def _line(hit: Hit) -> str:
-    """title | url | snippet on one line; what a page lacks is left out."""
+    """title | url | snippet on one line, without empty parts."""
     parts = (_folded(hit.title, _MAX_TITLE), _folded(hit.url, _MAX_URL), _folded(hit.snippet, _MAX_SNIPPET))
     return " | ".join(part for part in parts if part)
 

@@ -1,4 +1,4 @@
-"""Wikipedia: a page's lead section and the names of its other sections, or one of them; or an index of your own."""
+"""Wikipedia, or your own index: a page's lead section and the names of its other sections, or one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.core.protocols import ToolResult
 from midstream.tools import local_search
 from midstream.tools.local_search import LocalSearch
 from midstream.tools.web import api
-from midstream.tools.web.mediawiki import MediaWiki, Page, QueryError
+from midstream.tools.web.mediawiki import MediaWiki, QueryError
 
 _NEAR = 5  # other titles that are named
 _MOST_SECTIONS = 80
@@ -23,10 +23,10 @@ _EXTRA_TOKENS = 3000  # for titles and section names
 
 
 class Config(api.Config, ToolConfig):
-    """Settings of Wikipedia; `timeout_s` and its neighbours are `tools.api.Config`'s.
+    """Settings of Wikipedia, next to those of `tools.web.api.Config`.
 
-    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file as `local_search` reads it,
-    whose documents are then the pages: nothing goes over the network. `max_characters` bounds a section's text.
+    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file of `local_search`, whose
+    documents are then the pages, without any network. `max_characters` bounds a section's text.
     """
 
     language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]*$")
@@ -35,7 +35,7 @@ class Config(api.Config, ToolConfig):
     max_characters: int = Field(default=6000, ge=1)
 
     def build(self, context: Context) -> Wikipedia:
-        """Build it."""
+        """Open the index, or the connection to the wiki."""
         return Wikipedia(self)
 
 
@@ -49,12 +49,12 @@ class Section:
 
 
 class Wikipedia:
-    """Gives the page of a title, or the best one for a query.
+    """Returns the page of a title, or the best one for a query.
 
-    `provider` says which Wikipedia answers; the first line of every page repeats it.
+    `provider` names the Wikipedia that answers; the first line of every page repeats it.
 
     Raises:
-        RecipeError: `config.index` is no index, or `config.base_url` no address.
+        RecipeError: `config.index` is not an index, or `config.base_url` not an address.
     """
 
     name = "wikipedia"
@@ -89,10 +89,10 @@ class Wikipedia:
             self._wiki = MediaWiki(url, config)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """A page for `query`; `ok=False` if there is none, or it lacks the section.
+        """A page for `query`; `ok=False` if no page matches, or it lacks the section.
 
         Raises:
-            ToolServerError: the wiki gave no answer that can be used, or the index could not be read.
+            ToolServerError: the wiki gave no usable answer, or the index could not be read.
         """
         query, section = (api.valid(arguments.get(name) or "") for name in ("query", "section"))
         if not query:
@@ -114,10 +114,12 @@ class Wikipedia:
                 return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
             title, *others = found
             page = await wiki.page(title)
-        if page is None:  # the search finds what is no longer there
+        if page is None:  # the search finds pages that were deleted
             return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
         if page.ambiguous and not section:
-            return self._options(page, await wiki.links(page.title))
+            options = _listed("titles to choose from", (await wiki.links(page.title))[:_MOST_OPTIONS])
+            text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
+            return ToolResult(text=text + self._cut(page.text) + options)
         came_from = f", redirected from {page.redirected_from!r}" if page.redirected_from else ""
         return self._show(f"{page.title}{came_from} ({page.url})", page.text, section, others)
 
@@ -128,21 +130,16 @@ class Wikipedia:
         (title, text), *others = found
         return self._show(title or "(no title)", text, section, [other for other, _ in others if other])
 
-    def _options(self, page: Page, titles: Sequence[str]) -> ToolResult:
-        options = _listed("titles to choose from", titles[:_MOST_OPTIONS])
-        text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
-        return ToolResult(text=text + self._cut(page.text) + options)
-
     def _show(self, heading: str, text: str, section: str, others: Sequence[str]) -> ToolResult:
         lead, sections = split(text)
+        listed = _listed("sections", [known.name for known in sections[:_MOST_SECTIONS]])
         if section:
             wanted = within(sections, section)
             if wanted is None:
-                text = f"{heading} has no section {section!r}"
-                return ToolResult(text=text + _listed("sections", _names(sections)), ok=False)
+                return ToolResult(text=f"{heading} has no section {section!r}{listed}", ok=False)
             return ToolResult(text=f"{self.provider}: {heading}, section {section}\n{self._cut(wanted)}")
         text = f"{self.provider}: {heading}\n{self._cut(lead) or '(no text before the first section)'}"
-        return ToolResult(text=text + _listed("sections", _names(sections)) + _listed("other pages found", others))
+        return ToolResult(text=text + listed + _listed("other pages found", others))
 
     def _cut(self, text: str) -> str:
         limit = self._config.max_characters
@@ -156,10 +153,12 @@ class Wikipedia:
 
 
 def split(text: str) -> tuple[str, list[Section]]:
-    """A page's lead and its sections, told apart by headings such as `== History ==`."""
+    """A page's lead and its sections, which begin with headings such as `== History ==`."""
     blocks: list[tuple[int, str, list[str]]] = [(0, "", [])]
     for line in text.splitlines():
-        level, name = _heading(line)
+        heading = line.strip()
+        level = min(len(heading) - len(heading.lstrip("=")), len(heading) - len(heading.rstrip("=")))
+        name = heading[level:-level].strip() if 2 <= level <= 6 else ""
         if name:
             blocks.append((level, name, []))
         else:
@@ -169,28 +168,18 @@ def split(text: str) -> tuple[str, list[Section]]:
 
 
 def within(sections: Sequence[Section], name: str) -> str | None:
-    """The text of the first section of that name, with its subsections; None if there is none."""
+    """The text of the first section of that name, with its subsections; None without such a section."""
     wanted = name.casefold().strip("= ")
-    start = next((place for place, one in enumerate(sections) if one.name.casefold() == wanted), None)
+    start = next((place for place, section in enumerate(sections) if section.name.casefold() == wanted), None)
     if start is None:
         return None
     parts = [sections[start].text]
-    for one in sections[start + 1 :]:
-        if one.level <= sections[start].level:
+    for section in sections[start + 1 :]:
+        if section.level <= sections[start].level:
             break
-        parts.append(f"{'=' * one.level} {one.name} {'=' * one.level}\n{one.text}")
+        marks = "=" * section.level
+        parts.append(f"{marks} {section.name} {marks}\n{section.text}")
     return "\n\n".join(part for part in parts if part) or "(no text)"
-
-
-def _heading(line: str) -> tuple[int, str]:
-    """Level and name; the name is "" where the line is no heading."""
-    line = line.strip()
-    level = min(len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("=")))
-    return (level, line[level:-level].strip()) if 2 <= level <= 6 else (0, "")
-
-
-def _names(sections: Sequence[Section]) -> list[str]:
-    return [section.name for section in sections[:_MOST_SECTIONS]]
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
