@@ -72,8 +72,8 @@ class WebPage:
     description = (
         "Reads one web page. Give its full address and, as the query, what you want to know from it. Returns the "
         "page's title and those parts of its text that say most about the query, or the reason if there is no page. "
-        "It reads HTML and plain text, not PDF files, images, or pages that need a login or JavaScript. It does not search: "
-        "find an address with a search tool first, and do not guess one."
+        "It reads HTML and plain text, not PDF files, images, or pages that need a login or JavaScript. It does not "
+        "search: find an address with a search tool first, and do not guess one."
     )
     parameters: Mapping[str, Any] = {
         "type": "object",
