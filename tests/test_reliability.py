@@ -64,8 +64,8 @@ def whose(body: Body) -> tuple[str, str, int]:
     text = prompt_of(body)
     module = text.partition("\n")[0].lstrip("# ").lower()
     word = re.findall(r"word-\d+-of-\d+", text)[0]
-    told = re.findall(r"in turn (\d+)", text) if module == "executor" else []
-    return module, word, int(told[0]) if told else text.count('\n{"turn":') + 1
+    found = re.findall(r"in turn (\d+)", text) if module == "executor" else []
+    return module, word, int(found[0]) if found else text.count('\n{"turn":') + 1
 
 
 def tagged(body: Body, number: int) -> str:
@@ -151,27 +151,28 @@ def check_own(trajectory: Trajectory, word: str) -> list[int]:
 # --- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def flaky():
-    """(server, trajectories) of 200 rollouts of five turns; three requests in ten meet one of nine faults.
+@pytest.fixture(scope="module", params=[50, pytest.param(200, marks=pytest.mark.slow)])
+def flaky(request):
+    """(server, trajectories) of so many rollouts of five turns; three requests in ten meet one of nine faults.
 
     Planner and verifier stream, executor and generator don't.
     """
+    count = request.param
     server = FlakyServer(tagged, fault_rate=0.3, seed=5)
     settings = {"max_concurrency": 64}
-    groups = run(server, tasks(200), concurrency=64, streams=("planner", "verifier"), settings=settings)
+    groups = run(server, tasks(count), concurrency=64, streams=("planner", "verifier"), settings=settings)
     dealt = [(asked.fault, asked.body.get("stream", False)) for asked in server.asked if asked.fault is not None]
     assert set(dealt) == {(fault, stream) for fault in NINE_FAULTS for stream in (False, True)}
-    assert len(dealt) > 0.25 * len(server.asked) > 0.25 * 4000
+    assert len(dealt) > 0.25 * len(server.asked) > 0.25 * 20 * count
     assert server.unread == 0
     return server, [one for (one,) in groups]
 
 
 def test_no_answer_is_lost_doubled_or_swapped(flaky):
     server, trajectories = flaky
-    todo = tasks(200)
+    todo = tasks(len(trajectories))
     assert [one.task_id for one in trajectories] == [task.id for task in todo]
-    assert Counter(one.status for one in trajectories) == {"ok": 200}
+    assert Counter(one.status for one in trajectories) == {"ok": len(todo)}
     assert all(len(one.turns) == 5 and len(one.calls) == 16 for one in trajectories)
     numbers = [n for one, task in zip(trajectories, todo, strict=True) for n in check_own(one, task.answer)]
     assert sorted(numbers) == [asked.number for asked in server.asked if asked.fault is None]
@@ -180,7 +181,7 @@ def test_no_answer_is_lost_doubled_or_swapped(flaky):
 def test_there_is_a_reward_exactly_where_the_true_answer_came(flaky):
     _, trajectories = flaky
     for index, one in enumerate(trajectories):
-        assert one.gold == f"word-{index}-of-200"
+        assert one.gold == f"word-{index}-of-{len(trajectories)}"
         assert one.reward is not None
         assert one.reward.value == (index % 3 > 0) == (one.answer == one.gold)
 
@@ -224,7 +225,7 @@ def test_where_retries_are_spent_there_is_an_error_and_no_reward():
     batch = build_rows(groups)
     assert (batch.groups, batch.groups_broken) == (20, 10)
     assert batch.left_out["trajectory error: EngineError"] == len(failed) == 40
-    mixed = [groups[0][:2] + groups[1][:2]]  # two that failed beside two that did not: the group goes on without them
+    mixed = [groups[0][:2] + groups[1][:2]]  # two that failed with two that did not: the group counts without them
     assert build_rows(mixed).groups_broken == 0
     assert build_rows(mixed).left_out["trajectory error: EngineError"] == 2
 
@@ -259,17 +260,18 @@ def test_a_server_that_hangs_ends_with_the_deadline():
 # --- many at once -------------------------------------------------------------------------------------------------
 
 
-def test_sixty_four_runs_on_one_agent_know_nothing_of_each_other():
+@pytest.mark.parametrize("count", [24, pytest.param(64, marks=pytest.mark.slow)])
+def test_concurrent_runs_on_one_agent_know_nothing_of_each_other(count):
     rng = random.Random(3)
     server = FlakyServer(tagged, latency_s=lambda: rng.uniform(0, 0.02))
-    todo = tasks(64)
+    todo = tasks(count)
     trajectories = [one for (one,) in run(server, todo, concurrency=64, settings={"max_concurrency": 64})]
     traces = [one.model_dump_json() for one in trajectories]
-    canaries = [set(re.findall(r"word-\d+-of-64", trace)) for trace in traces]
+    canaries = [set(re.findall(r"word-\d+-of-\d+", trace)) for trace in traces]
     assert canaries == [{task.answer} for task in todo]
     words_in_order = [whose(asked.body)[1] for asked in server.asked]
-    neighbours = sum(one != other for one, other in pairwise(words_in_order))
-    assert neighbours > 0.9 * len(words_in_order)  # they did run at the same time
+    neighbors = sum(one != other for one, other in pairwise(words_in_order))
+    assert neighbors > 0.9 * len(words_in_order)  # they did run at the same time
 
 
 # --- what is sent -------------------------------------------------------------------------------------------------

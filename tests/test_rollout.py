@@ -97,31 +97,31 @@ def test_the_same_task_twice_is_two_groups():
 
 def test_lessons_are_the_environments_unless_a_task_has_others():
     agent = StubAgent()
-    told = replace(environment(agent), lessons={"planner": "- Look twice."})
+    emitted = replace(environment(agent), lessons={"planner": "- Look twice."})
     others = {"t1": {"executor": "- Round up."}, "t2": {}}
-    done = flat(run(told, tasks=TASKS[:3], lessons=others))
-    assert [agent.lessons[one.question] for one in TASKS[:3]] == [told.lessons, *others.values()]
-    assert [one.lessons for one in done] == [digest(told.lessons), digest(others["t1"]), ""]
+    done = flat(run(emitted, tasks=TASKS[:3], lessons=others))
+    assert [agent.lessons[one.question] for one in TASKS[:3]] == [emitted.lessons, *others.values()]
+    assert [one.lessons for one in done] == [digest(emitted.lessons), digest(others["t1"]), ""]
     assert len({one.lessons for one in done}) == 3
 
 
 # --- what is done already ---------------------------------------------------------------------------------------------
 
 
-def test_each_trajectory_is_told_once_as_it_ends():
-    told: list[list[Trajectory]] = []
-    groups = run(environment(StubAgent()), group_size=2, on_done=told.append)
-    assert [len(some) for some in told] == [1] * 12
-    assert sorted((one for [one] in told), key=lambda one: one.id) == sorted(flat(groups), key=lambda one: one.id)
+def test_each_trajectory_is_reported_once_as_it_ends():
+    emitted: list[list[Trajectory]] = []
+    groups = run(environment(StubAgent()), group_size=2, on_done=emitted.append)
+    assert [len(some) for some in emitted] == [1] * 12
+    assert sorted((one for [one] in emitted), key=lambda one: one.id) == sorted(flat(groups), key=lambda one: one.id)
 
 
 def test_what_is_kept_is_not_run_again_and_the_rest_comes_out_the_same():
     whole = flat(run(environment(StubAgent()), group_size=2))
     kept = {(one.task_id, one.rollout_index): one for one in whole[3:8]}
-    agent, told = StubAgent(), []
-    assert flat(run(environment(agent), group_size=2, kept=kept, on_done=told.append)) == whole
+    agent, emitted = StubAgent(), []
+    assert flat(run(environment(agent), group_size=2, kept=kept, on_done=emitted.append)) == whole
     assert sorted(agent.attempts) == sorted(one.seed for one in [*whole[:3], *whole[8:]])
-    assert len(told) == 7
+    assert len(emitted) == 7
 
 
 def test_what_is_kept_of_other_tasks_and_trials_changes_nothing():
@@ -190,7 +190,7 @@ def test_an_error_that_passes_is_counted_and_leaves_no_other_trace():
     assert bare == flat(run(environment(StubAgent())))
 
 
-def test_a_listener_is_told_that_a_run_begins_again():
+def test_a_listener_is_reported_that_a_run_begins_again():
     heard = []
     broken = failing(EngineError("503"), until_attempt=2)
     run(environment(broken, max_attempts=2), TASKS[:3], listener=heard.append)
@@ -211,7 +211,7 @@ def test_a_bug_in_an_agent_costs_one_trajectory_and_is_named(failure):
     assert (bad.task_id, bad.reward, bad.stop_reason) == ("t2", None, "error")
     assert bad.error
     assert bad.error.type == type(failure).__name__
-    assert "test_rollout.py" in bad.error.message  # where it happened, for whoever has to find it
+    assert "test_rollout.py" in bad.error.message  # where it happened, to be found
     assert sum(one.reward.value for one in trajectories if one.reward) == len(TASKS) - 1
 
 
@@ -267,7 +267,7 @@ def test_a_trajectory_with_an_error_is_not_scored():
 
 
 @pytest.mark.parametrize("failure", [RecipeError("no tool 'browser'"), StorageError("no room for 'browser'")])
-def test_what_no_trajectory_can_mend_ends_the_rollout_at_once(failure):
+def test_what_no_trajectory_can_fix_ends_the_rollout_at_once(failure):
     agent = failing(failure)
     never = asyncio.Event()
 
@@ -288,10 +288,10 @@ def test_what_no_trajectory_can_mend_ends_the_rollout_at_once(failure):
             await asyncio.wait_for(rollout(environment(patient), TASKS, seed=7), timeout=30)
         return patient.live
 
-    assert asyncio.run(go()) == 0  # nothing goes on behind the back of whoever handles the error
+    assert asyncio.run(go()) == 0  # nothing is still running when the error is handled
 
 
-def test_deadline_reaches_the_agent_afresh_at_each_attempt():
+def test_deadline_is_set_again_for_each_attempt():
     limits: list[float] = []
 
     class Late(StubAgent):

@@ -1,4 +1,4 @@
-"""Rollouts of AgentFlow on engines with and without a barrier: no timing, failure or neighbour changes a result."""
+"""Rollouts of AgentFlow on engines with and without a barrier: no timing, failure or neighbor changes a result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.rollouts import TASKS, StubReward, flat, pause, run
 
 
 class Archive:
-    """A tool that knows how high every place is; fails, breaks or dawdles as told."""
+    """A tool that knows how high every place is; fails, breaks or dawdles as emitted."""
 
     name, description, timeout_s, output_tokens = "archive", "knows heights", 30.0, 1000
     parameters: Mapping[str, Any] = {

@@ -86,7 +86,7 @@ class Agent:
         pass
 
 
-def told(task: Task, trajectory: Trajectory) -> float:
+def reported(task: Task, trajectory: Trajectory) -> float:
     return float(bool(trajectory.outcome.get("success")))
 
 
@@ -95,7 +95,7 @@ def environment(agent: Agent, talks: Talks | None, reward: Any = None, **config:
         agent=agent,
         tools=(),
         engines={},
-        reward=reward or StubReward(told),
+        reward=reward or StubReward(reported),
         config=Config(**config),
         dialogues=talks,
     )
@@ -155,7 +155,7 @@ def test_a_score_that_is_tried_again_opens_no_second_dialogue():
         judged.append(task.id)
         if len(judged) == 1:
             raise ToolServerError("the judge is away")
-        return told(task, trajectory)
+        return reported(task, trajectory)
 
     talks = Talks()
     [done] = flat(run(environment(Agent(), talks, StubReward(flaky)), tasks=TASKS[:1]))

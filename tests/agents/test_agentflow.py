@@ -157,7 +157,7 @@ def test_planner_and_verifier_see_the_turns_before_this_one():
     assert [record.turn for record in memory.records] == [1, 2, 3]
 
 
-def test_memory_records_what_happened_and_the_time_only_if_told_to():
+def test_memory_records_what_happened_and_the_time_only_if_reported_to():
     modules = Modules(malformed=(1,), invalid=(2,))
     run(modules, max_turns=3)
     ((_, memory),) = modules.shown_to("generator")
@@ -203,7 +203,7 @@ def test_a_tool_that_answers_no_is_an_error_observation():
     assert errors == [13]
 
 
-def test_a_slow_tool_is_an_error_observation_and_the_run_goes_on():
+def test_a_slow_tool_is_an_error_observation_and_the_run_continues():
     trajectory = run(Modules(), Echo(slow_at=1, timeout_s=0.05), max_turns=2)
     first, second = (turn.observation for turn in trajectory.turns)
     assert first

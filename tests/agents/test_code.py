@@ -159,7 +159,7 @@ def test_the_prompt_is_static_first_and_shows_lessons_before_the_functions():
     assert "\n# Lessons from earlier tasks\n\n- Print once.\n\n# Functions\n" in first.messages[0].content
 
 
-def test_a_program_that_does_not_compile_is_shown_once_and_may_be_mended():
+def test_a_program_that_does_not_compile_is_shown_once_and_may_be_fixed():
     action = Action(tool="local_search")
     engine = ScriptedEngine(["print(", "```python\nprint(1)\n```"])
     command, calls = write(engine, action)

@@ -175,7 +175,7 @@ def test_arguments_that_a_pattern_names_are_known():
     assert schema_error({"a": 1, "x-b": "c"}, schema) is None
 
 
-def test_a_schema_that_changes_is_compiled_anew():
+def test_a_schema_that_changes_is_compiled_again():
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     assert schema_error({"a": 1}, schema) is not None
     schema["properties"] = {"a": {"type": "integer"}}
@@ -316,6 +316,6 @@ def test_any_text_gives_a_value_that_can_be_stored(reply: str):
     verdict = parse_verdict(reply)
     assert verdict is None or Verdict.model_validate_json(verdict.model_dump_json()) == verdict
     parse_answer(reply).encode()
-    mended = parse_command(reply, SEARCH, repair=True)
-    assert Command.model_validate_json(mended.model_dump_json()) == mended
+    repaired = parse_command(reply, SEARCH, repair=True)
+    assert Command.model_validate_json(repaired.model_dump_json()) == repaired
     parse_verdict(reply, repair=True)

@@ -102,9 +102,9 @@ def test_a_message_may_hold_several_calls_each_a_turn_and_one_output():
     assert [len(turn.calls) for turn in trajectory.turns] == [1, 0, 0]
     assert errors(trajectory) == [None, "nothing!", None]
     assert [turn.appended for turn in trajectory.turns[:2]] == ["", ""]
-    told = "<result>\nx!\n</result>\n<result>\nnothing!\n</result>\n<result>\ny!\n</result>"
-    assert trajectory.turns[2].appended == told
-    assert [(one.role, one.content) for one in engine.requests[1].messages[-1:]] == [("user", told)]
+    emitted = "<result>\nx!\n</result>\n<result>\nnothing!\n</result>\n<result>\ny!\n</result>"
+    assert trajectory.turns[2].appended == emitted
+    assert [(one.role, one.content) for one in engine.requests[1].messages[-1:]] == [("user", emitted)]
     assert (trajectory.answer, trajectory.stop_reason) == ("Done.", "answered")
     assert engine.requests[0].sampling.stop == ()
 
@@ -235,7 +235,7 @@ def test_malformed_streams_have_an_outcome(replies, stop_reason, answer, problem
         ('{"name": "a", "arguments": {"code": 3}}', "invalid arguments for a: at $.code: 3 is not", False),
     ],
 )
-def test_a_malformed_call_is_told_and_costs_a_turn(body, said, action_error):
+def test_a_malformed_call_is_reported_and_costs_a_turn(body, said, action_error):
     engine, tool = ScriptedEngine([f"<tool>{body}</tool>", "Sorry."]), Shout("a")
     trajectory = play(engine, template="artist-function-calling", tools=[tool])
     turn = trajectory.turns[0]
@@ -247,7 +247,7 @@ def test_a_malformed_call_is_told_and_costs_a_turn(body, said, action_error):
     assert (trajectory.answer, tool.made) == ("Sorry.", [])
 
 
-def test_a_message_that_ends_in_an_open_call_is_told():
+def test_a_message_that_ends_in_an_open_call_is_reported():
     engine = ScriptedEngine(['<tool>[{"name": "a"', "Sorry."])
     trajectory = play(engine, template="artist-function-calling", tools=[Shout("a")])
     assert errors(trajectory) == ["the call is never closed: </tool> is missing"]
@@ -326,7 +326,7 @@ def test_what_was_written_behind_a_call_is_cut_off_where_no_ids_were_sampled():
     assert trajectory.answer == "5"
 
 
-def test_a_reply_that_was_cut_is_not_mended():
+def test_a_reply_that_was_cut_is_not_repaired():
     with LLMServer(lambda body: _cut("<think>a</think><python>one")) as server:
         trajectory = play(engine_for(server))
     assert (trajectory.stop_reason, trajectory.turns) == ("token_limit", ())
@@ -395,10 +395,10 @@ def test_lessons_stand_in_the_prompt():
     )
 
 
-def test_a_listener_is_told_in_order_and_changes_nothing():
-    told: list[TurnEvent] = []
-    heard = play(ScriptedEngine([ONE, LAST]), run={"listener": told.append})
-    assert [(one.turn, one.kind) for one in told] == [
+def test_a_listener_is_reported_in_order_and_changes_nothing():
+    emitted: list[TurnEvent] = []
+    heard = play(ScriptedEngine([ONE, LAST]), run={"listener": emitted.append})
+    assert [(one.turn, one.kind) for one in emitted] == [
         (1, "start"),
         (1, "call"),
         (1, "action"),
@@ -408,6 +408,6 @@ def test_a_listener_is_told_in_order_and_changes_nothing():
         (2, "call"),
         (2, "answer"),
     ]
-    assert {one.role for one in told} == {"policy"}
-    assert told[-1].value == "5"
+    assert {one.role for one in emitted} == {"policy"}
+    assert emitted[-1].value == "5"
     assert without_clocks(heard) == without_clocks(play(ScriptedEngine([ONE, LAST])))

@@ -41,15 +41,15 @@ def test_the_dialogues_rules_come_first():
     assert engine.requests[0].messages[0].content.startswith("Be polite.\n\nYou do what a user asks for")
 
 
-def test_functions_that_come_later_are_told_and_can_be_called():
+def test_functions_that_come_later_are_reported_and_can_be_called():
     engine, talk = ScriptedEngine([OTHER, "I cannot.", OTHER, "Done."]), Talk(["Do it.", "Now."], [[A], [A, B]])
     trajectory = play(engine, template=CALLING, talk=talk)
     first, second = (turn.observation for turn in trajectory.turns if turn.observation)
     assert (first.text, second.text) == ("no tool is called 'b' (tools: a)", "x!")
-    told = trajectory.turns[1].appended
-    assert told.startswith('Now.\n\nNew functions:\n{"name":"b",')
+    emitted = trajectory.turns[1].appended
+    assert emitted.startswith('Now.\n\nNew functions:\n{"name":"b",')
     assert trajectory.turns[2].user == "Now."
-    assert engine.requests[2].messages[-1].content == told
+    assert engine.requests[2].messages[-1].content == emitted
 
 
 def test_native_functions_that_come_later_are_offered():
@@ -113,10 +113,10 @@ def test_a_reply_of_thoughts_alone_says_nothing():
 
 
 def test_a_listener_hears_the_user():
-    told: list[TurnEvent] = []
+    emitted: list[TurnEvent] = []
     talk = Talk(["Do it.", "More."], [[A]])
-    play(ScriptedEngine(["Done.", "Bye."]), template=CALLING, talk=talk, run={"listener": told.append})
-    assert [(one.turn, one.kind, one.value) for one in told if one.kind in ("user", "answer")] == [
+    play(ScriptedEngine(["Done.", "Bye."]), template=CALLING, talk=talk, run={"listener": emitted.append})
+    assert [(one.turn, one.kind, one.value) for one in emitted if one.kind in ("user", "answer")] == [
         (1, "user", "Do it."),
         (1, "answer", "Done."),
         (2, "user", "More."),

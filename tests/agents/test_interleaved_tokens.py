@@ -1,4 +1,4 @@
-"""Token in, token out: a stream is one sequence of the ids that were sampled and put in, none tokenised twice."""
+"""Token in, token out: a stream is one sequence of the ids that were sampled and put in, no text tokenized twice."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_an_inline_stream_is_one_sequence(script, reply_tokens, max_tokens):
     check_one_sequence(trajectory, [CODEC.encode_text(text) for text in appended(trajectory)])
     last = trajectory.calls[-1]
     whole = (*last.prompt_ids, *last.completion_ids)
-    told = "".join(piece.text for piece in stream_of(trajectory))
+    emitted = "".join(piece.text for piece in stream_of(trajectory))
     start = len(engine.requests[0].prompt_ids)
     put_in_last = trajectory.turns[-1].appended if trajectory.turns and not trajectory.closing_calls else ""
-    assert CODEC.decode(whole[start:]) + put_in_last == told
+    assert CODEC.decode(whole[start:]) + put_in_last == emitted
     sampled = sum(len(call.completion_ids) for call in trajectory.calls)
     assert sampled <= max_tokens
     assert trajectory.status == "ok"
@@ -141,7 +141,7 @@ def test_an_opening_stands_before_the_first_reply_alone():
     assert [turn.action and turn.action.context for turn in trajectory.turns] == ["a", "b</think>"]
 
 
-def test_without_ids_of_a_reply_the_stream_goes_on_as_text():
+def test_without_ids_of_a_reply_the_stream_continues_as_text():
     engine = Typist("<python>b</python><answer>5</answer>")
     sample = engine.sample
 

@@ -147,14 +147,14 @@ def test_the_tail_after_memory_is_short():
     assert len(text_of(request).rpartition(render_memory(memory(1), "json"))[2]) < 40
 
 
-def test_lessons_follow_the_instructions_and_vanish_when_there_are_none():
+def test_lessons_follow_the_instructions_and_vanish_without_lessons():
     engine = ScriptedEngine(lambda request: PLAN)
     plan(engine, 0, lessons="Search before you compute.")
     plan(engine, 0)
-    told, untold = (request.messages[0].content for request in engine.requests)
+    emitted, untold = (request.messages[0].content for request in engine.requests)
     block = "# Lessons from earlier tasks\n\nSearch before you compute.\n\n"
-    assert told.replace(block, "") == untold
-    assert told.index("Reply with these four") < told.index(block) < told.index("# Tools")
+    assert emitted.replace(block, "") == untold
+    assert emitted.index("Reply with these four") < emitted.index(block) < emitted.index("# Tools")
 
 
 def test_values_are_put_in_as_they_are_and_tool_text_is_escaped():
@@ -216,7 +216,7 @@ def test_the_executor_sees_the_action_and_its_lessons_and_never_the_query():
     assert QUESTION not in text
 
 
-def test_the_executor_may_mend_invalid_arguments_once():
+def test_the_executor_may_fix_invalid_arguments_once():
     engine = ScriptedEngine(['{"text": 7}', '{"text": "seven"}'])
     made, calls = command(engine, Action(sub_goal="s", tool="echo"))
     first, second = engine.requests
@@ -242,19 +242,21 @@ def test_only_the_last_reply_is_repaired_and_its_call_says_so():
     made, calls = command(engine, Action(sub_goal="s", tool="echo"))
     assert made == Command(tool="echo", arguments={"text": "second"})
     assert [call.repaired for call in calls] == [False, True]
-    made, calls = command(ScriptedEngine(["{'text': 1}", '{"text": "mended"}']), Action(sub_goal="s", tool="echo"))
-    assert (made.arguments, [call.repaired for call in calls]) == ({"text": "mended"}, [False, False])
+    made, calls = command(ScriptedEngine(["{'text': 1}", '{"text": "fixed"}']), Action(sub_goal="s", tool="echo"))
+    assert (made.arguments, [call.repaired for call in calls]) == ({"text": "fixed"}, [False, False])
     verdict, calls = verify(ScriptedEngine(["?", "{'result_valid': True, 'memory_sufficient': False}"]), 0)
     assert verdict == Verdict(result_valid=True, memory_sufficient=False)
     assert [call.repaired for call in calls] == [False, True]
 
 
-def test_whoever_listens_is_told_of_the_call_as_it_is_recorded():
-    told: list[Any] = []
-    shared = ModuleContext(engine=ScriptedEngine(["?", "{'text': 'x'}"]), emit=lambda kind, value: told.append(value))
+def test_a_listener_receives_the_call_as_it_is_recorded():
+    emitted: list[Any] = []
+    shared = ModuleContext(
+        engine=ScriptedEngine(["?", "{'text': 'x'}"]), emit=lambda kind, value: emitted.append(value)
+    )
     executor = PromptedExecutor(ExecutorConfig())
     _, calls = asyncio.run(executor.command(Action(sub_goal="s", tool="echo"), TOOLS, shared))
-    assert tuple(told) == calls
+    assert tuple(emitted) == calls
 
 
 class CutOff(ScriptedEngine):
@@ -306,7 +308,7 @@ def test_the_verifier_sees_the_newest_result_without_its_duration():
     assert "1.25" not in user
 
 
-def test_a_verdict_that_stays_unreadable_goes_on_and_is_recorded():
+def test_a_verdict_that_stays_unreadable_does_not_end_the_run_and_is_recorded():
     verdict, calls = verify(ScriptedEngine(["maybe", "perhaps"]), 0)
     assert verdict == Verdict(result_valid=False, memory_sufficient=False, analysis="unparseable verdict: perhaps")
     assert [call.completion for call in calls] == ["maybe", "perhaps"]
@@ -341,7 +343,7 @@ def test_the_executor_has_no_memory_to_style():
         ExecutorConfig.model_validate({"memory_style": "json"})
 
 
-def test_a_missing_library_is_told_before_the_first_turn(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_reported_before_the_first_turn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "toon_format", None)
     PromptedPlanner(PlannerConfig())
     with pytest.raises(UnsupportedError, match="toon-format") as caught:

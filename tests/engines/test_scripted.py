@@ -1,4 +1,4 @@
-"""The scripted engine says what it is told to."""
+"""The scripted engine returns what it is given."""
 
 from __future__ import annotations
 

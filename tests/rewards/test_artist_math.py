@@ -78,7 +78,7 @@ CASES = {
     "output made up after a call": (
         [THINK + CALL + "<output>5</output>" + THINK + ANSWER], "5", 2, 0.375, 0, 0, 2.375, 2.375,
     ),
-    "output made up beside a real one": (
+    "output made up next to a real one": (
         [THINK + CALL, OUT, THINK + "<output>5</output>" + ANSWER], "5", 2, 0.5, 0, 1, 3.5, 3.5,
     ),
     "a call that nothing answers": ([THINK + CALL + THINK + ANSWER], "5", 2, 0.375, 0, 0, 2.375, 2.375),
@@ -132,15 +132,17 @@ def test_a_template_without_thoughts_and_answer_earns_less_by_its_format():
     assert found.value == found.parts["total"] / 4
 
 
-class Telling(StubReward):
+class Reporting(StubReward):
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         return Score(value=0.5, parts={"timed_out": 1.0}, calls=(Call(role="judge"),))
 
 
-def test_what_the_rule_tells_is_kept_and_half_right_is_not_right():
+def test_what_the_rule_reports_is_kept_and_half_right_is_not_right():
     run = stream(THINK + CALL, OUT, THINK + ANSWER, answer="5")
     half, gated = (
-        asyncio.run(Math(MathConfig(gated=gated), Telling(judged=True), load_template("artist-math")).score(TASK, run))
+        asyncio.run(
+            Math(MathConfig(gated=gated), Reporting(judged=True), load_template("artist-math")).score(TASK, run)
+        )
         for gated in (False, True)
     )
     assert half.parts == {

@@ -31,13 +31,13 @@ def score(reward: Any, answer: str | None = "Paris") -> Score:
     return asyncio.run(reward.score(TASK, Trajectory(id="t#0", task_id="t", answer=answer)))
 
 
-class Telling(StubReward):
+class Reporting(StubReward):
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         return Score(value=0.5, parts={"rule": 1.0}, calls=(Call(role="judge"),))
 
 
 def test_the_mean_is_weighted_and_every_part_is_named():
-    reward = Composite({"exact": (3, stub(1.0)), "style": (1.0, Telling(name="judge (m)", judged=True))})
+    reward = Composite({"exact": (3, stub(1.0)), "style": (1.0, Reporting(name="judge (m)", judged=True))})
     assert score(reward) == Score(
         value=0.875, parts={"exact": 1.0, "style": 0.5, "style.rule": 1.0}, calls=(Call(role="judge"),)
     )
@@ -108,7 +108,7 @@ def test_the_resolved_recipe_says_every_default_and_means_the_same():
         ('{a={weight=inf, type="exact_match"}}', "reward.parts.a = {'weight': inf,"),
         ('{a={weight=nan, type="exact_match"}}', "reward.parts.a = {'weight': nan,"),
         ('{a={weight=true, type="exact_match"}}', "reward.parts.a = {'weight': True,"),
-        ("{a={weight=1}}", "reward.parts.a.type = 'None' does not exist"),
+        ("{a={weight=1}}", "reward.parts.a has no type"),
         ('{a={type="exact"}}', "reward.parts.a.type = 'exact' does not exist"),
         ('{a={type="exact_match", engine="model"}}', "reward.parts.a.engine = 'model' is never asked"),
         ('{a={type="math", precison=3}}', "reward.parts.a.precison = 3"),

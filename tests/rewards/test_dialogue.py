@@ -24,13 +24,13 @@ def score(outcome: dict[str, Any], reward: Reward | None = None) -> Score:
     return asyncio.run((reward or DialogueSuccess()).score(TASK, stream("Done.", outcome=outcome)))
 
 
-def test_success_is_the_value_and_the_shares_are_told():
+def test_success_is_the_value_and_the_shares_are_reported():
     turns = [{"state": [2, 2], "calls": [1, 1]}, {"state": [1, 3], "calls": [0, 3], "said": "text of a benchmark"}]
     assert score({"success": False, "turns": turns}) == Score(value=0.0, parts={"state": 0.6, "calls": 0.25})
     assert score({"success": True, "turns": turns}).value == 1
 
 
-def test_what_else_the_check_found_is_told_and_texts_are_not():
+def test_what_else_the_check_found_is_reported_and_texts_are_not():
     outcome = {"success": False, "database": True, "outputs": False, "reason": "a flight too many"}
     assert score(outcome) == Score(value=0.0, parts={"database": 1.0, "outputs": 0.0})
 

@@ -1,4 +1,4 @@
-"""GAIA's scorer, beside the cases in test_golden_qa.py."""
+"""GAIA's scorer, besides the cases in test_golden_qa.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge, asked over real HTTP: verdicts, failures, hostile answers, votes, the cache, the rule beside it."""
+"""The judge, asked over real HTTP: verdicts, failures, hostile answers, votes, the cache, the rule with it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_anything_else_is_no_verdict(reply):
 @given(st.text(), st.text())
 @example('{"analysis": "", "correct": true}', "")
 @example("```json\n", "\n```")
-def test_nothing_may_stand_beside_the_verdict(before, after):
+def test_nothing_else_may_be_in_the_verdict(before, after):
     """Nothing but white space, or one code block around it."""
     reply = f"{before}{NO}{after}"
     assert read_verdict(reply) in (None, False)
@@ -213,7 +213,7 @@ def test_an_answer_stays_one_string_of_the_prompt(answer):
 # --- votes, cache, rule -----------------------------------------------------------------------------------------------
 
 
-def test_the_majority_decides_and_what_differs_is_told():
+def test_the_majority_decides_and_what_differs_is_reported():
     replies = iter([YES, NO, YES])
     with LLMServer(lambda body: next(replies)) as server:
         found = score(server, "Paris", votes=3, temperature=1.0)
@@ -291,7 +291,7 @@ def test_a_cache_that_breaks_stops_the_run(tmp_path):
         judged(server, broken, cache=tmp_path)
 
 
-def test_the_rule_beside_the_verdict():
+def test_the_rule_with_the_verdict():
     with LLMServer(by_answer) as server:
         found = score(server, "Paris, France", rule=ExactMatch())
     assert (found.value, found.parts) == (1.0, {"rule": 0.0})
@@ -376,7 +376,7 @@ def test_the_trained_engine_judges_nobody(where):
     assert "table of its own" in str(caught.value)
 
 
-def test_every_rule_can_stand_beside_a_judge():
+def test_every_rule_can_go_with_a_judge():
     assert "per_task" not in rules()
     for rule in ("per_task", "", *rules()):
         assert check(recipe(f'reward.rule="{rule}"'))["reward"]["rule"] == rule

@@ -115,17 +115,17 @@ def test_replies_are_drawn_from_their_seed(url, model):
 
 
 def test_a_stream_is_the_same_reply_in_pieces(url, model):
-    told = []
+    emitted = []
     replies = ask(url, model, map(chat, range(6)))
     seed, whole = max(enumerate(replies), key=lambda one: one[1].usage.completion_tokens)
     assert whole.usage.completion_tokens > 1
-    streaming = chat(seed, emit=lambda kind, value: told.append((kind, value)))
+    streaming = chat(seed, emit=lambda kind, value: emitted.append((kind, value)))
     [streamed] = ask(url, model, [streaming], stream=True)
     assert streamed.completion.strip() == whole.completion.strip()  # whole, the server strips it
     assert (streamed.finish_reason, streamed.usage) == (whole.finish_reason, whole.usage)
-    assert len(told) > 1
-    assert {kind for kind, _ in told} == {"text"}
-    assert "".join(text for _, text in told) == streamed.completion
+    assert len(emitted) > 1
+    assert {kind for kind, _ in emitted} == {"text"}
+    assert "".join(text for _, text in emitted) == streamed.completion
 
 
 def test_structured_output_and_template_settings_do_no_harm(url, model):

@@ -47,7 +47,7 @@ WORDS = ("a red fox", "how high is the tower", "12 + 30", "zebra", "who knows", 
 
 
 @pytest.fixture(scope="module")
-def tell(request):
+def show(request):
     """Writes a line to the terminal, captured or not."""
     plugins = request.config.pluginmanager
 
@@ -69,7 +69,7 @@ def model_directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(model_directory, tell):
+def url(model_directory, show):
     """The address of a vLLM that serves the model as "m"."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -89,7 +89,7 @@ def url(model_directory, tell):
     with log.open("w") as file:
         server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        tell(f"vLLM answers after {wait_until_healthy(server, f'http://127.0.0.1:{port}/health', log):.0f} s")
+        show(f"vLLM answers after {wait_until_healthy(server, f'http://127.0.0.1:{port}/health', log):.0f} s")
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
@@ -175,7 +175,7 @@ def test_what_the_server_sent_is_what_is_stored(url, local):
         assert (call.usage.prompt_tokens, call.finish_reason) == (len(call.prompt_ids), choice["finish_reason"])
 
 
-def test_log_probabilities_are_those_of_the_local_model(url, local, tell):
+def test_log_probabilities_are_those_of_the_local_model(url, local, show):
     """Of the whole distribution at the sampling temperature, though the model's generation_config asks for others."""
     engine = engine_for(url)
     engine.codec = local.codec
@@ -185,7 +185,7 @@ def test_log_probabilities_are_those_of_the_local_model(url, local, tell):
     calls = ask(engine, *requests)
     gaps = [gap_of(local.model, call) for call in calls]
     tokens, longest = sum(len(one.logprobs) for one in calls), max(len(one.prompt_ids) for one in calls)
-    tell(f"{tokens} tokens, prompts of up to {longest}: largest |local - recorded| {max(gaps):.2e}")
+    show(f"{tokens} tokens, prompts of up to {longest}: largest |local - recorded| {max(gaps):.2e}")
     assert len({one.completion_ids for one in calls}) > 3
     assert max(gaps) < 1e-5
 
@@ -208,7 +208,7 @@ def adapter(model_directory, seed, rank=4):
     return model, lambda directory: model.save_pretrained(directory)
 
 
-def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, model_directory, tmp_path, tell):
+def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, model_directory, tmp_path, show):
     """Greedy tokens change exactly as the adapter's do, also to other weights of one version, as after a resume."""
     requests = [chat(text, temperature=0.0) for text in WORDS]
     engine, frozen = engine_for(url), engine_for(url)
@@ -227,7 +227,7 @@ def test_after_a_hand_over_the_server_samples_as_the_local_adapter(url, local, m
         models = served_models(url)
         assert len(models) == 2, "the base model and the newest adapter"
         assert [call.policy_version for call in ask(frozen, requests[0])] == [None]
-    tell(f"four adapters, {len(WORDS)} greedy completions each: equal; largest |local - recorded| {largest:.2e}")
+    show(f"four adapters, {len(WORDS)} greedy completions each: equal; largest |local - recorded| {largest:.2e}")
     assert largest < 1e-5
     assert all(one != other for i, one in enumerate(greedy) for other in greedy[:i])
     assert len(list(tmp_path.iterdir())) == 2
@@ -275,14 +275,14 @@ def other_modules(model_directory, monkeypatch):
         yield server.base_url
 
 
-def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, tell):
+def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, show):
     recipe = write_recipe(tmp_path, other_modules, model_directory, policy_url=url)
     options = ["--quiet", "--set", "training.steps=3", "--set", "training.learning_rate=1e-2"]
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), *options]) == 0
     run = RunDirectory.open(tmp_path / "run")
     metrics = run.metrics.read()
     for one in metrics:
-        tell(
+        show(
             f"step {one.step}: version {one.policy_version}, reward {one.reward_mean:.3f}, loss {one.loss:+.2e}, "
             f"gradient {one.grad_norm:.2f}, kl {one.kl:.2e}, logprob_gap {one.logprob_gap:.2e}"
         )
@@ -307,10 +307,10 @@ def test_three_steps_of_training(url, model_directory, other_modules, tmp_path, 
     asyncio.run(served.drop_adapter(kept[-1]))
 
 
-def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp_path, capsys, tell):
+def test_other_base_weights_than_the_servers_are_refused(url, other_modules, tmp_path, capsys, show):
     recipe = write_recipe(tmp_path, other_modules, save_model(tmp_path / "other", seed=1), policy_url=url)
     assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--quiet"]) == 1
     err = capsys.readouterr().err
-    tell(err)
+    show(err)
     assert "from the recorded ones" in err
     assert RunDirectory.open(tmp_path / "run").metrics.read() == []

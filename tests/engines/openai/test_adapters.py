@@ -55,7 +55,7 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path):
     assert on_disk(tmp_path) == ["version-3", "version-4"]
 
 
-def test_a_name_tells_version_content_and_place(tmp_path: Path):
+def test_a_name_holds_version_content_and_place(tmp_path: Path):
     paths = [
         lora.write(weights(content), tmp_path / root, version)
         for root, version, content in [("a", 1, b"x"), ("a", 1, b"y"), ("a", 2, b"x"), ("b", 1, b"x")]

@@ -59,13 +59,13 @@ class Parrot:
 def test_a_key_that_the_server_repeats_is_not_shown(
     code: int, shown: slice, stream: bool, caplog: pytest.LogCaptureFixture
 ):
-    parrot, told = Parrot(code, shown), []
-    request = Request(role="planner", messages=HELLO.messages, emit=lambda kind, value: told.append(value))
+    parrot, emitted = Parrot(code, shown), []
+    request = Request(role="planner", messages=HELLO.messages, emit=lambda kind, value: emitted.append(value))
     with caplog.at_level(logging.DEBUG), parrot.server as server, pytest.raises(EngineError) as caught:
         ask(server, request, stream=stream)
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
     [call] = caught.value.calls
-    written = f"{caught.value!s} {caught.value!r} {told} {call.model_dump_json()} {caplog.text}"
+    written = f"{caught.value!s} {caught.value!r} {emitted} {call.model_dump_json()} {caplog.text}"
     assert "Incorrect API key provided: [key]" in written
     assert not [KEY[i : i + 6] for i in range(len(KEY) - 5) if KEY[i : i + 6] in written]
 

@@ -72,7 +72,7 @@ def test_a_long_line_of_a_stream_is_given_up(monkeypatch: pytest.MonkeyPatch):
         list(parser.feed(b"x"))
 
 
-def test_a_broken_header_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch):
+def test_a_broken_header_is_reported_in_a_few_words(monkeypatch: pytest.MonkeyPatch):
     """And searched for the key no further than that: the search takes long where a server masks much."""
     searched: list[int] = []
 

@@ -58,7 +58,7 @@ def test_calls_are_text_after_the_content(content: str | None, text: str):
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "emitted"),
     [
         ('{"a": "é"}', {"a": "é"}),
         ({"a": 1}, {"a": 1}),
@@ -73,8 +73,8 @@ def test_calls_are_text_after_the_content(content: str | None, text: str):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_arguments_are_told_as_they_were_sent(sent: object, told: object):
-    assert read(with_calls(None, [call(arguments=sent)])) == {"name": "add", "arguments": told}
+def test_arguments_are_reported_as_they_were_sent(sent: object, emitted: object):
+    assert read(with_calls(None, [call(arguments=sent)])) == {"name": "add", "arguments": emitted}
 
 
 @given(name=st.text(), arguments=st.text() | st.dictionaries(st.text(), st.text()))
@@ -188,7 +188,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_call_that_is_none_stays_text_and_its_result_comes_from_the_user(bad: str):
+def test_an_invalid_call_stays_text_and_its_result_comes_from_the_user(bad: str):
     assert as_fields(chat(("assistant", bad + CALL), ("tool", "no JSON"), ("tool", "1"))) == [
         {"role": "assistant", "content": bad, "tool_calls": [sent(1)]},
         answer(1, "1"),
@@ -230,8 +230,8 @@ def test_results_and_calls_that_do_not_match_are_not_lost():
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.sampled_from([CALL, TWO, "hm", *BAD]))))
 def test_every_call_that_goes_out_has_its_result_and_every_result_goes_out(said: list[tuple[str, str]]):
     fields = as_fields(chat(*said))
-    told = [one for one in fields if one["role"] in ("user", "tool")]
-    assert sorted(one["content"] for one in told) == sorted(text for role, text in said if role != "assistant")
+    emitted = [one for one in fields if one["role"] in ("user", "tool")]
+    assert sorted(one["content"] for one in emitted) == sorted(text for role, text in said if role != "assistant")
     waiting: list[str] = []
     for one in fields:
         if one["role"] == "tool":
@@ -296,7 +296,7 @@ def test_a_server_that_refuses_tools_is_an_error_at_once():
 
 
 class Says:
-    """A tool that says what it is told."""
+    """A tool that says what it is emitted."""
 
     name, description, timeout_s, output_tokens = "say", "says it", 5.0, 100
     parameters: Mapping[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -308,7 +308,7 @@ class Says:
         pass
 
 
-def test_an_agent_goes_on_after_calls_that_are_none():
+def test_an_agent_continues_after_invalid_calls():
     steps = [
         [call("say", '{"text": "a"}'), call("unknown", "{}", id="y")],
         [call("say", '{"text":'), call("say", '{"text": "</tool_call>"}', id="y")],
@@ -326,9 +326,9 @@ def test_an_agent_goes_on_after_calls_that_are_none():
         found = asyncio.run(run)
     assert (found.stop_reason, found.answer, found.request_failures) == ("answered", "The end.", 0)
     assert [turn.observation.status for turn in found.turns if turn.observation] == ["ok", "error", "error", "ok"]
-    told = server.bodies[-1]["messages"][2:]
-    assert [(one["role"], len(one.get("tool_calls", ()))) for one in told] == [
+    emitted = server.bodies[-1]["messages"][2:]
+    assert [(one["role"], len(one.get("tool_calls", ()))) for one in emitted] == [
         ("assistant", 2), ("tool", 0), ("tool", 0), ("assistant", 1), ("tool", 0), ("user", 0)
     ]  # fmt: skip
-    assert '"{\\"text\\":"' in told[3]["content"]
-    assert "cannot be read" in told[5]["content"]
+    assert '"{\\"text\\":"' in emitted[3]["content"]
+    assert "cannot be read" in emitted[5]["content"]

@@ -358,15 +358,15 @@ def test_any_body_is_a_reply_or_a_named_error(data: dict[str, Any], exact: bool)
 
 
 def test_what_was_sent_and_what_failed_is_recorded():
-    told: list[tuple[str, Any]] = []
-    request = replace(HELLO, json_schema={"type": "object"}, emit=lambda kind, value: told.append((kind, value)))
+    emitted: list[tuple[str, Any]] = []
+    request = replace(HELLO, json_schema={"type": "object"}, emit=lambda kind, value: emitted.append((kind, value)))
     with LLMServer(echo, faults=[503, "garbage"]) as server:
         [call] = ask(engine_for(server, extra_body={"top_k": 3}), request)
         body = server.bodies[-1]
     kept = {key: value for key, value in body.items() if key not in ("messages", "response_format")}
     assert call.sent == kept | {"base_url": server.base_url, "json_schema": "planner"}
     assert call.failures == ("503: injected 503", "the answer is cut off or not JSON")
-    assert told == [("retry", reason) for reason in call.failures]
+    assert emitted == [("retry", reason) for reason in call.failures]
     assert call.error is None
     assert Call.model_validate_json(call.model_dump_json()) == call
 
@@ -410,7 +410,7 @@ def test_prompts_go_out_as_the_ids_that_the_codec_gives(stream: bool):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stream_goes_on_from_the_ids_that_were_sampled(stream: bool):
+def test_a_stream_continues_from_the_ids_that_were_sampled(stream: bool):
     """With `keep_stop`, the text is what the sampled tokens say, whatever the server cuts off."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
@@ -434,7 +434,7 @@ def test_a_stream_goes_on_from_the_ids_that_were_sampled(stream: bool):
     assert [body.get("include_stop_str_in_output") for body in server.bodies] == [True, None]
 
 
-def test_without_a_codec_a_stream_goes_on_as_text():
+def test_without_a_codec_a_stream_continues_as_text():
     with LLMServer(echo) as server:
         [call] = ask(engine_for(server), replace(HELLO, prompt_ids=(5, 6), keep_stop=True))
     assert (server.paths, call.completion) == (["/v1/chat/completions"], "you said: hello")

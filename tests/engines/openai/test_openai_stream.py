@@ -101,7 +101,7 @@ def test_a_stream_that_is_cut_anywhere_is_no_reply(keep: int):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "text", "told"),
+    ("pieces", "text", "emitted"),
     [
         ([{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}], "ab", "ab"),
         ([{"content": None}, {"content": "a"}], "a", "a"),
@@ -111,10 +111,10 @@ def test_a_stream_that_is_cut_anywhere_is_no_reply(keep: int):
         ([{"content": ""}, {"refusal": "no"}], "", ""),
     ],
 )
-def test_forms_of_a_delta(pieces: list[dict[str, Any]], text: str, told: str):
+def test_forms_of_a_delta(pieces: list[dict[str, Any]], text: str, emitted: str):
     reply = StreamedReply()
     chunks = [event_object(event) for event in events_in(*(delta(**piece) for piece in pieces), delta("stop"))]
-    assert "".join([reply.add(chunk) for chunk in chunks]) == told
+    assert "".join([reply.add(chunk) for chunk in chunks]) == emitted
     reply.done = True
     assert checked_reply(reply.whole(), token_ids=False).text == text
 

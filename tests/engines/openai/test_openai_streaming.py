@@ -23,9 +23,9 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def told_by(request: Request) -> tuple[Request, list[tuple[str, Any]]]:
-    told: list[tuple[str, Any]] = []
-    return replace(request, emit=lambda kind, value: told.append((kind, value))), told
+def reported_by(request: Request) -> tuple[Request, list[tuple[str, Any]]]:
+    emitted: list[tuple[str, Any]] = []
+    return replace(request, emit=lambda kind, value: emitted.append((kind, value))), emitted
 
 
 def ask_raw(serve: Callable[[asyncio.StreamWriter], Awaitable[None]], **settings: Any) -> Call:
@@ -58,27 +58,27 @@ def ask_raw(serve: Callable[[asyncio.StreamWriter], Awaitable[None]], **settings
 def test_a_streamed_reply_is_the_whole_one(request_: Request, token_ids: bool):
     with LLMServer(echo) as server:
         [whole] = ask(engine_for(server, token_ids=token_ids), request_)
-        asked, told = told_by(request_)
+        asked, emitted = reported_by(request_)
         [streamed] = ask(engine_for(server, token_ids=token_ids, stream=True), asked)
     assert server.bodies[1]["stream_options"] == {"include_usage": True}
     assert streamed.model_copy(update={"sent": {}}) == whole.model_copy(update={"sent": {}})
-    assert len(told) > 3
-    assert {kind for kind, _ in told} == {"text"}
-    assert "".join(piece for _, piece in told) == whole.completion
+    assert len(emitted) > 3
+    assert {kind for kind, _ in emitted} == {"text"}
+    assert "".join(piece for _, piece in emitted) == whole.completion
 
 
 @pytest.mark.parametrize("token_ids", [False, True])
 @pytest.mark.parametrize("fault", STREAM_FAULTS)
 def test_a_stream_that_breaks_is_tried_again(fault: Fault, token_ids: bool):
-    asked, told = told_by(HELLO)
+    asked, emitted = reported_by(HELLO)
     with LLMServer(echo, faults=[fault, fault]) as server:
         [call] = ask(engine_for(server, token_ids=token_ids, stream=True), asked)
     assert (call.completion, server.served) == ("you said: hello", {fault: 2, None: 1})
-    kinds = [kind for kind, _ in told]
+    kinds = [kind for kind, _ in emitted]
     assert kinds.count("retry") == len(call.failures) == 2
     last = len(kinds) - kinds[::-1].index("retry")
-    assert "".join(piece for _, piece in told[last:]) == call.completion
-    assert tuple(value for kind, value in told if kind == "retry") == call.failures
+    assert "".join(piece for _, piece in emitted[last:]) == call.completion
+    assert tuple(value for kind, value in emitted if kind == "retry") == call.failures
 
 
 def test_a_stream_that_stalls_is_given_up_but_a_long_one_is_not():
@@ -117,14 +117,14 @@ def test_nothing_follows_done_but_the_reply():
 
 
 def test_a_server_that_does_not_stream_is_understood():
-    asked, told = told_by(HELLO)
+    asked, emitted = reported_by(HELLO)
 
     def plain(body: dict[str, Any]) -> dict[str, Any]:
         return {"choices": [], "error": None} | completion(body, "whole")
 
     with LLMServer(plain, faults=["slow"], slow_s=0.01) as server:  # a slow answer comes whole
         [call] = ask(engine_for(server, stream=True), asked)
-    assert (call.completion, told) == ("whole", [("text", "whole")])
+    assert (call.completion, emitted) == ("whole", [("text", "whole")])
 
 
 def test_nothing_is_lost_in_streams_with_thirty_percent_faults():

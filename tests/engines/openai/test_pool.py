@@ -112,7 +112,7 @@ def test_a_cancelled_waiter_takes_no_slot():
     limit=st.integers(1, 3),
     jobs=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.integers(0, 8)), max_size=8),
 )
-def test_slots_hold_their_limit_whoever_is_cancelled(limit: int, jobs: list[tuple[int, int, int | None]]):
+def test_slots_hold_their_limit_under_cancellation(limit: int, jobs: list[tuple[int, int, int | None]]):
     """Jobs (start, length, cancelled at), in turns of the event loop."""
     inside: list[int] = []
     finished: set[int] = set()
@@ -246,7 +246,7 @@ def test_the_last_engine_to_close_closes_connections():
             await other.close()
             await other.close()
             assert not endpoint._idle
-            await one.sample(HELLO)  # joins anew
+            await one.sample(HELLO)  # joins again
             assert len(endpoint._idle) == 1
 
     asyncio.run(run())

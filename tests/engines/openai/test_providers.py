@@ -55,7 +55,7 @@ def test_the_limit_is_named_as_the_server_knows_it():
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_local_server_is_never_mended_with_a_key_of_openai(name: ProviderName):
+def test_a_local_server_is_never_fixed_with_a_key_of_openai(name: ProviderName):
     url = PROVIDERS[name].base_url
     words = start_advice(name, url, "the-model")
     for status, too_long in ((401, False), (403, False), (404, False), (400, False), (400, True)):
