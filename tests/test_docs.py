@@ -22,7 +22,6 @@ from midstream.cli import main as cli
 from midstream.core.component import config_class
 from midstream.core.data import Frozen
 from midstream.core.trajectory import Sampling
-from midstream.evaluation import study_settings
 from midstream.practice import settings as practice_settings
 from midstream.recipe import check as recipe_check
 from midstream.recipe import registry as components
@@ -169,9 +168,7 @@ def test_there_are_commands_of_each_kind():
     assert len(commands()) > 20
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/artist.md", "docs/recipes.md", "docs/serving.md", "docs/study.md"]
-)
+@pytest.mark.parametrize("document", ["README.md", "docs/artist.md", "docs/recipes.md", "docs/serving.md"])
 def test_recipes_are_valid(document, tmp_path):
     blocks = fenced(text_of(document), "toml")
     assert blocks
@@ -210,7 +207,6 @@ TABLES: dict[str, type[Frozen]] = {
     "`learner.lora`": settings.LoraConfig,
     "`[evaluation]`": evaluation.Config,
     "`[[evaluation.sets]]`": evaluation.SetConfig,
-    "`[study]`": study_settings.StudyConfig,
     "`[practice]`": practice_settings.PracticeConfig,
     "`practice.reflector`": practice_settings.RoleConfig,
     "`practice.library`": practice_settings.LibraryConfig,

@@ -23,7 +23,6 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.text import shorten
 from midstream.evaluation import Config as EvaluationConfig
-from midstream.evaluation.study_settings import StudyConfig
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
 from midstream.rollout import Config as RolloutConfig
@@ -97,7 +96,6 @@ class Recipe(Frozen):
     practice: PracticeConfig | None = None
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    study: StudyConfig | None = None
 
     @property
     def trained(self) -> Kind:
@@ -111,7 +109,7 @@ class Recipe(Frozen):
 
     def table(self) -> Table:
         """The recipe with every default filled in, as JSON values; `parse_recipe` reads it back."""
-        return self.model_dump(mode="json", exclude_none=True, exclude={"study"})  # a study is not part of a run
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:

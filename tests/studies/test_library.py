@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from midstream.cli.main import main
+from studies.library import main
 
 SMALL = (
     "engines.reflector.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
@@ -19,7 +18,7 @@ SMALL = (
 
 def study(root: Path, *more: str) -> list[str]:
     overrides = [part for override in SMALL for part in ("--set", override)]
-    return ["study", "library", "--seeds", "1", "--out", str(root), "--quiet", *overrides, *more]
+    return ["--seeds", "1", "--out", str(root), "--quiet", *overrides, *more]
 
 
 def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +42,11 @@ def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest
 
 
 def test_a_recipe_that_learns_no_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "library", "--recipe", "flow-grpo-tiny", "--out", str(tmp_path), "--quiet"]) == 2
-    assert "learns no library" in capsys.readouterr().err
+    assert main(["--recipe", "flow-grpo-tiny", "--out", str(tmp_path), "--quiet"]) == 1
+    assert "error[wrong-kind-of-recipe]" in capsys.readouterr().err
 
 
 def test_transfer_needs_several_domains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*study(tmp_path, "--only", "transfer"), "--set", 'tasks.domains=["press"]']
-    assert main(command) == 2
-    assert "are of 1 family" in capsys.readouterr().err
+    assert main(command) == 1
+    assert "error[setting-conflict]" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""The paper's analyses of a trained planner (arXiv 2510.05592, section 4), each as rows of numbers over seeds.
+"""The analyses of section 4 of AgentFlow's paper (arXiv 2510.05592) on one planner, each as numbers over seeds.
 
-    planners   success of the trained planner beside frozen, stronger, supervised and distilled ones
+    planners   success of the trained planner, and of frozen, stronger, supervised and distilled ones
     tools      share of turns by tool, before and after training, in each family
     training   reward, tool errors and length of replies over training
     turns      success and turns used, by the number of turns allowed
@@ -8,21 +8,28 @@
     recovery   what follows an error, before and after
     toolsets   success before and after with worse and better tools at inference
 
-Training itself is seen on the recipe's training questions, all else on its evaluation sets.
+Training itself is seen on the recipe's training questions, all else on its evaluation sets. `planner.toml` has the
+recipe and the variants; another file may be named.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StepMetrics
 from midstream.recipe.check import check
 from midstream.report.study_tables import StudyRow
-from midstream.study.arms import FROZEN, LABELS, Study
-from midstream.study.measure import ALL, Condition, Measured, measured
+from midstream.study import chosen
+from studies.common import parser, print_tables, records, reporter, run, write_json
+from studies.figures import Panel, dots, panels
+from studies.planner_arms import ALL, FROZEN, LABELS, Condition, Measured, Study, measured, read_file
 
 BEFORE_AFTER = {FROZEN: True, LABELS["trained"]: False}  # label -> before training
 STEPS_A_POINT = 10
@@ -43,8 +50,8 @@ class Scene:
         if not recipe.evaluation.sets:
             raise RecipeError(
                 f"recipe {recipe.name!r} has nothing to evaluate on",
-                cause="it has no [[evaluation.sets]]",
-                fix='add one, e.g. name = "test", split = "test", per_family = 60',
+                code="missing-key",
+                fix='add [[evaluation.sets]], e.g. name = "test", split = "test", per_family = 60',
             )
         temperatures = {"greedy" if one == 0 else "sampled": one for one in reversed(recipe.evaluation.temperatures)}
         order = [name for name in ("sampled", "greedy") if name in temperatures]
@@ -76,9 +83,9 @@ def _labels(study: Study, key: str) -> list[str]:
     labels = list(getattr(study.config, key))
     if not labels:
         raise RecipeError(
-            f"recipe {study.named!r} has no study.{key}",
-            cause="the analysis compares the variants that stand there",
-            fix=f"add [study.{key}] to it, or name with --only the analyses that do without",
+            f"the study has no {key}",
+            code="missing-key",
+            fix=f"add [{key}] to its file, or name with --only the analyses that do without",
         )
     return labels
 
@@ -231,3 +238,89 @@ ANALYSES = {
     "recovery": recovery,
     "toolsets": toolsets,
 }
+
+TITLES = {
+    "planners": ("Planners", "planner"),
+    "tools": ("Use of tools, share of turns", "family: tool"),
+    "training": ("Over training, ten steps a line", "step"),
+    "turns": ("Success and turns used, by turns allowed", "allowed"),
+    "sizes": ("Success by size of the policy", "size"),
+    "recovery": ("Errors, and what followed them", "set, planner"),
+    "toolsets": ("Success by tools at inference", "tools"),
+}
+
+
+def draw(name: str, rows: Sequence[StudyRow], scene: Scene, path: Path) -> None:
+    """Draw the figure of an analysis."""
+    first = scene.sets[0]
+    sampling = next(iter(scene.temperatures))
+    match name:
+        case "planners":
+            dots(path, rows, tuple(scene.temperatures), f"Success on {first}")
+        case "tools":
+            picked = [row for row in rows if row.name.startswith(f"{ALL}: ")]
+            dots(path, picked, ("before", "after"), f"Share of turns on {first}")
+        case "training":
+            titles = {
+                "reward": "Reward, families in equal shares",
+                "tool errors": "Share of turns in error",
+                "tokens a reply": "Length of a planner's reply, tokens",
+            }
+            line = "mean, 95 % interval"
+            panels(path, [Panel(title=titles[key], x_label="step", lines={key: line}) for key in titles], rows)
+        case "turns":
+            charts = [
+                Panel(
+                    title=title.format(set_name),
+                    x_label="turns allowed",
+                    lines={f"{key}{set_name}, {side}": side for side in BEFORE_AFTER},
+                )
+                for set_name in scene.sets
+                for key, title in (("", "Success on {}"), ("turns, ", "Turns used on {}"))
+            ]
+            panels(path, charts, rows)
+        case "sizes":
+            dots(path, rows, tuple(f"{sampling}, {side}" for side in BEFORE_AFTER), f"Success on {first} by size")
+        case "recovery":
+            dots(path, rows, ("tool errors", "recovered", "repeats"), "Errors, and what followed them")
+        case "toolsets":
+            dots(path, rows, tuple(BEFORE_AFTER), f"Success on {first} by tools at inference")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study; returns the exit code."""
+    options = parser(__doc__ or "", out="runs/study-planner")
+    default = Path(__file__).with_suffix(".toml")
+    options.add_argument("file", nargs="?", type=Path, default=default, help="the recipe and its variants")
+    return run(study_planner, options.parse_args(arguments))
+
+
+def study_planner(options: argparse.Namespace) -> None:
+    """Train what is missing, analyze, write numbers and figures, print a table an analysis."""
+    study = Study(
+        root=options.out,
+        config=read_file(options.file),
+        overrides=tuple(options.overrides),
+        seeds=options.seeds,
+        report=reporter(options),
+    )
+    names = chosen(tuple(ANALYSES), options.only)
+    require(study, names)
+    scene = Scene.of(study)
+    found = {name: ANALYSES[name](study, scene) for name in names}
+    record = {
+        "recipe": study.recipe("trained", 0).name,
+        "seeds": study.seeds,
+        "analyses": {name: records(rows) for name, rows in found.items()},
+    }
+    write_json(study.root / "planner.json", record)
+    for name, rows in found.items():
+        draw(name, rows, scene, study.root / f"planner-{name}.svg")
+    if options.json:
+        print(json.dumps(record))
+    else:
+        print_tables(found, TITLES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
+from studies.gate import gate_table, main
 
-from midstream.cli.main import main
-from midstream.report.gate_study import gate_table
-from midstream.study import gate
+from studies import gate, library
 
 SMALL = (
     "tasks.rules=6", "tasks.help=0.12", "practice.tasks=16", "practice.batch_size=16", "practice.epochs=1",
@@ -21,12 +21,12 @@ SMALL = (
 
 def study(root: Path, *more: str, seeds: int = 2) -> list[str]:
     overrides = [part for override in SMALL for part in ("--set", override)]
-    return ["study", "gate", "--seeds", str(seeds), "--out", str(root), "--quiet", *overrides, *more]
+    return ["--seeds", str(seeds), "--out", str(root), "--quiet", *overrides, *more]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_harms() -> Iterator[None]:
-    """Half of the runs tell as much."""
+    """Half of the runs show as much."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "HARMS", (0.0, 0.25))
         yield
@@ -72,15 +72,15 @@ def test_where_nothing_can_be_gained_there_is_no_share_of_it(capsys: pytest.Capt
     assert "-0.5 ± 6.4" in shown
 
 
-@pytest.mark.parametrize("name", ["gate", "library"])
+@pytest.mark.parametrize("study", [gate, library])
 def test_without_a_set_to_measure_on_nothing_is_learned(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["study", name, "--out", str(tmp_path), "--quiet", "--set", "evaluation.sets=[]"]) == 2
-    assert "has no evaluation set" in capsys.readouterr().err
+    assert study.main(["--out", str(tmp_path), "--quiet", "--set", "evaluation.sets=[]"]) == 1
+    assert "error[missing-key]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_only_the_workshop_knows_what_a_lesson_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "gate", "--recipe", "flow-grpo-tiny", "--out", str(tmp_path)]) == 2
-    assert "does not practise in the simulated workshop" in capsys.readouterr().err
+    assert main(["--recipe", "flow-grpo-tiny", "--out", str(tmp_path)]) == 1
+    assert "error[wrong-kind-of-recipe]" in capsys.readouterr().err

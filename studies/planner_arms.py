@@ -1,31 +1,150 @@
-"""What an arm does on an evaluation set: read from its run, or evaluated under other conditions and kept."""
+"""The arms of a planner's study, and their evaluations under the recipe's conditions or others.
+
+    stronger              `stronger` of the study's file, not trained
+    supervised            as many supervised updates as Flow-GRPO makes, on transcripts of the clumsy policy
+    distilled             the same on the stronger planner's
+    distilled-successes   the same on those of them that succeeded
+    trained               Flow-GRPO: the recipe itself
+    size-NAME             the recipe with the changes of `sizes`
+
+Each is trained into its own run, but for `stronger`. The frozen planner is `trained` before its first step.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from midstream import api, evaluation
+from midstream.core.component import validate
 from midstream.core.data import Frozen
-from midstream.core.errors import InfrastructureError
+from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse, tool_use
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
-from midstream.evaluation.study_settings import Table
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.schema import Recipe, parse_recipe
+from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
 from midstream.runs import RunDirectory
 from midstream.runs.files import atomic_write
-from midstream.study.arms import Study
 
+Table = dict[str, Any]
+
+FROZEN = "frozen"
+LABELS = {
+    "stronger": "stronger planner, frozen",
+    "supervised": "supervised, clumsy runs",
+    "distilled": "distilled, all runs",
+    "distilled-successes": "distilled, successes",
+    "trained": "Flow-GRPO",
+}
 MAX_LOST = 0.01  # share of tasks without a result, above which a measurement says nothing of the planner
 ALL = "all"  # families together
+
+
+class PlannerFile(Frozen):
+    """A study of a planner as its file describes it.
+
+    `stronger` is a table like `agent.planner`: a planner that is better before any training. `imitation` holds settings
+    of `training.supervised` for the arms that imitate. `sizes` names changes of the recipe that make its policy smaller
+    or larger, from small to large; `tools` names changes of `[tools]`, from worse tools to better ones. An empty
+    change is the recipe itself. `turns` are the limits under which the planner is evaluated.
+    """
+
+    recipe: str
+    stronger: Table | None = None
+    imitation: Table = {}
+    sizes: dict[str, Table] = {}
+    tools: dict[str, Table] = {}
+    turns: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5, 7, 10), min_length=1)
+
+
+def read_file(path: Path) -> PlannerFile:
+    """The study in a TOML file. Raises `RecipeError`."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"{path} cannot be read: {error}", code="file-invalid", fix="name a file like studies/planner.toml"
+        ) from error
+    return validate(PlannerFile, table, str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study on disk, its arms' runs in `root`; `report` receives what is done now."""
+
+    root: Path
+    config: PlannerFile
+    overrides: tuple[str, ...] = ()
+    seeds: int = 1
+    report: Callable[[str], None] = lambda text: None
+    _runs: dict[str, RunDirectory] = field(default_factory=dict)
+
+    def recipe(self, arm: str, seed: int) -> Recipe:
+        """The recipe of an arm.
+
+        Raises:
+            RecipeError: the recipe does not define what the arm needs.
+        """
+        table = with_overrides(read_table(self.config.recipe), [*self.overrides, f"seed={seed}"])
+        changes = self._changes(arm, parse_recipe(table))
+        if changes:
+            table = merge(table, {"name": f"{table['name']}-{arm}", **changes})
+        return parse_recipe(table)
+
+    def run(self, arm: str, seed: int) -> RunDirectory:
+        """The finished run of an arm, trained now if it was not."""
+        recipe = self.recipe(arm, seed)
+        name = f"{recipe.name}-s{seed}"
+        if name not in self._runs:
+            self.report(f"{name}: training, unless that is done")
+            self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
+        return self._runs[name]
+
+    @property
+    def imitating(self) -> tuple[str, ...]:
+        """The arms that imitate; without a warm start there is no clumsy policy."""
+        every = ("supervised", "distilled", "distilled-successes")
+        return every if self.recipe("trained", 0).warm_start else every[1:]
+
+    def size_arm(self, label: str) -> str:
+        """The arm of a size; an arm without changes is the recipe itself."""
+        return f"size-{label}" if self.config.sizes[label] else "trained"
+
+    def _changes(self, arm: str, recipe: Recipe) -> Table:
+        if recipe.training is None or recipe.training.algorithm != "flow_grpo":
+            raise RecipeError(
+                f"recipe {recipe.name!r} is not trained with Flow-GRPO",
+                code="wrong-kind-of-recipe",
+                cause="a study of the planner compares it before and after that",
+                fix='choose a recipe with training.algorithm = "flow_grpo"',
+            )
+        if arm == "trained":
+            return {}
+        if arm.startswith("size-"):
+            return self.config.sizes[arm.removeprefix("size-")]
+        if arm != "supervised" and self.config.stronger is None:
+            raise RecipeError(
+                "the study has no stronger planner",
+                code="missing-key",
+                fix="add `stronger` to its file, a table like [agent.planner], or name with --only other analyses",
+            )
+        if arm == "stronger":
+            return {"agent": {"planner": self.config.stronger}}
+        supervised: dict[str, Any] = dict(self.config.imitation)
+        if arm != "supervised":
+            supervised |= {"planner": self.config.stronger, "successes_only": arm == "distilled-successes"}
+        return {"training": {"algorithm": "supervised", "supervised": supervised}}
 
 
 class Measured(Frozen):
@@ -77,7 +196,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
         return Measured.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):  # not there yet, or of an earlier version
         run = None if arm == "stronger" else study.run(arm, seed)
-        study.tell(f"{recipe.name}-s{seed}: {_words(condition)}")
+        study.report(f"{recipe.name}-s{seed}: {_words(condition)}")
         made = _evaluate(changed, run, chosen, condition)
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, made.model_dump_json().encode())
@@ -146,7 +265,7 @@ def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured
         raise InfrastructureError(
             f"{len(errors)} of {len(trajectories)} tasks of {result.set_name} ended without a result; the first:\n"
             f"{errors[0].message}",
-            cause="what tools or models need is down",
+            code="no-results",
             fix="fix it, then start the study again: what is done is not repeated",
         )
     families: dict[str, list[Trajectory]] = {}

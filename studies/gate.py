@@ -14,7 +14,8 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -24,6 +25,8 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
@@ -37,10 +40,12 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import load_recipe
-from midstream.report.gate_study import control_table, gate_table
+from midstream.report.evaluation_tables import plain_table
+from midstream.report.numbers import percent, t_interval
 from midstream.runs.files import atomic_write
-from midstream.study.options import chosen, require_set
+from midstream.study import chosen
 from midstream.worlds.workshop.tasks import Workshop
+from studies.common import parser, reporter, require_set, run, write_json
 
 HARMS = (0.0, 0.05, 0.1, 0.25)
 OFF = ("practice.gate.enabled=false",)
@@ -91,40 +96,46 @@ class Job:
         return self.root / f"{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 
-def study_gate(options: argparse.Namespace) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study; returns the exit code."""
+    options = parser(__doc__ or "", out="runs/study-gate", recipe="training-free-simulated")
+    return run(study_gate, options.parse_args(arguments))
+
+
+def study_gate(options: argparse.Namespace) -> None:
     """Run what is missing, write the numbers, print the tables."""
-    parts, root, console = chosen(options, PARTS), Path(options.out), Console(stderr=True)
+    parts = chosen(PARTS, options.only)
     recipe = load_recipe(options.recipe, options.overrides)
     if recipe.tasks.type != "workshop" or recipe.practice is None:
         raise RecipeError(
             f"recipe {recipe.name!r} does not practise in the simulated workshop",
+            code="wrong-kind-of-recipe",
             cause="only there the worth of a lesson is known exactly",
-            fix="midstream study gate --recipe training-free-simulated, or a file that extends it",
+            fix="name training-free-simulated, or a file that extends it",
         )
     require_set(recipe)
-    tell = (lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False)
+    report = reporter(options)
     record: dict[str, Any] = {"recipe": recipe.name, "seeds": options.seeds}
     if "gate" in parts:
-        record["gate"] = _gate(options, root, tell)
+        record["gate"] = _gate(options, report)
     if "controls" in parts:
-        record["controls"] = _controls(options, root, tell)
-    atomic_write(root / f"gate-{recipe.name}.json", (json.dumps(record, indent=1) + "\n").encode())
+        record["controls"] = _controls(options, report)
+    write_json(options.out / f"gate-{recipe.name}.json", record)
     if options.json:
         print(json.dumps(record))
-        return 0
+        return
     if "gate" in parts:
         Console().print(gate_table(record["gate"]))
     if "controls" in parts:
-        Console().print(control_table(record["controls"], _error_rate(options)))
-    return 0
+        Console().print(control_table(record["controls"], recipe.practice.gate.error_rate))
 
 
-def _gate(options: argparse.Namespace, root: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _gate(options: argparse.Namespace, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row a harm and an arm."""
     rows: list[dict[str, Any]] = []
     for harm in HARMS:
         arms = {name: (f"tasks.harm={harm}", *more) for name, more in (("no gate", OFF), ("gate", ()))}
-        found = {name: _runs(options, root, changes, tell, f"harm {harm:g}, {name}") for name, changes in arms.items()}
+        found = {name: _runs(options, changes, report, f"harm {harm:g}, {name}") for name, changes in arms.items()}
         free = found["no gate"]
         for name, runs in found.items():
             rows.append({
@@ -138,34 +149,28 @@ def _gate(options: argparse.Namespace, root: Path, tell: Callable[[str], None]) 
     return rows
 
 
-def _controls(options: argparse.Namespace, root: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _controls(options: argparse.Namespace, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row a control: in how many runs any change was accepted."""
     rows: list[dict[str, Any]] = []
     for name, changes in CONTROLS.items():
-        runs = _runs(options, root, (*SMALL, *changes), tell, name)
+        runs = _runs(options, (*SMALL, *changes), report, name)
         accepted = sum(one.accepted > 0 for one in runs)
         rows.append({"control": name, "runs": len(runs), "accepted": accepted})
     return rows
 
 
-def _error_rate(options: argparse.Namespace) -> float:
-    practice = load_recipe(options.recipe, options.overrides).practice
-    assert practice is not None
-    return practice.gate.error_rate
-
-
 def _runs(
-    options: argparse.Namespace, root: Path, changes: Iterable[str], tell: Callable[[str], None], what: str
+    options: argparse.Namespace, changes: Iterable[str], report: Callable[[str], None], what: str
 ) -> list[Learned]:
     """One run a seed, each in a world of its own; read where it was made before."""
     seeds = [(f"seed={seed}", f"tasks.seed={seed}") for seed in range(options.seeds)]
     fixed = (*options.overrides, *changes)
-    jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=root) for seed in seeds]
+    jobs = [Job(recipe=options.recipe, overrides=(*fixed, *seed), root=options.out) for seed in seeds]
     found = {job: _read(job) for job in jobs}
     missing = [job for job, learned in found.items() if learned is None]
-    tell(f"{what}: {len(missing)} of {len(jobs)} runs to make")
+    report(f"{what}: {len(missing)} of {len(jobs)} runs to make")
     if missing:
-        root.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(min(os.cpu_count() or 1, len(missing)), mp_context=get_context("spawn")) as pool:
             for job, learned in zip(missing, pool.map(_make, missing), strict=True):
                 found[job] = learned
@@ -226,3 +231,42 @@ async def _practise(build: Build) -> tuple[Library, int]:
         library, pending, accepted = made.library, made.pending, accepted + len(made.accepted)
         ledger.clear()
     return library, accepted
+
+
+def gate_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line a harm and an arm: the mean gain with its interval, the worst seed, shares and costs."""
+    table = plain_table(Text("Exact gain on the test orders"))
+    table.caption = "gain: mean over seeds ± half-width of the 95% Student t interval; rollouts: times those without"
+    for head in ("harm", "arm", "gain", "worst", "< 0", "of best", "lessons", "rollouts"):
+        table.add_column(head, justify="left" if head == "arm" else "right")
+    for row in rows:
+        gains = row["gains"]
+        middle, half = t_interval(gains)
+        spread = "" if half is None else f" ± {100 * half:.1f}"
+        table.add_row(
+            f"{row['harm']:g}",
+            row["arm"],
+            Text(f"{100 * middle:+.1f}{spread}", no_wrap=True),
+            f"{100 * min(gains):+.1f}",
+            f"{sum(gain < 0 for gain in gains)}/{len(gains)}",
+            percent(fmean(gains) / row["possible"]) if row["possible"] else "-",
+            f"{row['lessons']:.1f}",
+            f"{row['rollouts']:.1f}x",
+        )
+    return table
+
+
+def control_table(rows: Sequence[Mapping[str, Any]], error_rate: float) -> Table:
+    """A line a control: in how many runs a change was accepted."""
+    table = plain_table(Text("Where nothing can be learned"))
+    table.caption = f"the gate's error rate: {percent(error_rate)} of runs"
+    for head in ("control", "runs", "with an accepted change", "share"):
+        table.add_column(head, justify="left" if head == "control" else "right")
+    for row in rows:
+        share = row["accepted"] / row["runs"]
+        table.add_row(row["control"], str(row["runs"]), str(row["accepted"]), percent(share))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

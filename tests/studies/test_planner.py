@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from studies.planner import ANALYSES, main
+from studies.planner_arms import Condition, PlannerFile, Study, measured, read_file, summed
 
-from midstream.cli.main import main
+from midstream.cli.main import main as midstream
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError
 from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import run_recipe
-from midstream.recipe.schema import load_recipe
+from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
-from midstream.study.analyses import ANALYSES
-from midstream.study.arms import Study
-from midstream.study.measure import Condition, measured, summed
 from support.served_model import save_model
 
 SMALL = (
     "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
     "warm_start.steps=3", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=2",
-    "training.group_size=2", "study.imitation={transcripts=20}", "study.turns=[1,2]",
+    "training.group_size=2",
     'evaluation.validation={name="validation", split="validation", per_family=1}',
     'evaluation.sets=[{name="test", per_family=1}, {name="long", families=["long"], per_family=1, max_turns=3}]',
 )  # fmt: skip
 
 
-def arguments(root: Path, *more: str, recipe: str = "flow-grpo-tiny") -> list[str]:
-    overrides = [part for override in SMALL for part in ("--set", override)]
-    return ["study", "planner", "--recipe", recipe, "--out", str(root), "--seeds", "1", "--quiet", *overrides, *more]
+SHIPPED = Path(__file__).parents[2] / "studies" / "planner.toml"
+TINY = read_file(SHIPPED).model_copy(update={"imitation": {"transcripts": 20}, "turns": (1, 2)})
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped study with few transcripts and turns."""
+    path = tmp_path_factory.mktemp("file") / "planner.toml"
+    path.write_text(to_toml(TINY.model_dump(mode="json")), encoding="utf-8")
+    return path
+
+
+def arguments(file: Path, root: Path, *more: str) -> list[str]:
+    overrides = [part for override in SMALL for part in ("--set", override)]
+    return [str(file), "--out", str(root), "--seeds", "1", "--quiet", *overrides, *more]
+
+
+@pytest.fixture(scope="module")
+def whole(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole study of a planner that learns nothing."""
     root = tmp_path_factory.mktemp("study")
-    assert main([*arguments(root), "--json"]) == 0
+    assert main([*arguments(small_file, root), "--json"]) == 0
     return root
 
 
-def study(root: Path, *more: str, recipe: str = "flow-grpo-tiny") -> Study:
-    return Study(root=root, named=recipe, overrides=(*SMALL, *more), seeds=1, tell=lambda text: None)
+def study(root: Path) -> Study:
+    return Study(root=root, config=TINY, overrides=SMALL)
 
 
 def analyses(root: Path) -> dict[str, list[dict[str, Any]]]:
@@ -59,9 +69,7 @@ def test_every_analysis_has_numbers_of_every_seed_and_a_figure(whole: Path) -> N
     for name, rows in found.items():
         assert rows
         assert all(len(row["values"]) == 1 for row in rows if row["metric"] != "recovered")
-        assert ElementTree.fromstring((whole / f"planner-{name}.svg").read_text(encoding="utf-8")).findall(
-            ".//{*}circle"
-        )
+        assert ElementTree.fromstring((whole / f"planner-{name}.svg").read_text(encoding="utf-8")).findall(".//{*}use")
 
 
 def test_the_arms(whole: Path) -> None:
@@ -76,14 +84,14 @@ def test_the_arms(whole: Path) -> None:
     assert runs == {f"flow-grpo-tiny{arm}-s0" for arm in arms}
 
 
-def test_what_is_there_is_not_done_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_not_done_again(small_file: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def written() -> dict[Path, int]:
         kept = [*whole.glob("*/metrics.jsonl"), *whole.glob("evaluations/*")]
         return {path: path.stat().st_mtime_ns for path in kept}
 
     before, record = written(), (whole / "planner.json").read_text(encoding="utf-8")
     assert any(path.parent.name == "evaluations" for path in before)
-    assert main(arguments(whole)) == 0
+    assert main(arguments(small_file, whole)) == 0
     assert written() == before
     assert (whole / "planner.json").read_text(encoding="utf-8") == record
     text = capsys.readouterr().out
@@ -111,7 +119,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
     """Weights of the first checkpoint are gone by then; the reference policy of the last one is what they were."""
     run, unchanged = RunDirectory.open(finished_run), tmp_path / "unchanged"
     command = ["train", str(ten_steps), "--out", str(unchanged), "--quiet", "--json", "--set", "training.steps=0"]
-    assert main(command) == 0
+    assert midstream(command) == 0
     with Build(run_recipe(run)) as build:
         weights = dict(build.policy.learner.model.named_parameters())
         redrawn = {name for name in weights if "embed" in name}  # names, which are drawn afresh at every step
@@ -151,60 +159,60 @@ def test_a_search_that_knows_half_the_facts() -> None:
     assert 0.4 * every < half < 0.6 * every < 0.65 * every < three < 0.85 * every
 
 
-REFUSED: dict[str, tuple[str, list[str], Callable[[Study], object], str]] = {
-    "no stronger planner": ("flow-grpo-lora", [], lambda one: one.recipe("stronger", 0), "has no study.stronger"),
-    "nothing to distil from": ("flow-grpo-lora", [], lambda one: one.recipe("distilled", 0), "has no study.stronger"),
-    "not trained": ("agentflow-prompted", [], lambda one: one.recipe("trained", 0), "is not trained with Flow-GRPO"),
-    "imitated": (
-        "flow-grpo-tiny", ["training.algorithm=supervised"], lambda one: one.recipe("trained", 0), "is not trained",
-    ),
-    "a key that is none": ("flow-grpo-tiny", ["study.strong=1"], lambda one: one.config, "study.strong"),
-}  # fmt: skip
+def planner(recipe: str, *overrides: str) -> Study:
+    return Study(root=Path("nowhere"), config=PlannerFile(recipe=recipe), overrides=overrides)
 
 
 def test_without_a_warm_start_nobody_imitates_the_clumsy_policy(tmp_path: Path) -> None:
-    here = Study(root=tmp_path, named="flow-grpo-lora", overrides=(), seeds=1, tell=lambda text: None)
-    assert here.imitating == ("distilled", "distilled-successes")
+    assert planner("flow-grpo-lora").imitating == ("distilled", "distilled-successes")
     assert study(tmp_path).imitating == ("supervised", "distilled", "distilled-successes")
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_a_recipe_does_not_define_is_refused(case: str, tmp_path: Path) -> None:
-    recipe, overrides, ask, message = REFUSED[case]
-    here = Study(root=tmp_path, named=recipe, overrides=tuple(overrides), seeds=1, tell=lambda text: None)
-    with pytest.raises(RecipeError, match=message):
-        ask(here)
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "arm", "code"),
+    [
+        ("flow-grpo-lora", [], "stronger", "missing-key"),
+        ("flow-grpo-lora", [], "distilled", "missing-key"),
+        ("agentflow-prompted", [], "trained", "wrong-kind-of-recipe"),
+        ("flow-grpo-tiny", ["training.algorithm=supervised"], "trained", "wrong-kind-of-recipe"),
+    ],
+)
+def test_what_a_study_does_not_define_is_refused(recipe: str, overrides: list[str], arm: str, code: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        planner(recipe, *overrides).recipe(arm, 0)
+    assert caught.value.code == code
+
+
+def test_a_wrong_key_of_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('recipe = "flow-grpo-tiny"\nstrong = 1\n', encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        read_file(tmp_path / "mine.toml")
+    assert "strong" in caught.value.what
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "code"),
     [
-        (["--only", "nonsense"], "'nonsense' is not part of the study 'planner'"),
-        (["--seeds", "0"], "--seeds 0 trains nothing"),
-        (["--set", "evaluation.sets=[]"], "has nothing to evaluate on"),
+        (["--only", "nonsense"], "unknown-name"),
+        (["--seeds", "0"], "empty-value"),
+        (["--set", "evaluation.sets=[]"], "missing-key"),
     ],
 )
 def test_refusals_leave_nothing_behind(
-    more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], code: str, small_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(tmp_path, *more)) == 2
-    assert message in capsys.readouterr().err
+    assert main(arguments(small_file, tmp_path, *more)) == 1
+    assert f"error[{code}]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_recipe_without_sizes_or_tools_says_so(
-    ten_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = tmp_path / "mine.toml"
-    text = ten_steps.read_text(encoding="utf-8").replace('extends = "flow-grpo-tiny"', 'extends = "plain"')
-    recipe.write_text(text, encoding="utf-8")
-    shipped = Path(__file__).parents[2] / "recipes" / "flow-grpo-tiny.toml"
-    (tmp_path / "plain.toml").write_text(shipped.read_text(encoding="utf-8").split("[study]")[0], encoding="utf-8")
-    for name, key in {"sizes": "sizes", "toolsets": "tools", "planners": "stronger"}.items():
-        command = ["study", "planner", "--recipe", str(recipe), "--out", str(tmp_path / "out"), "--quiet"]
-        assert main([*command, "--only", name]) == 2
-        assert f"has no study.{key}" in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name", ["sizes", "toolsets", "planners"])
+def test_a_file_without_variants_says_so(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plain.toml"
+    file.write_text('recipe = "flow-grpo-tiny"\n', encoding="utf-8")
+    assert main([*arguments(file, tmp_path / "out"), "--only", name]) == 1
+    assert "error[missing-key]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_lora_learner_has_no_copy_to_return_to(tmp_path: Path) -> None:
@@ -220,11 +228,11 @@ def test_a_lora_planner_before_training_is_the_model_as_it_was_built(tmp_path: P
     overrides = (
         f"engines.policy.model={save_model(tmp_path / 'model')}", "tasks.families=['arith']", "tasks.countries=40",
         "agent.planner.sampling={temperature=0.7, max_tokens=4}", "training.steps=1", "training.tasks_per_step=1",
-        "training.group_size=2", "training.learning_rate=1.0", "training.warmup_steps=1", "study.turns=[1]",
+        "training.group_size=2", "training.learning_rate=1.0", "training.warmup_steps=1",
         "evaluation.validation={name='validation', split='validation', per_family=1}",
         "evaluation.sets=[{name='test', per_family=3, max_turns=1}]",
     )  # fmt: skip
-    here = Study(root=tmp_path, named="flow-grpo-lora", overrides=overrides, seeds=1, tell=lambda text: None)
+    here = Study(root=tmp_path, config=PlannerFile(recipe="flow-grpo-lora"), overrides=overrides)
     before = Condition(set_name="test", temperature=0.7, before=True)
     again = Condition(set_name="test", temperature=0.7, before=True, max_turns=1)
     assert measured(here, "trained", 0, again).tools == measured(here, "trained", 0, before).tools

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-from rich.console import Console
 
 from midstream import api
 from midstream.core.errors import RecipeError
@@ -26,10 +25,10 @@ from midstream.core.metrics import EvaluationResult
 from midstream.practice.commit import UpdateRecord, read_updates
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
-from midstream.report.study_tables import StudyRow, study_tables
+from midstream.report.study_tables import StudyRow
 from midstream.runs import RunDirectory
-from midstream.runs.files import atomic_write
-from midstream.study.options import chosen, require_set
+from midstream.study import chosen
+from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
 
 LEARNED = "the recipe"
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -46,13 +45,13 @@ ALL = "all domains"
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryStudy:
-    """A study on disk: its recipe, its arms' runs in `root`, and `tell` for what is going on."""
+    """A study on disk: its recipe, its arms' runs in `root`; `report` receives what is done now."""
 
     root: Path
     named: str
     overrides: tuple[str, ...]
     seeds: int
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     _runs: dict[str, RunDirectory] = field(default_factory=dict)
 
     def recipe(self, arm: str, seed: int, changes: Mapping[str, Any]) -> Recipe:
@@ -61,8 +60,8 @@ class LibraryStudy:
         if "practice" not in table:
             raise RecipeError(
                 f"recipe {table.get('name')!r} learns no library",
-                cause="it has no [practice] table",
-                fix="midstream study library --recipe training-free-domains",
+                code="wrong-kind-of-recipe",
+                fix="name a recipe that practises, e.g. training-free-domains",
             )
         name = f"{table['name']}-{arm.replace(' ', '-').replace(',', '')}"
         recipe = parse_recipe(merge(table, {"name": name, **changes}))
@@ -74,7 +73,7 @@ class LibraryStudy:
         recipe = self.recipe(arm, seed, changes)
         name = f"{recipe.name}-s{seed}"
         if name not in self._runs:
-            self.tell(f"{name}: learning, unless that is done")
+            self.report(f"{name}: learning, unless that is done")
             self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
         return self._runs[name]
 
@@ -84,41 +83,38 @@ class LibraryStudy:
         if len(domains) < 2:
             raise RecipeError(
                 f"the tasks of recipe {self.named!r} are of {len(domains)} family",
+                code="setting-conflict",
                 cause="transfer is from one domain, a family of tasks, to another",
                 fix="choose a recipe with several families, or name other analyses with --only",
             )
         return domains
 
 
-def study_library(options: argparse.Namespace) -> int:
-    """Run what is missing, analyse, write the numbers, print a table an analysis."""
-    console = Console(stderr=True)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study; returns the exit code."""
+    options = parser(__doc__ or "", out="runs/study-library", recipe="training-free-domains")
+    return run(study_library, options.parse_args(arguments))
+
+
+def study_library(options: argparse.Namespace) -> None:
+    """Run what is missing, analyze, write the numbers, print a table an analysis."""
     study = LibraryStudy(
-        root=Path(options.out),
+        root=options.out,
         named=options.recipe,
         overrides=tuple(options.overrides),
         seeds=options.seeds,
-        tell=(lambda text: None) if options.quiet else lambda text: console.print(text, markup=False, highlight=False),
+        report=reporter(options),
     )
-    names = chosen(options, tuple(ANALYSES))
+    names = chosen(tuple(ANALYSES), options.only)
     if "transfer" in names:
         study.domains()  # refused before hours of work, not after
     found = {name: ANALYSES[name](study) for name in names}
-    record = {
-        name: [{"name": row.name, "metric": row.metric, "values": row.values} for row in rows]
-        for name, rows in found.items()
-    }
-    study.root.mkdir(parents=True, exist_ok=True)
-    atomic_write(study.root / "library.json", (json.dumps(record, indent=1) + "\n").encode())
+    record = {name: records(rows) for name, rows in found.items()}
+    write_json(study.root / "library.json", record)
     if options.json:
         print(json.dumps(record))
-        return 0
-    for name, rows in found.items():
-        title, head = TITLES[name]
-        for place, table in enumerate(study_tables(rows, head, title)):
-            table.title = table.title if place == 0 else None
-            Console().print(table)
-    return 0
+    else:
+        print_tables(found, TITLES)
 
 
 def arms(study: LibraryStudy) -> list[StudyRow]:
@@ -149,10 +145,10 @@ def turns_by_epoch(study: LibraryStudy) -> list[StudyRow]:
     """Turns, and so calls of tools, that a rollout took in each epoch, and its reward."""
     runs = [read_updates(study.run(LEARNED, seed, {})) for seed in range(study.seeds)]
     rows: list[StudyRow] = []
-    for epoch in sorted({one.epoch for records in runs for one in records}):
-        of_epoch = [[one for one in records if one.epoch == epoch] for records in runs]
-        rows.append(_by_epoch(epoch, "reward", of_epoch, lambda one: one.mean_reward, as_percent=True))
-        rows.append(_by_epoch(epoch, "turns", of_epoch, lambda one: one.turns_mean, as_percent=False))
+    for epoch in sorted({update.epoch for updates in runs for update in updates}):
+        of_epoch = [[update for update in updates if update.epoch == epoch] for updates in runs]
+        rows.append(_by_epoch(epoch, "reward", of_epoch, lambda update: update.mean_reward, as_percent=True))
+        rows.append(_by_epoch(epoch, "turns", of_epoch, lambda update: update.turns_mean, as_percent=False))
     return rows
 
 
@@ -197,3 +193,7 @@ def _before_and_after(run: RunDirectory) -> tuple[EvaluationResult, EvaluationRe
     results = run.evaluations.read()
     first = [one for one in results if (one.set_name, one.sampling) == (results[0].set_name, results[0].sampling)]
     return first[0], first[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,8 +7,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from studies.agents import main
 
-from midstream.cli.main import main
+from midstream.core.errors import RecipeError
+from midstream.recipe.schema import load_recipe
+from midstream.study import read_study
+from studies import agents
 
 SMALL = (
     "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
@@ -20,7 +24,7 @@ SMALL = (
 
 def study(root: Path, *labels: str, more: tuple[str, ...] = ()) -> list[str]:
     overrides = [part for override in (*SMALL, *more) for part in ("--set", override)]
-    return ["study", "agents", "--seeds", "2", "--out", str(root), "--quiet", "--only", *labels, *overrides]
+    return ["--seeds", "2", "--out", str(root), "--quiet", "--only", *labels, *overrides]
 
 
 def test_both_kinds_of_agents_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,18 +43,12 @@ def test_both_kinds_of_agents_stand_in_one_table(tmp_path: Path, capsys: pytest.
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
 
 
-def test_unequal_budgets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    from midstream.study import agents
-
-    unequal = {**agents.ARMS, "ARTIST": ("artist-tiny", ("training.steps=3",))}
-    monkeypatch.setattr(agents, "ARMS", unequal)
-    monkeypatch.setattr(agents, "_recipe", lambda label, *, seed, overrides: agents.load_recipe(
-        agents.ARMS[label][0], [*overrides, *agents.ARMS[label][1], f"seed={seed}"]))  # fmt: skip
-    assert main(study(tmp_path, "AgentFlow", "ARTIST")) == 2
-    assert "steps, tasks_per_step or group_size of their recipes differ" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_recipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "agents", "--recipe", "artist-tiny", "--out", str(tmp_path)]) == 2
-    assert "--recipe artist-tiny is none of the agents that are compared" in capsys.readouterr().err
+def test_unequal_budgets_are_refused() -> None:
+    study = read_study("agents")
+    recipes = {arm.name: load_recipe(arm.recipe) for arm in study.arms[:2]}
+    agents.require_equal_budgets(recipes)
+    unequal = {**recipes, "ARTIST": load_recipe("artist-tiny", ["training.steps=3"])}
+    with pytest.raises(RecipeError) as caught:
+        agents.require_equal_budgets(unequal)
+    assert caught.value.code == "setting-conflict"
+    assert "(ARTIST)" in caught.value.what

@@ -1,0 +1,60 @@
+"""Tables of a study: the mean of every number over seeds, with its interval."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from midstream.report.study_tables import StudyRow, study_table, study_tables
+
+
+def shown(renderable: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def cells(text: str, name: str) -> list[str]:
+    return next(line for line in text.splitlines() if line.strip().startswith(name)).split(name, 1)[1].split()
+
+
+def tokens(step: int, *values: float) -> StudyRow:
+    return StudyRow(name=str(step), metric="tokens", values=values, as_percent=False)
+
+
+def test_a_table_shows_mean_and_interval_of_every_arm():
+    rows = [
+        StudyRow(name="flow-grpo", metric="greedy success", values=(0.68, 0.70, 0.72)),
+        StudyRow(name="flow-grpo", metric="sampled success", values=(0.6, 0.6, 0.6)),
+        StudyRow(name="shuffled reward", metric="greedy success", values=(0.3,)),
+    ]
+    text = shown(study_table(rows), 100)
+    assert cells(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "±", "0.0"]
+    assert cells(text, "shuffled reward") == ["1", "30.0", "(one", "seed)", "-"]
+    assert "Student t" in text
+
+
+def test_numbers_that_are_no_shares_stand_as_they_are_in_a_table_of_their_own():
+    rows = [StudyRow(name="10", metric="reward", values=(0.5, 0.5)), tokens(10, 11.0, 12.0), tokens(20, 9.5)]
+    shares, numbers = (shown(table) for table in study_tables(rows, "step", "Over training"))
+    assert cells(shares, "10") == ["2", "50.0", "±", "0.0"]
+    assert cells(numbers, "10") == ["2", "11.50", "±", "6.35"]
+    assert cells(numbers, "20") == ["1", "9.50", "(one", "seed)"]
+    assert "percent" in shares
+    assert "percent" not in numbers
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(["10", "a planner with a long name"]))
+def test_tables_fit_a_terminal_and_leave_no_metric_out(metrics: int, seeds: int, name: str):
+    rows = [StudyRow(name=name, metric=f"metric {i}", values=(0.5,) * seeds) for i in range(metrics)]
+    texts = [shown(table) for table in study_tables(rows, "planner", "Planners")]
+    assert all(len(line) <= 80 for text in texts for line in text.splitlines())
+    assert sum(text.count("50.0") for text in texts) == metrics
+
+
+def test_a_number_that_no_seed_has_is_a_dash():
+    rows = [StudyRow(name="a", metric="recovered", values=()), StudyRow(name="a", metric="errors", values=(0.1, 0.1))]
+    assert cells(shown(study_table(rows)), "a") == ["0", "to", "2", "-", "10.0", "±", "0.0"]

@@ -1,0 +1,102 @@
+"""A study trains what is missing, reads what is there, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core.errors import RecipeError
+from midstream.study import DEFAULT_METRICS, Metric, StudyFile, read_study
+from support.fake_run import evaluation
+
+SMALL = (
+    "tasks.countries=40", "engines.policy.hidden_size=32", "engines.policy.layers=1", "warm_start.transcripts=60",
+    "warm_start.steps=3", "warm_start.min_copy_rate=0", "training.steps=2", "training.tasks_per_step=2",
+    "training.group_size=2", "training.supervised.transcripts=20", "evaluation.validation.per_family=1",
+    'evaluation.sets=[{name="test", per_family=1}]',
+)  # fmt: skip
+
+
+def study(root: Path, *arms: str) -> list[str]:
+    overrides = [part for override in SMALL for part in ("--set", override)]
+    return ["study", "controls", "--seeds", "2", "--out", str(root), "--quiet", "--only", *arms, *overrides]
+
+
+def test_rows_of_every_policy_and_nothing_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = study(tmp_path, "Flow-GRPO", "random planner", "supervised, same number of updates")
+    assert main([*arguments, "--json"]) == 0
+    first = capsys.readouterr().out
+    names = {row["name"] for row in json.loads(first)}
+    assert len(names) == 4
+    assert "warm start only" in names
+    assert all(len(row["values"]) == 2 and all(0 <= value <= 1 for value in row["values"]) for row in json.loads(first))
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == json.loads(first)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    assert {path.parent.name for path in written} == {
+        f"{recipe}-s{seed}" for recipe in ("flow-grpo-tiny", "control-supervised") for seed in (0, 1)
+    }
+    assert main([*arguments, "--json"]) == 0
+    assert capsys.readouterr().out == first
+    assert main(arguments) == 0
+    assert "warm start only" in capsys.readouterr().out
+    assert written == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["controls", "--only", "nonsense"], "unknown-name"),
+        (["controls", "--seeds", "0"], "empty-value"),
+        (["controls", "--seeds", "-1"], "empty-value"),
+        (["nonsense"], "file-not-found"),
+        (["nonsense.toml"], "file-not-found"),
+    ],
+)
+def test_refusals_leave_nothing_behind(
+    arguments: list[str], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", *arguments, "--out", str(tmp_path)]) in (1, 2)
+    assert f"error[{code}]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n[[arms]]\nname = "plain"\nrecipe = "flow-grpo-tiny"\n', encoding="utf-8")
+    assert read_study(file).metrics == DEFAULT_METRICS
+    file.write_text("name = 3", encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        read_study(file)
+    assert "arms" in caught.value.what
+    file.write_text("name =", encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        read_study(file)
+    assert caught.value.code == "file-invalid"
+
+
+def test_two_rows_of_one_name_are_refused() -> None:
+    arm = {"name": "a", "recipe": "flow-grpo-tiny"}
+    with pytest.raises(ValueError, match="same name: a"):
+        StudyFile.model_validate({"name": "s", "arms": [arm, arm]})
+
+
+def test_a_metric_reads_the_last_step_the_first_or_the_difference() -> None:
+    results = [evaluation(0.0, 0), evaluation(0.5, 5), evaluation(1.0, 10), evaluation(1.0, 10, "T=1")]
+    first, last = results[0], results[2]
+    assert Metric(value="success", sampling="greedy").of(results) == last.success
+    assert Metric(value="success", sampling="greedy", at="before").of(results) == first.success
+    assert Metric(value="success", sampling="greedy", at="gain").of(results) == last.success - first.success
+    errors = Metric(value=("success", "tool_use.error_rate"), sampling="greedy").of(results)
+    assert errors == pytest.approx((last.success + last.tool_use.error_rate) / 2)
+    assert Metric(value="tool_use.share.guess", sampling="greedy", missing=0).of(results) == 0
+    assert Metric(value="turns_mean", sampling="greedy", per_run=True).of(results) == last.turns_mean / last.tasks
+
+
+@pytest.mark.parametrize("metric", [{"value": "nonsense"}, {"value": "success", "set": "other"}])
+def test_a_number_that_is_not_there_is_refused(metric: dict[str, str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Metric.model_validate({**metric, "sampling": "greedy"}).of([evaluation(1.0, 5)])
+    assert caught.value.code == "missing-key"
