@@ -9,7 +9,7 @@ import pytest
 from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
-from midstream.evaluation.summary import summarise
+from midstream.evaluation.run import summarize
 from midstream.rollout import Group
 from support.marked_streams import Output, stream
 
@@ -27,7 +27,7 @@ def summed(*tasks: list[Trajectory], judged: bool = False) -> EvaluationResult:
         for i, trials in enumerate(tasks)
     ]
     about = {"policy": "p", "set_name": "s", "split": "test", "sampling": "T=1", "seed": 0, "step": None}
-    return summarise(groups, **about, metric="m", judged=judged)
+    return summarize(groups, **about, metric="m", judged=judged)
 
 
 def test_success_is_the_mean_over_tasks_of_the_mean_over_trials():

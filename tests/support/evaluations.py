@@ -10,7 +10,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.evaluation import result_name
-from midstream.evaluation.summary import summarise
+from midstream.evaluation.run import summarize
 from midstream.rollout import Group
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo
@@ -33,7 +33,7 @@ def evaluated(
     """The numbers and trajectories of an evaluation of the set "held-out"."""
     made = groups(scores, gold=gold)
     whole = {"policy": "agent", "set_name": "held-out", "split": "test", "sampling": "T=1", "seed": 0, "step": None}
-    result = summarise(made, **(whole | {"metric": "exact match", "judged": False} | about))
+    result = summarize(made, **(whole | {"metric": "exact match", "judged": False} | about))
     return result, [one for group in made for one in group.trajectories]
 
 

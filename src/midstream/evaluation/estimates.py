@@ -1,4 +1,4 @@
-"""How sure a score is, and what several trials of a task come to. Pure Python: the base install has no numpy.
+"""Confidence intervals of scores, and scores over several trials of a task. Pure Python: the base install has no numpy.
 
 A score is a mean over tasks, each task's value in [0, 1] being the mean over its trials. What varies from one set of
 tasks to another is the tasks, so every interval here is over tasks: more trials of the same tasks make each value
@@ -56,9 +56,9 @@ def bootstrap(values: Sequence[float], error: float = 0.05) -> Interval:
 def wilson(share: float, count: float) -> Interval:
     """The 95 % score interval of a share (Wilson 1927) of `count` trials; it never leaves [0, 1] and is never empty."""
     square = NormalDist().inv_cdf(0.975) ** 2
-    centre = (share + square / (2 * count)) / (1 + square / count)
+    center = (share + square / (2 * count)) / (1 + square / count)
     half = math.sqrt(square * (share * (1 - share) + square / (4 * count)) / count) / (1 + square / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def effective_tasks(values: Sequence[float]) -> float:
@@ -109,14 +109,14 @@ def majority(trials: Sequence[Trajectory]) -> float:
     vote; without any the score is 0. Of answers that are equally frequent each counts its share.
     """
     scores: dict[object, list[float]] = {}
-    for one in trials:
-        if one.status == "ok" and one.answer is not None:
-            scores.setdefault(meaning(one.answer), []).append(value(one))
+    for trial in trials:
+        if trial.status == "ok" and trial.answer is not None:
+            scores.setdefault(meaning(trial.answer), []).append(value(trial))
     votes = Counter({answer: len(given) for answer, given in scores.items()})
     most = max(votes.values(), default=0)
     return fmean([fmean(scores[answer]) for answer, count in votes.items() if count == most] or [0.0])
 
 
 def value(trajectory: Trajectory) -> float:
-    """What a trial counts in the headline: its reward, 0 where an infrastructure error left it without one."""
+    """The score of a trial: its reward, 0 if an infrastructure error left it without one."""
     return trajectory.reward.value if trajectory.reward and trajectory.status == "ok" else 0.0

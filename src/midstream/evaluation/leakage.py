@@ -1,6 +1,6 @@
 """A flag for evaluations: did a search ask for the question itself, almost word for word?
 
-Public questions stand on the web beside their answers, so such a search may find the answer instead of working it out.
+Public questions stand on the web next to their answers, so such a search may find the answer instead of working it out.
 It is a flag to look at, not a proof: it says nothing of what the search found, a short question is sometimes its own
 best query, and a search that is worded otherwise may find the question as well.
 """
@@ -17,7 +17,7 @@ ALIKE = 0.9  # of the words of one side that stand on the other
 FEWEST_WORDS = 5  # a shorter question and a good query for it are the same words
 STOP_WORDS = frozenset(
     "and are as at be by did do does for from had has have how in is it its of on or that this to was were what when "
-    "where which who whom whose why will with".split()
+    "where which who whom whose why will with".split()  # words: allow
 )
 
 
@@ -32,19 +32,16 @@ def repeats_question(trajectory: Trajectory) -> bool:
     question = _words(trajectory.question)
     if question.total() < FEWEST_WORDS:
         return False
-    return any(_alike(question, _words(query)) for turn in trajectory.turns for query in _queries(turn))
+    queries = (_words(query) for turn in trajectory.turns for query in _queries(turn))
+    return any((question & query).total() >= ALIKE * max(question.total(), query.total()) for query in queries)
 
 
 def _words(text: str) -> Counter[str]:
     return Counter(word for word in normalize(text).split() if word not in STOP_WORDS)
 
 
-def _alike(question: Counter[str], query: Counter[str]) -> bool:
-    return (question & query).total() >= ALIKE * max(question.total(), query.total())
-
-
 def _queries(turn: Turn) -> Iterator[str]:
-    """What a turn's command searched for."""
+    """The queries of a turn's command, and of the calls that its code made."""
     if turn.command is None or turn.command.error:
         return
     made = turn.observation.tool_calls if turn.observation else ()

@@ -1,7 +1,7 @@
-"""Two evaluations of the same tasks, task by task: who is better, by how much, and how sure that is.
+"""Two evaluations of the same tasks, task by task: which agent is better, by how much, and how sure that is.
 
-A task's value is the mean over its trials with a result. A task that a side has no result of at all (infrastructure
-errors) is left out and counted: it says nothing about the agents.
+A task's value is the mean over its trials with a result. A task without any result on a side (infrastructure errors)
+is left out and counted: it says nothing about the agents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EQUAL = 1e-9  # means of trials carry rounding errors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """One evaluation: what it is called, its numbers and its trajectories."""
+    """One evaluation: its name, its numbers and its trajectories."""
 
     name: str
     result: EvaluationResult
@@ -49,7 +49,7 @@ class Pair(Frozen):
 
     @property
     def difference(self) -> float:
-        """What `other` has more than `first`; 0 where only rounding differs."""
+        """The value of `other` less that of `first`; 0 if only rounding differs."""
         apart = self.other.value - self.first.value
         return apart if abs(apart) > _EQUAL else 0.0
 
@@ -87,7 +87,7 @@ class Paired(Frozen):
 
 
 def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Paired:
-    """Pair two evaluations by task and tell how they differ.
+    """Compare two evaluations task by task.
 
     With several `comparisons` against the same first each gets the level 1 - 0.05 / `comparisons` (Bonferroni), so that
     all of their intervals hold the truth together in 95 %.
@@ -96,27 +96,52 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         UsageError: they were scored by different rewards, share no task, or have other questions or answers under one
             id; or no shared task has a result on both sides.
     """
-    _check_scored_alike(first, other)
+    scored = (first.result.metric, first.result.judged)
+    if scored != (other.result.metric, other.result.judged):
+        rewards = {side.name: side.result.metric + ", a model," * side.result.judged for side in (first, other)}
+        raise UsageError(
+            f"{first.result.set_name!r} was scored by {rewards[first.name]} in {first.name} "
+            f"and by {rewards[other.name]} in {other.name}",
+            code="not-comparable",
+            cause="scores of two rewards are two quantities: their difference says nothing about the agents",
+            fix="evaluate both with the same reward",
+        )
     ours, theirs = _by_task(first), _by_task(other)
     shared = [task for task in ours if task in theirs]
     if not shared:
         raise UsageError(
             f"{first.name} and {other.name} have no task of {first.result.set_name!r} in common",
+            code="not-comparable",
             cause="their sets of this name hold other tasks (another seed, count or file)",
             fix="evaluate both on the same set with the same seed",
         )
+    pairs = []
     for task in shared:
-        _check_same_task(first.name, ours[task][0], other.name, theirs[task][0])
-    pairs = [pair for task in shared if (pair := _pair(ours[task], theirs[task])) is not None]
+        one, two = ours[task][0], theirs[task][0]
+        for what, mine, yours in (("question", one.question, two.question), ("gold answer", one.gold, two.gold)):
+            if mine != yours:
+                raise UsageError(
+                    f"task {task!r} has the {what} {mine!r:.80} in {first.name}, {yours!r:.80} in {other.name}",
+                    code="inputs-changed",
+                    cause="the set was changed between the two evaluations, or ids are used twice",
+                    fix="evaluate both on the same set",
+                )
+        sides = _side(ours[task]), _side(theirs[task])
+        if sides[0] is not None and sides[1] is not None:
+            pairs.append(Pair(task_id=task, question=one.question, gold=one.gold, first=sides[0], other=sides[1]))
     if not pairs:
         raise UsageError(
             f"no task of {first.result.set_name!r} has a result in both {first.name} and {other.name}",
+            code="no-results",
             cause="infrastructure errors ended all trials of a side",
             fix="run those again: midstream resume DIR --retry-errors",
         )
     differences, level = [pair.difference for pair in pairs], 1 - 0.05 / comparisons
-    same = all(_replayed(ours[task], theirs[task]) for task in shared)
-    interval = (0.0, 0.0) if same else difference_interval(differences, 1 - level)
+    # Equal answers alone do not make two agents the same: every turn has to be equal.
+    same = all(list(map(without_clocks, ours[task])) == list(map(without_clocks, theirs[task])) for task in shared)
+    low, high = interval = (0.0, 0.0) if same else difference_interval(differences, 1 - level)
+    verdict: Verdict = "better" if low > _EQUAL else "worse" if high < -_EQUAL else "no evidence of a difference"
+    compared = [trial for pair in pairs for trial in (*ours[pair.task_id], *theirs[pair.task_id])]
     return Paired(
         first=first.name,
         other=other.name,
@@ -129,14 +154,14 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         difference=fmean(differences),
         interval=interval,
         level=level,
-        verdict="the same" if same else _verdict(interval),
-        wins=sum(one > 0 for one in differences),
-        losses=sum(one < 0 for one in differences),
-        ties=sum(one == 0 for one in differences),
+        verdict="the same" if same else verdict,
+        wins=sum(difference > 0 for difference in differences),
+        losses=sum(difference < 0 for difference in differences),
+        ties=sum(difference == 0 for difference in differences),
         left_out=len(shared) - len(pairs),
         only_first=len(ours) - len(shared),
         only_other=len(theirs) - len(shared),
-        runs_left_out=sum(one.status != "ok" for pair in pairs for one in (*ours[pair.task_id], *theirs[pair.task_id])),
+        runs_left_out=sum(trial.status != "ok" for trial in compared),
         differing=tuple(pair for pair in pairs if pair.difference),
     )
 
@@ -145,66 +170,23 @@ def difference_interval(differences: Sequence[float], error: float = 0.05) -> In
     """The paired bootstrap's interval of a mean difference: tasks are resampled, each with its difference.
 
     Two made-up pairs are resampled with them, one won and one lost by the size (root mean square) that the differences
-    have which are not 0; by 1 where none is. Without them few differing tasks would look surer than they are (five won,
+    have which are not 0; by 1 if all are 0. Without them few differing tasks would look surer than they are (five won,
     none lost: [0.01, 0.09] of 100 tasks, though a coin falls so once in 16). On 0/1 values they are those of Bonett and
     Price (2012); they move the interval towards 0 by two tasks' share.
     """
-    apart = [one**2 for one in differences if one]
+    apart = [difference**2 for difference in differences if difference]
     size = math.sqrt(fmean(apart)) if apart else 1.0
     return bootstrap([*differences, size, -size], error)
 
 
-def _verdict(interval: Interval) -> Verdict:
-    low, high = interval
-    return "better" if low > _EQUAL else "worse" if high < -_EQUAL else "no evidence of a difference"
-
-
-def _replayed(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> bool:
-    """Whether one evaluation did exactly what the other did; equal answers alone do not make two agents the same."""
-    return list(map(without_clocks, ours)) == list(map(without_clocks, theirs))
-
-
 def _by_task(evaluated: Evaluated) -> dict[str, list[Trajectory]]:
     trials: dict[str, list[Trajectory]] = {}
-    for one in evaluated.trajectories:
-        trials.setdefault(one.task_id, []).append(one)
+    for trajectory in evaluated.trajectories:
+        trials.setdefault(trajectory.task_id, []).append(trajectory)
     return trials
 
 
-def _pair(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> Pair | None:
-    first, other = _side(ours), _side(theirs)
-    if first is None or other is None:
-        return None
-    one = ours[0]
-    return Pair(task_id=one.task_id, question=one.question, gold=one.gold, first=first, other=other)
-
-
 def _side(trials: Sequence[Trajectory]) -> Side | None:
-    finished = [value(one) for one in trials if one.status == "ok"]
-    if not finished:
-        return None
-    return Side(value=fmean(finished), answers=tuple(one.answer if one.status == "ok" else None for one in trials))
-
-
-def _check_scored_alike(first: Evaluated, other: Evaluated) -> None:
-    said = {one.name: f"{one.result.metric}{', a model,' if one.result.judged else ''}" for one in (first, other)}
-    if (first.result.metric, first.result.judged) != (other.result.metric, other.result.judged):
-        raise UsageError(
-            f"{first.result.set_name!r} was scored by {said[first.name]} in {first.name} "
-            f"and by {said[other.name]} in {other.name}",
-            cause="scores of two rewards are two quantities: their difference says nothing about the agents",
-            fix="evaluate both with the same reward",
-        )
-
-
-def _check_same_task(first: str, ours: Trajectory, other: str, theirs: Trajectory) -> None:
-    for what, one, two in (
-        ("question", ours.question, theirs.question),
-        ("gold answer", ours.gold, theirs.gold),
-    ):
-        if one != two:
-            raise UsageError(
-                f"task {ours.task_id!r} has the {what} {one!r:.80} in {first}, {two!r:.80} in {other}",
-                cause="the set was changed between the two evaluations, or ids are used twice",
-                fix="evaluate both on the same set",
-            )
+    finished = [value(trial) for trial in trials if trial.status == "ok"]
+    answers = tuple(trial.answer if trial.status == "ok" else None for trial in trials)
+    return Side(value=fmean(finished), answers=answers) if finished else None

@@ -1,16 +1,23 @@
-"""Run an agent on a fixed set of tasks and sum up what came of it."""
+"""Run an agent on a fixed set of tasks, and sum up its trajectories as numbers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, tool_use
+from midstream.core.stream_metrics import stream_metrics
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
+from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
+from midstream.evaluation.leakage import repeats_question
 from midstream.evaluation.settings import SetConfig, sampling_name
-from midstream.evaluation.summary import summarise
 from midstream.rewards.composite import PerTask
-from midstream.rollout import Environment, OnDone, Place, rollout
+from midstream.rollout import Environment, Group, OnDone, Place, rollout
+
+RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
+_REASONS = 3
 
 
 async def evaluate(
@@ -29,16 +36,16 @@ async def evaluate(
     """Run every task `trials` times and count.
 
     `kept` holds trajectories of an evaluation that was interrupted, by task id and trial: they are not run again.
-    `on_done` is told of each new one as it ends.
+    `on_done` receives each new one as it ends.
 
     Returns:
         The numbers, and the trajectories: all trials of the first task, then of the second ...
     """
     reward = environment.reward
-    # Found before any work: a task that names a reward which is none.
+    # Before any work, because a task may name a reward that does not exist.
     metric = reward.names(tasks) if isinstance(reward, PerTask) else reward.name
     groups = await rollout(environment, tasks, group_size=trials, seed=seed, kept=kept, on_done=on_done)
-    result = summarise(
+    result = summarize(
         groups,
         policy=policy,
         set_name=chosen.name,
@@ -49,4 +56,90 @@ async def evaluate(
         metric=metric,
         judged=reward.judged,
     )
-    return result, [one for group in groups for one in group.trajectories]
+    return result, [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def summarize(
+    groups: Sequence[Group],
+    *,
+    policy: str,
+    set_name: str,
+    split: str,
+    sampling: str,
+    seed: int,
+    step: int | None,
+    metric: str,
+    judged: bool,
+) -> EvaluationResult:
+    """Sum up groups, each all trials of one task; `EvaluationResult` defines each number."""
+    every = [trajectory for group in groups for trajectory in group.trajectories]
+    finished = [trajectory for trajectory in every if trajectory.status == "ok"]
+    trials = max((len(group.trajectories) for group in groups), default=0)
+    values = [_mean(group.trajectories) for group in groups]
+    interval, method = mean_interval(values) if values else (None, "")
+    right = [sum(value(trajectory) >= 1 for trajectory in group.trajectories) for group in groups]
+    # Tasks without any result are left out of this mean, and so are trials without one.
+    with_result = [[trial for trial in group.trajectories if trial.status == "ok"] for group in groups]
+    without_errors = [_mean(group) for group in with_result if group]
+    by_trial = [
+        fmean(value(group.trajectories[trial]) for group in groups if trial < len(group.trajectories))
+        for trial in range(trials)
+    ]
+    voted = trials > 1 and not any(trajectory.outcome for trajectory in every)  # a dialogue's last words are no answer
+    with_rule = [trial for trial in finished if judged and trial.reward and RULE in trial.reward.parts]
+    reasons = Counter(trajectory.error.message.partition("\n")[0] for trajectory in every if trajectory.error)
+    families: dict[str, list[Group]] = {}
+    for group in groups:
+        families.setdefault(group.task.family, []).append(group)
+    return EvaluationResult(
+        policy=policy,
+        set_name=set_name,
+        split=split,
+        sampling=sampling,
+        metric=metric,
+        judged=judged,
+        seed=seed,
+        tasks=len(groups),
+        trials=trials,
+        success=fmean(values or [0.0]),
+        success_without_errors=fmean(without_errors or [0.0]),
+        interval=interval,
+        interval_method=method,
+        pass_at=pass_at(right, trials) if groups else {},
+        pass_all=pass_all(right, trials) if groups else {},
+        majority=fmean(majority(group.trajectories) for group in groups) if voted else None,
+        deviation=stdev(by_trial) if trials > 1 else None,
+        rule_success=fmean(fmean(map(_rule, group.trajectories)) for group in groups) if with_rule else None,
+        disagreements=sum((value(trial) >= 1) != (_rule(trial) >= 1) for trial in with_rule) if with_rule else None,
+        errors=len(every) - len(finished),
+        error_reasons=dict(reasons.most_common(_REASONS)),
+        by_family={
+            name: FamilyResult(
+                tasks=len(members),
+                success=fmean(_mean(group.trajectories) for group in members),
+                turns_mean=fmean(len(trial.turns) for group in members for trial in group.trajectories),
+            )
+            for name, members in families.items()
+        },
+        turns_mean=fmean([len(trajectory.turns) for trajectory in every] or [0.0]),
+        tool_use=tool_use(every),
+        reward_parts=reward_parts(finished),
+        streams=stream_metrics(every),
+        leaks=sum(map(repeats_question, every)),
+        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in every).items())),
+        request_failures=sum(trajectory.request_failures for trajectory in every),
+        replies_repaired=sum(trajectory.replies_repaired for trajectory in every),
+        prompt_tokens=sum(call.usage.prompt_tokens for trajectory in every for call in trajectory.calls),
+        completion_tokens=sum(call.usage.completion_tokens for trajectory in every for call in trajectory.calls),
+        cost_usd=sum(trajectory.cost_usd for trajectory in every),
+        step=step,
+    )
+
+
+def _mean(trials: Sequence[Trajectory]) -> float:
+    return fmean(map(value, trials))
+
+
+def _rule(trajectory: Trajectory) -> float:
+    """The rule-based reward next to a judge's; 0 if there is no score at all, as in the headline."""
+    return trajectory.reward.parts.get(RULE, 0.0) if trajectory.reward and trajectory.status == "ok" else 0.0

@@ -51,8 +51,8 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Config:
-        """Results are told apart by their set's name and their temperature's."""
-        names = [one.name for one in (*self.sets, self.validation)]
+        """Results are identified by the names of their set and their temperature."""
+        names = [chosen.name for chosen in (*self.sets, self.validation)]
         taken = Counter(map(str.casefold, names))  # some file systems know no capitals
         if twice := [name for name in names if taken[name.casefold()] > 1]:
             raise ValueError(f"two evaluation sets have the same name: {', '.join(twice)}")
@@ -68,5 +68,5 @@ def sampling_name(temperature: float) -> str:
 
 
 def result_name(set_name: str, sampling: str, step: int | None = None) -> str:
-    """What the trajectories of one evaluation are filed under; `step` where a run evaluates a set at several."""
+    """The name of an evaluation's file of trajectories; `step` if a run evaluates a set at several."""
     return f"{set_name}-{sampling.replace('=', '')}" + ("" if step is None else f"-{step}")
