@@ -91,7 +91,7 @@ def test_a_broken_turn_shows_what_it_holds_and_what_broke_it():
         'code  print(wikipedia(title="Oakfell"))',
         'call  wikipedia(title="Oakfell") -> error: no such page',
         "retry 1  verifier: 429: slow down",
-        "repaired  the reply of the planner was no JSON until it was mended",
+        "repaired  the reply of the planner was not JSON until it was repaired",
         "broken  EngineError: verifier failed 2 times",
         "retry 1  generator: timed out",
         "lost to EngineError: verifier failed 2 times",

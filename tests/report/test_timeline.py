@@ -159,8 +159,8 @@ def test_retries_repairs_and_a_restart_are_told():
     for line in (
         "retry 1  planner: 429: slow down",
         "retry 2  planner: 503: [bold]overloaded",
-        "repaired  the reply of the planner was no JSON until it was mended",
-        "restart  the run begins again after ToolServerError: gone",
+        "repaired  the reply of the planner was not JSON until it was repaired",
+        "restart  the run starts again after ToolServerError: gone",
         "requests  2 request failures",
     ):
         assert found.count(line) == 1, line

@@ -237,7 +237,7 @@ def test_a_broken_turn_shows_what_it_holds_and_what_broke_it():
         'print(wikipedia(title="Oakfell"))',
         "error: no such page",
         "verifier: 429: slow down",
-        "the reply of the planner was no JSON",
+        "the reply of the planner was not JSON",
         "EngineError: verifier failed 2 times",
         "generator: timed out",
         "failed: ToolServerError: gone",

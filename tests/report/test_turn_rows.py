@@ -29,7 +29,7 @@ def test_a_broken_turn_shows_its_code_its_calls_and_its_troubles():
         ("code", 'print(wikipedia(title="Oakfell"))'),
         ("call", 'wikipedia(title="Oakfell") -> error: no such page'),
         ("observation", "None"),
-        ("repaired", "the reply of the planner was no JSON until it was mended"),
+        ("repaired", "the reply of the planner was not JSON until it was repaired"),
         ("retry 1", "verifier: 429: slow down"),
         ("retry 2", "verifier: 503: overloaded"),
         ("broken", "EngineError: verifier failed 2 times"),

@@ -19,7 +19,7 @@ _LINE_HEIGHT = 13.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One line or area: `color` names a CSS class (c1 to c8, bad, dim), `label` is written beside its last point."""
+    """One line or area: `color` names a CSS class (c1 to c8, bad, dim), `label` is written next to its last point."""
 
     name: str
     points: tuple[Point, ...]
@@ -98,7 +98,7 @@ def line_chart(
 
 
 def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, height: float = 230.0) -> str:
-    """Shares stacked to 100 % over training steps, each labelled beside the right edge of its band."""
+    """Shares stacked to 100 % over training steps, each labeled next to the right edge of its band."""
     series = [band for band in series if band.points]
     if not series:
         return '<p class="empty">No data yet.</p>'
@@ -204,6 +204,6 @@ def end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:
 
 
 def svg(width: float, height: float, summary: str, body: str) -> str:
-    """A picture of `width` x `height` pixels that `summary` tells in words."""
+    """A picture of `width` x `height` pixels with `summary` as its description in words."""
     label = escape(visible(summary), quote=True)
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">{body}</svg>'

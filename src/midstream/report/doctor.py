@@ -5,17 +5,17 @@ A role is as good as its worst check: good from 4 of 5 cases on, shaky from half
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
+from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import counted, cut, listed, number, visible
 
 Status = Literal["ok", "warning", "failed", "not checked"]
@@ -35,7 +35,7 @@ class Check(Frozen):
 
 
 def machine_screen(checks: Sequence[Check]) -> RenderableType:
-    """One line a check, then what mends, unbroken so that it can be pasted; the conclusion last, where it stays seen.
+    """One line a check, then the fixes, unbroken so that they can be pasted; the conclusion last, where it stays seen.
 
     To be printed with `crop=False`.
     """
@@ -43,53 +43,38 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for check in _folded(checks):
-        status, words = Text(check.status, _STATUS_COLORS[check.status]), Text(visible(check.words))
-        if check.status == "not checked":
-            words.stylize("dim")
-        if check.fix and check.status == "ok":
-            words.append(f": {visible(check.fix)}", "dim")
-        table.add_row(status, Text(check.code, "dim"), Text(visible(check.what)), words)
-    parts = [Text("This machine", "bold"), table]
+
+    def reason(check: Check) -> str | None:
+        return check.words if check.status == "not checked" and check.code in _SERVER else None
+
+    # A server's checks that were not made for the same reason are one line.
+    for skipped, group in groupby(checks, reason):
+        shown = list(group)
+        if skipped is not None and len(shown) > 1:
+            shown = [shown[0].model_copy(update={"what": "server"})]
+        for check in shown:
+            words = Text(visible(check.words), "dim" if check.status == "not checked" else "")
+            if check.fix and check.status == "ok":
+                words.append(f": {visible(check.fix)}", "dim")
+            status = Text(check.status, _STATUS_COLORS[check.status])
+            table.add_row(status, Text(check.code, "dim"), Text(visible(check.what)), words)
+    parts: list[RenderableType] = [Text("This machine", "bold"), table]
     for check in checks:
         if check.fix and check.status in ("warning", "failed"):
-            parts += [
-                Text(f"\nTo fix {check.code}, {visible(check.what)}:"),
-                _whole(f"  {visible(check.fix)}", "bold"),
-            ]
-    return Group(*parts, Text(), *(_whole(visible(line)) for line in _conclusion(checks)))
-
-
-def _whole(line: str, style: str = "") -> Text:
-    return Text(line, style, no_wrap=True, overflow="ignore")
-
-
-def _folded(checks: Sequence[Check]) -> Iterator[Check]:
-    """The checks, those of a server that were not made for the same reason as one line."""
-    for skipped, group in groupby(
-        checks, lambda check: check.words if check.status == "not checked" and check.code in _SERVER else None
-    ):
-        [first, *more] = group
-        if skipped is None or not more:
-            yield from (first, *more)
-        else:
-            yield first.model_copy(update={"what": "server"})
-
-
-def _conclusion(checks: Sequence[Check]) -> Iterator[str]:
-    counts = {status: sum(check.status == status for check in checks) for status in _STATUS_COLORS}
-    failed, warnings = counts["failed"], counts["warning"]
-    yield f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
-    lacking = [check.code for check in checks if check.code in DEMO and not _will_do(check)]
+            parts.append(Text(f"\nTo fix {check.code}, {visible(check.what)}:"))
+            parts.append(Text(f"  {visible(check.fix)}", "bold", no_wrap=True, overflow="ignore"))
+    failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
+    # Little room on the disk is enough for the demo, half an extra is not.
+    lacking = [
+        check.code
+        for check in checks
+        if check.code in DEMO and check.status != "ok" and (check.code, check.status) != ("MS301", "warning")
+    ]
+    demo = "The offline demo will run without key, GPU or network: midstream demo"
     if lacking:
-        yield f"The offline demo will not run yet: see {' and '.join(lacking)}."
-    else:
-        yield "The offline demo will run without key, GPU or network: midstream demo"
-
-
-def _will_do(check: Check) -> bool:
-    """Whether the demo can do with it: little room on the disk is enough for it, half an extra is not."""
-    return check.status == "ok" or (check.code == "MS301" and check.status == "warning")
+        demo = f"The offline demo will not run yet: see {' and '.join(lacking)}."
+    conclusion = f"{failed or 'Nothing'} failed, {counted(warnings, 'warning') if warnings else 'no warnings'}."
+    return Group(*parts, Text(), *(Text(line, no_wrap=True, overflow="ignore") for line in (conclusion, demo)))
 
 
 Standing = Literal["good", "shaky", "cannot", "not examined"]
@@ -132,7 +117,7 @@ class Rate(Frozen):
 
 
 class RoleResult(Frozen):
-    """One role's cases and what they come to. `skipped` says why it was not examined; it then has no cases."""
+    """One role's cases and their results. `skipped` says why it was not examined; it then has no cases."""
 
     role: str
     standing: Standing
@@ -152,7 +137,7 @@ class RoleResult(Frozen):
 
 
 class Probe(Frozen):
-    """Whether an engine's server can do a thing, and its words; None: it failed before it could tell."""
+    """Whether an engine's server can do a thing, and its words; None: unknown, because it failed."""
 
     engine: str
     what: str
@@ -185,76 +170,99 @@ def standing_of(rates: dict[str, Rate]) -> Standing:
 
 
 def advice_on(roles: Sequence[RoleResult], probes: Sequence[Probe]) -> tuple[str, ...]:
-    """What to do, the most telling first; nothing if all is well."""
+    """What to do, the most important first; nothing if all is well."""
     enforcing = {probe.engine for probe in probes if probe.what == JSON_SCHEMA and probe.works}
-    advice = [line for role in roles for line in _advice_on_role(role, enforcing)]
+    advice = []
+    for role in roles:
+        too_long = next((case.too_long for case in role.cases if case.too_long), "")
+        if too_long:
+            advice.append(f"{role.role}: serve a longer context; the server says: {cut(too_long, _SAID_LIMIT)}")
+        if role.cut_off:
+            advice.append(
+                f"{role.role}: {role.cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
+                "max_tokens, or have the model think less (engines.NAME.extra_body)"
+            )
+        if "call readable" in role.rates and role.rates["call readable"].share < GOOD:
+            native = "native for a model that was trained to call tools"
+            advice.append(f"{role.role}: try another template (agent.template), {native}")
+        form = [role.rates[name].share for name in ("valid", "verdict readable") if name in role.rates]
+        if form and form[0] < 1 and role.structured_output is False:
+            enforce = f"have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
+            schema = "a server that enforces a JSON schema would fix the form of its replies"
+            advice.append(f"{role.role}: {enforce if role.engine in enforcing else schema}")
     weak = [role.role for role in roles if role.standing in ("shaky", "cannot")]
     strong = [role.role for role in roles if role.standing == "good"]
     if weak and not strong:
         advice.append("choose a larger model, or one that is trained to follow instructions")
     elif weak:
-        other = ("type=openai_compatible", "model=NAME", "base_url=URL")
-        settings = [*(f"engines.large.{one}" for one in other), *(f"agent.{role}.engine=large" for role in weak)]
+        engine = [f"engines.large.{key}" for key in ("type=openai_compatible", "model=NAME", "base_url=URL")]
+        settings = [*engine, *(f"agent.{role}.engine=large" for role in weak)]
         advice.append(
             f"give {listed(weak)} a larger model, and keep this one for {listed(strong)}:"
-            + "".join(f"\n  --set {one}" for one in settings)
+            + "".join(f"\n  --set {setting}" for setting in settings)
         )
-    if sum(role.retries for role in roles):
+    if any(role.retries for role in roles):
         advice.append("some requests had to be sent again: see the server's log, or lower engines.NAME.max_concurrency")
     trained = {role.engine: role.role for role in roles if role.role in ("planner", "policy")}
     for probe in probes:
         if probe.what == TOKEN_IDS and probe.works is False and probe.engine in trained:
-            whom = trained[probe.engine]
-            advice.append(f"solve and eval work with this server; to train its {whom}, serve the model with vLLM")
+            role = trained[probe.engine]
+            advice.append(f"solve and eval work with this server; to train its {role}, serve the model with vLLM")
     return tuple(advice)
-
-
-def _advice_on_role(role: RoleResult, enforcing: set[str]) -> Iterator[str]:
-    too_long = next((case.too_long for case in role.cases if case.too_long), "")
-    if too_long:
-        yield f"{role.role}: serve a longer context; the server says: {cut(too_long, _SAID_LIMIT)}"
-    if role.cut_off:
-        yield (
-            f"{role.role}: {role.cut_off} of {role.asks} replies were cut off: raise agent.{role.role}.sampling."
-            "max_tokens, or have the model think less (engines.NAME.extra_body)"
-        )
-    if "call readable" in role.rates and role.rates["call readable"].share < GOOD:
-        yield f"{role.role}: try another template (agent.template), native for a model that was trained to call tools"
-    form = [role.rates[name].share for name in ("valid", "verdict readable") if name in role.rates]
-    if form and form[0] < 1 and role.structured_output is False:
-        if role.engine in enforcing:
-            yield f"{role.role}: have the server enforce the form:\n  --set agent.{role.role}.structured_output=true"
-        else:
-            yield f"{role.role}: a server that enforces a JSON schema would fix the form of its replies"
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
 
 
 def screen(diagnosis: Diagnosis) -> RenderableType:
-    """The whole result, the conclusion last: that is what stays on a small terminal."""
+    """The whole result, the conclusion last, where it stays seen on a small terminal."""
     roles = diagnosis.roles
-    parts: list[RenderableType] = [_rates_table(roles), Text(_incidents(roles), "dim")]
-    missed = [part for role in roles for case in role.cases for part in _missed(role, case)]
-    parts += _section("Missed", missed)
-    parts += _section("Server", [_probes_table(diagnosis.probes)] if diagnosis.probes else [])
-    parts += _section("Conclusion", [_conclusions(roles), Text(THRESHOLDS, "dim")])
-    parts += _section("What to do", [Text(visible(line)) for line in diagnosis.advice])
+    incidents = {
+        "requests sent again": sum(role.retries for role in roles),
+        "replies repaired": sum(role.repaired for role in roles),
+        "cut off": sum(role.cut_off for role in roles),
+        "prompts too long": sum(bool(case.too_long) for role in roles for case in role.cases),
+    }
+    summed = "  " + ", ".join(f"{what} {count}" for what, count in incidents.items())
+    parts: list[RenderableType] = [rates_table(roles), Text(summed, "dim")]
+    missed: list[RenderableType] = []
+    for role in roles:
+        for case in role.cases:
+            if failed := [name for name, passed in case.checks.items() if not passed]:
+                wrong = [name for name in failed if "where due" not in name]  # covered by "verdict right"
+                title = f"{role.role}, {case.case}"
+                missed.append(Text.assemble((title, "yellow"), (f"  not: {', '.join(wrong)}", "dim")))
+                lines = _grid()
+                lines.add_row(Text("  wanted", "dim"), Text(visible(case.wanted)))
+                lines.add_row(Text("  said", "dim"), Text(visible(cut(" ".join(case.said.split()), _SAID_LIMIT))))
+                missed.append(lines)
+    conclusions = _grid()
+    for role in roles:
+        # The checks that pull a role down; of a good one the case that it missed, which may be an injection.
+        weak = [f"{name} {rate.right}/{rate.of}" for name, rate in role.rates.items() if rate.share < GOOD]
+        cases = [case.case for case in role.cases if not all(case.checks.values())]
+        because = role.skipped or ", ".join(weak) or (f"missed: {', '.join(cases)}" if cases else "")
+        conclusions.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(visible(because), "dim"))
+    sections = {
+        "Missed": missed,
+        "Server": [probes_table(diagnosis.probes)] if diagnosis.probes else [],
+        "Conclusion": [conclusions, Text(THRESHOLDS, "dim")],
+        "What to do": [Text(visible(line)) for line in diagnosis.advice],
+    }
+    for title, pieces in sections.items():
+        if pieces:
+            parts += [Text(f"\n{title}", "bold"), *(Padding(piece, (0, 0, 0, 2)) for piece in pieces)]
     failed = [check.code for check in diagnosis.machine if check.status == "failed"]
     if failed:  # it may have scrolled away
         parts.append(Text(f"\nOn this machine {listed(failed)} failed, see above."))
     return Group(*parts)
 
 
-def _section(title: str, parts: Sequence[RenderableType]) -> list[RenderableType]:
-    return [Text(f"\n{title}", "bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)] if parts else []
-
-
-def _rates_table(roles: Sequence[RoleResult]) -> Table:
+def rates_table(roles: Sequence[RoleResult]) -> Table:
+    """Every check of every role: in how many cases it passed, and what the role took."""
     models = list(dict.fromkeys(role.model for role in roles if role.model))
     wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
-    title = Text(visible(f"Can {listed(models)} {wanted}?"))
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=box.SIMPLE_HEAD)
+    table = plain_table(Text(visible(f"Can {listed(models)} {wanted}?")))
     for head in ("role", "check"):
         table.add_column(head, overflow="fold")
     for head in ("right", "asks", "median s", "tokens in", "out"):
@@ -262,39 +270,15 @@ def _rates_table(roles: Sequence[RoleResult]) -> Table:
     for role in (role for role in roles if role.cases):
         costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
         for place, (check, rate) in enumerate(role.rates.items()):
-            first = place == 0
-            table.add_row(role.role if first else "", check, _marked(rate), *(costs if first else ()))
+            color = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
+            right = Text(f"{rate.right}/{rate.of}", color)
+            table.add_row("" if place else role.role, check, right, *(() if place else costs))
         table.add_section()
     return table
 
 
-def _marked(rate: Rate) -> Text:
-    color = "green" if rate.share >= GOOD else "yellow" if rate.share >= SHAKY else "red"
-    return Text(f"{rate.right}/{rate.of}", color)
-
-
-def _incidents(roles: Sequence[RoleResult]) -> str:
-    sums = {
-        "requests sent again": sum(role.retries for role in roles),
-        "replies repaired": sum(role.repaired for role in roles),
-        "cut off": sum(role.cut_off for role in roles),
-        "prompts too long": sum(bool(case.too_long) for role in roles for case in role.cases),
-    }
-    return "  " + ", ".join(f"{what} {count}" for what, count in sums.items())
-
-
-def _missed(role: RoleResult, case: CaseResult) -> list[RenderableType]:
-    failed = [name for name, passed in case.checks.items() if not passed]
-    if not failed:
-        return []
-    lines = _grid()
-    lines.add_row(Text("  wanted", "dim"), Text(visible(case.wanted)))
-    lines.add_row(Text("  said", "dim"), Text(visible(cut(" ".join(case.said.split()), _SAID_LIMIT))))
-    wrong = [name for name in failed if "where due" not in name]  # said already by "verdict right"
-    return [Text.assemble((f"{role.role}, {case.case}", "yellow"), (f"  not: {', '.join(wrong)}", "dim")), lines]
-
-
-def _probes_table(probes: Sequence[Probe]) -> Table:
+def probes_table(probes: Sequence[Probe]) -> Table:
+    """What each server can do, in its own words."""
     table = _grid()
     several = len({probe.engine for probe in probes}) > 1
     for probe in probes:
@@ -303,20 +287,6 @@ def _probes_table(probes: Sequence[Probe]) -> Table:
         words = cut(" ".join(probe.words.split()), _SAID_LIMIT)
         table.add_row(Text(visible(what)), Text(answer, color), Text(visible(words), "dim"))
     return table
-
-
-def _conclusions(roles: Sequence[RoleResult]) -> Table:
-    table = _grid()
-    for role in roles:
-        table.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(visible(_because(role)), "dim"))
-    return table
-
-
-def _because(role: RoleResult) -> str:
-    """The checks that pull a role down; of a good one the case that it missed, which may be an injection."""
-    weak = [f"{n} {r.right}/{r.of}" for n, r in role.rates.items() if r.share < GOOD]
-    missed = [case.case for case in role.cases if not all(case.checks.values())]
-    return role.skipped or ", ".join(weak) or (f"missed: {', '.join(missed)}" if missed else "")
 
 
 def _grid() -> Table:

@@ -37,7 +37,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in [0, 1] as "41.2%"; "-" where there is none."""
+    """A share in [0, 1] as "41.2%"; "-" for None."""
     return "-" if value is None or not math.isfinite(value) else f"{value * 100:.1f}%"
 
 
@@ -60,7 +60,7 @@ def gains(interval: tuple[float, float]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A plain number with three significant digits, thousands separated; "-" where there is none."""
+    """A plain number with three significant digits, thousands separated; "-" for None."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -92,7 +92,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def troubles(request_failures: int, replies_repaired: int) -> str:
-    """What went wrong around requests and was mended: "3 request failures, 1 reply repaired"; "" for nothing."""
+    """What went wrong around requests and was repaired: "3 request failures, 1 reply repaired"; "" for nothing."""
     parts = [counted(request_failures, "request failure")] if request_failures else []
     parts += [f"{counted(replies_repaired, 'reply', 'replies')} repaired"] if replies_repaired else []
     return ", ".join(parts)
@@ -104,7 +104,7 @@ def sharing(tokens_each: float | None) -> list[str]:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean of the finite values, None if there are none."""
+    """The mean of the finite values, None without any."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None
 

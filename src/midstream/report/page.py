@@ -27,7 +27,7 @@ class PageData:
     """What every page shows.
 
     `run_info` is shown as it comes (versions, seed, commit ...). `samples` are (label, trajectory) pairs: runs of one
-    task stand side by side; `template` tells the parts of an interleaved policy's streams apart. `limits` is what the
+    task stand side by side; `template` separates the parts of an interleaved policy's streams. `limits` is what the
     page does not show, in words; `next_steps` are command lines.
     """
 

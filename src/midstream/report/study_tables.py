@@ -13,7 +13,7 @@ from midstream.report.numbers import percent, t_interval, visible
 
 CAPTION = "percent, mean over seeds ± half-width of the 95% Student t interval"
 PLAIN_CAPTION = CAPTION.removeprefix("percent, ")
-SHORT = 16  # characters of a name, beside which four numbers fit a terminal of 80, and three otherwise
+SHORT = 16  # characters of a name that leaves room for four numbers on a terminal of 80; else three
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

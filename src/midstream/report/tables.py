@@ -112,7 +112,7 @@ def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResul
 def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: Template | None = None) -> Group:
     """One task turn by turn: sub-goal, tool, command, observation, verdict; then answer, gold answer and reward.
 
-    Of an interleaved policy's stream its parts, told apart by `template`.
+    Of an interleaved policy's stream its parts, by `template`.
     """
     stream = is_stream(trajectory)
 

@@ -8,7 +8,7 @@
       observation  Roseview population 95                                   0.1s
       verdict      CONTINUE, result valid
 
-Of an interleaved policy the parts of each reply are printed when it is written, then its call and what came of it.
+Of an interleaved policy the parts of each reply are printed when it is written, then its call and the result.
 
 What is printed stays. Below it, on a terminal, stand the last lines of the reply that is being written, dim, and a line
 with what runs and for how long; in a file or pipe there are only the steps. Text of models and tools is never markup,
@@ -33,7 +33,7 @@ from rich.text import Text
 from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
-from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory
+from midstream.core.trajectory import Action, Call, Observation, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
 from midstream.report.turn_rows import (
     LEGEND,
@@ -64,7 +64,7 @@ _MOST_LINES = 12  # of a row that stays on screen
 
 
 class Screen(Console):
-    """A console that leaves a closed pipe to whoever calls it, where rich would end the program."""
+    """A console that raises for a closed pipe, where rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         """Called where a write failed."""
@@ -100,7 +100,7 @@ class Timeline:
         replay: Path | None = None,
         template: Template | None = None,
     ) -> None:
-        """Show one run of `question`; an interleaved policy's stream is told apart by its `template`."""
+        """Show one run of `question`; `template` separates the parts of an interleaved policy's stream."""
         self._console, self._question, self._sandbox, self._replay = console, question, sandbox, replay
         self._template = template
         self._width = min(console.width or _WIDEST, _WIDEST)
@@ -162,13 +162,16 @@ class Timeline:
             case "text":
                 self._text = (self._text + value)[-_KEPT_TEXT:]
             case "retry":
-                self._retry(value)
+                self._text = ""
+                self._retries += 1
+                self._print_rows([(f"retry {self._retries}", plain(f"{self._doing}: {value}", "yellow"))])
             case "call":
                 self._called(value)
             case "action":
                 self._step(action_rows(value, self._calls))
             case "command":
-                self._commanded(value)
+                self._step(command_rows(value))
+                self._begin(visible(value.tool))
             case "observation":
                 self._observed(value)
             case "verdict":
@@ -177,7 +180,10 @@ class Timeline:
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
-                self._restart(value)
+                self._print_rows([("restart", plain(f"the run starts again after {broken(value)}", "bold yellow"))])
+                self._thrown_away = replace(self._spent)
+                self._turn = self._replied = 0
+                self._begin("")
 
     def finish(self, trajectory: Trajectory) -> None:
         """Print the answer, why the run stopped and what it took. An error's text is the caller's to print."""
@@ -205,7 +211,7 @@ class Timeline:
     def _start(self, event: TurnEvent) -> None:
         if event.turn == 1 and self._turn == 0 and not self._spent.calls:
             self._began = time.monotonic()  # what was loaded before is not the run's time
-        if event.role == POLICY and event.turn == self._replied:  # the reply goes on
+        if event.role == POLICY and event.turn == self._replied:  # the same reply continues
             self._doing, self._text = event.role, ""
             return
         if event.role in ("planner", POLICY):
@@ -220,11 +226,6 @@ class Timeline:
         self._doing, self._text, self._calls = doing, "", []
         self._retries, self._step_began = 0, time.monotonic()
 
-    def _retry(self, reason: str) -> None:
-        self._text = ""
-        self._retries += 1
-        self._print_rows([(f"retry {self._retries}", plain(f"{self._doing}: {reason}", "yellow"))])
-
     def _called(self, call: Call) -> None:
         self._text, self._retries = "", 0
         self._calls.append(call)
@@ -234,10 +235,6 @@ class Timeline:
         if call.repaired:
             self._print_rows(trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
-    def _commanded(self, command: Command) -> None:
-        self._step(command_rows(command))
-        self._begin(visible(command.tool))
-
     def _observed(self, observation: Observation) -> None:
         *calls, result = observation_rows(observation)
         for row, call in zip(calls, observation.tool_calls, strict=True):
@@ -246,7 +243,7 @@ class Timeline:
         self._begin("")
 
     def _stream(self, event: TurnEvent) -> None:
-        """A step of an interleaved policy: a call in its reply, what came of the call, what a user says to it."""
+        """A step of an interleaved policy: a call in its reply, the call's result, what a user says to it."""
         value = event.value
         self._written()
         match event.kind:
@@ -277,12 +274,6 @@ class Timeline:
 
     def _parts(self, parts: list[Part], note: str = "") -> None:
         self._print_rows([row for part in parts for row in part_rows(part)], note)
-
-    def _restart(self, error: ErrorInfo) -> None:
-        self._print_rows([("restart", plain(f"the run begins again after {broken(error)}", "bold yellow"))])
-        self._thrown_away = replace(self._spent)
-        self._turn = self._replied = 0
-        self._begin("")
 
     def _step(self, rows: list[Row]) -> None:
         """A module is done."""

@@ -169,7 +169,7 @@ def results_of(evaluations: Sequence[EvaluationResult]) -> list[str]:
 
 
 def all_evaluations(evaluations: Sequence[EvaluationResult]) -> str:
-    """Every evaluation as numbers, folded; a sentence if there is none."""
+    """Every evaluation as numbers, folded; a sentence without any."""
     if not evaluations:
         return '<p class="empty">Nothing was evaluated on held-out tasks.</p>'
     everything = _numbers("Every evaluation, in the order they were made", evaluations)
@@ -396,7 +396,7 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Trajectories lost to errors", total("trajectories_error"), lost),
         ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
         ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
-        ("Replies repaired", total("replies_repaired"), "no JSON until they were repaired"),
+        ("Replies repaired", total("replies_repaired"), "not JSON until they were repaired"),
         ("Groups", total("groups"), "all runs of one task at one step"),
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),

@@ -107,13 +107,14 @@ def call_text(tool: str, arguments: dict) -> str:
 
 
 def observation_rows(observation: Observation) -> list[Row]:
-    """What came of the command: the calls that its code made, then the result."""
+    """The result of a command, after the calls that its code made."""
     failed = observation.status == "error"
     result = plain(observation.text, "red" if failed else "") if observation.text else Text("(empty)", "dim")
-    calls = [
-        ("call", plain(tool_call_text(one), "red" if one.status == "error" else "")) for one in observation.tool_calls
+    rows = [
+        ("call", plain(tool_call_text(call), "red" if call.status == "error" else ""))
+        for call in observation.tool_calls
     ]
-    return [*calls, ("error" if failed else "observation", result)]
+    return [*rows, ("error" if failed else "observation", result)]
 
 
 def tool_call_text(call: ToolCall) -> str:
@@ -129,18 +130,20 @@ def verdict_rows(verdict: Verdict) -> list[Row]:
 
 
 def trouble_rows(call: Call) -> list[Row]:
-    """What went wrong around a request, as `problems` says it."""
+    """What went wrong around a request, as rows of `problems`."""
     return [(label, plain(text, "yellow")) for label, text in problems(call)]
 
 
 def problems(call: Call) -> list[tuple[str, str]]:
-    """Attempts of a request that failed, and a reply that had to be mended, each as (label, text).
+    """Failed attempts of a request, and a reply that had to be repaired, each as (label, text).
 
     The error that a request ended in is the turn's.
     """
-    who = call.role or call.engine or "request"
-    found = [(f"retry {number}", f"{who}: {reason}") for number, reason in enumerate(call.failures, 1)]
-    return found + ([("repaired", f"the reply of the {who} was no JSON until it was mended")] if call.repaired else [])
+    role = call.role or call.engine or "request"
+    found = [(f"retry {number}", f"{role}: {reason}") for number, reason in enumerate(call.failures, 1)]
+    return found + (
+        [("repaired", f"the reply of the {role} was not JSON until it was repaired")] if call.repaired else []
+    )
 
 
 def stopped(trajectory: Trajectory) -> str:
@@ -150,7 +153,7 @@ def stopped(trajectory: Trajectory) -> str:
 
 
 def broken(error: ErrorInfo) -> str:
-    """What ended a turn that was no fault of the model, in a line."""
+    """An error that ended a turn and is not the model's, in a line."""
     return f"{error.type}: {error.message}".partition("\n")[0]
 
 
@@ -181,7 +184,7 @@ def is_stream(trajectory: Trajectory) -> bool:
 
 
 def template_of(resolved: Mapping[str, Any]) -> Template | None:
-    """What a resolved recipe's policy writes by; None for another kind of agent, and where the file is gone."""
+    """The template of a resolved recipe's policy; None for another kind of agent, or if the file is gone."""
     name = resolved.get("agent", {}).get("template")
     try:
         return None if name is None else load_template(name)
@@ -190,7 +193,7 @@ def template_of(resolved: Mapping[str, Any]) -> Template | None:
 
 
 def turn_parts(turn: Turn, template: Template | None) -> list[Part]:
-    """A turn of a stream: what a user said, what the policy wrote, its call, what came of it."""
+    """A turn of a stream: what a user said, what the policy wrote, its call, and the result."""
     parts = [Part(label="user", text=turn.user, sampled=False)] if turn.user else []
     parts += reply_parts(turn.calls, template, first=turn.index == 1, with_calls=turn.action is None)
     if turn.action is not None:
@@ -204,7 +207,7 @@ def closing_parts(trajectory: Trajectory, template: Template | None) -> list[Par
 
 
 def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool, with_calls: bool) -> list[Part]:
-    """What the policy wrote in one reply, in one request or several; other requests among `calls` are left out.
+    """The parts of one reply of the policy, in one request or several; other requests among `calls` are left out.
 
     `with_calls`: whole tool calls too, where no turn shows them as such. `first`: the reply follows the template's
     opening. Without the template, where its file is gone, it stays whole.
@@ -214,9 +217,10 @@ def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool
     if template is None or not written:
         parts = [Part(label="reply", text=written)] if written else []
     else:
+        labels = {"text": "reply"} if template.appends == "message" else {}
         here = template if first else template.model_copy(update={"opening": ""})
         parts = [
-            Part(label=_label(block, template), text=block.body.strip(), wrong=_wrong(block, template))
+            Part(label=labels.get(block.kind, block.kind), text=block.body.strip(), wrong=_malformed(block, template))
             for block in blocks([Piece(text=written, sampled=True, turn=0)], here)
             if (block.kind != "text" or block.body.strip()) and (with_calls or block.kind != "call" or not block.closed)
         ]
@@ -226,20 +230,20 @@ def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool
 
 
 def call_part(action: Action, command: Command | None) -> Part:
-    """A tool call as it was understood, or as it was written where it could not be: its output says why."""
+    """A tool call as it was understood, or as it was written if it could not be: its output has the reason."""
     if action.error or command is None or command.error:
         return Part(label="bad call", text=action.context, failed=True)
     return Part(label="call", text=command_text(command))
 
 
 def output_part(observation: Observation) -> Part:
-    """What came of a call."""
+    """The result of a call."""
     failed = observation.status == "error"
     return Part(label="error" if failed else "output", text=observation.text, sampled=False, failed=failed)
 
 
 def part_rows(part: Part) -> list[Row]:
-    """A part for the terminal, and what is wrong with it in a row of its own."""
+    """A part for the terminal, and its problem in a row below."""
     color = "red" if part.failed else "" if part.sampled else "magenta"
     rows = [(part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim"))]
     return [*rows, ("  malformed", plain(part.wrong, "red"))] if part.wrong else rows
@@ -266,29 +270,25 @@ def outcome_words(outcome: dict[str, JsonValue]) -> list[str]:
     if not outcome:
         return []
     turns = outcome.get("turns")
-    found = [_turn_words(place, one) for place, one in enumerate(turns, 1)] if isinstance(turns, list) else []
-    success = outcome.get("success")
-    how = "done" if success else "not done"
-    return [f"{how}, {counted(len(found), 'user turn')}" if found else how, *filter(None, found)]
+    turns = turns if isinstance(turns, list) else []
+    done = "done" if outcome.get("success") else "not done"
+    lines = [f"{done}, {counted(len(turns), 'user turn')}" if turns else done]
+    for place, turn in enumerate(turns, 1):  # {"state": [3, 4]} is "user turn 2: state 3 of 4"
+        shares = turn.items() if isinstance(turn, dict) else ()
+        pairs = [(name, pair) for name, pair in shares if isinstance(pair, list) and len(pair) == 2]
+        if lacking := [f"{name} {pair[0]} of {pair[1]}" for name, pair in pairs if pair[0] != pair[1]]:
+            lines.append(f"user turn {place}: {', '.join(lacking)}")
+    return lines
 
 
-def _turn_words(place: int, turn: JsonValue) -> str:
-    """`{"state": [3, 4]}` as "user turn 2: state 3 of 4"; "" where nothing lacks."""
-    if not isinstance(turn, dict):
-        return ""
-    shares = {name: pair for name, pair in turn.items() if isinstance(pair, list) and len(pair) == 2}
-    lacking = [f"{name} {pair[0]} of {pair[1]}" for name, pair in shares.items() if pair[0] != pair[1]]
-    return f"user turn {place}: {', '.join(lacking)}" if lacking else ""
-
-
-def stream_words(one: StreamMetrics) -> str:
-    """What was measured, in a line."""
-    said = [f"{one.calls_mean:.2f} calls a run, {percent(one.correct_rate)} of them with a result"]
-    if one.reasoning_per_call is not None:
-        said.append(f"{number(one.reasoning_per_call)} {one.unit} of reasoning a call")
-    if one.steps_to_answer is not None:
-        said.append(f"{one.steps_to_answer:.2f} calls to an answer")
-    return ", ".join(said)
+def stream_words(streams: StreamMetrics) -> str:
+    """What was measured of interleaved policies, in a line."""
+    words = [f"{streams.calls_mean:.2f} calls a run, {percent(streams.correct_rate)} of them with a result"]
+    if streams.reasoning_per_call is not None:
+        words.append(f"{number(streams.reasoning_per_call)} {streams.unit} of reasoning a call")
+    if streams.steps_to_answer is not None:
+        words.append(f"{streams.steps_to_answer:.2f} calls to an answer")
+    return ", ".join(words)
 
 
 def part_words(parts: Mapping[str, float]) -> str:
@@ -296,11 +296,8 @@ def part_words(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in parts.items())
 
 
-def _label(block: Block, template: Template) -> str:
-    return "reply" if block.kind == "text" and template.appends == "message" else block.kind
-
-
-def _wrong(block: Block, template: Template) -> str:
+def _malformed(block: Block, template: Template) -> str:
+    """What is malformed about a block, in words; "" if nothing is."""
     found = ["the policy wrote this itself, no tool did"] if block.kind == "output" else []
     if not block.closed:
         closing = template.tags[block.kind].close.replace(ANY_TOOL, block.tool)

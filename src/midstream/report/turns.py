@@ -18,6 +18,7 @@ from midstream.report.turn_rows import (
     format_words,
     is_stream,
     outcome_words,
+    part_words,
     problems,
     stopped,
     tool_call_text,
@@ -30,51 +31,61 @@ _TEXT_LIMIT = 2000
 def sample_runs(samples: Sequence[tuple[str, Trajectory]], template: Template | None = None) -> str:
     """Each sampled task with its labelled runs ("before", "after") in the order given.
 
-    The parts of an interleaved policy's stream are told apart by `template`.
+    `template` separates the parts of an interleaved policy's stream.
     """
     if not samples:
         return '<p class="empty">No runs were kept for display.</p>'
     by_task: dict[str, list[tuple[str, Trajectory]]] = {}
     for label, trajectory in samples:
         by_task.setdefault(trajectory.task_id, []).append((label, trajectory))
-    streams = any(is_stream(one) for _, one in samples)
+    streams = any(is_stream(trajectory) for _, trajectory in samples)
     parts = [f'<p class="soft">{LEGEND}</p>'] if streams else []
     for runs in by_task.values():
         first = runs[0][1]
-        gold = next((one.gold for _, one in runs if one.gold is not None), None)
+        gold = next((trajectory.gold for _, trajectory in runs if trajectory.gold is not None), None)
         family = f'<span class="soft"> ({text(first.family)})</span>' if first.family else ""
         parts.append(f"<h3>{text(first.question or first.task_id)}{family}</h3>")
         if gold is not None:
             parts.append(f"<p>Correct answer: <b>{text(gold)}</b></p>")
-        parts.append(f'<div class="pair">{"".join(_run(label, one, template) for label, one in runs)}</div>')
+        parts.append(
+            f'<div class="pair">{"".join(_run(label, trajectory, template) for label, trajectory in runs)}</div>'
+        )
     return "\n".join(parts)
 
 
 def _run(label: str, trajectory: Trajectory, template: Template | None) -> str:
     stream = is_stream(trajectory)
-    turns = "".join(_stream_turn(turn, template) if stream else _turn(turn) for turn in trajectory.turns)
-    last = closing_parts(trajectory, template)
-    turns += f"<li><p><b>Last reply</b></p><dl>{''.join(map(_part, last))}</dl></li>" if last else ""
-    body = f"<ol>{turns}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
+    turns = []
+    for turn in trajectory.turns:
+        head, rows = _stream_turn(turn, template) if stream else _turn(turn)
+        rows += _problems(turn.calls)
+        if turn.error is not None:
+            head += ' · <span class="down">broken</span>'
+            rows.append(_row("Broken", _block(broken(turn.error), "failed")))
+        turns.append(f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>")
+    if last := closing_parts(trajectory, template):
+        turns.append(f"<li><p><b>Last reply</b></p><dl>{''.join(map(_part, last))}</dl></li>")
+    body = f"<ol>{''.join(turns)}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
     lost = ""
     if trajectory.error is not None:
         lost = f'<pre class="failed">{text(f"{trajectory.error.type}: {trajectory.error.message}")}</pre>'
-    end = _end(trajectory, template)
-    kind = "run stream" if stream else "run"
-    return f'<article class="{kind}"><h4>{text(label)} {_mark(trajectory)}</h4>{body}{lost}{end}</article>'
-
-
-def _mark(trajectory: Trajectory) -> str:
+    reward = trajectory.reward
     if trajectory.status == "error":
-        return '<span class="mark bad">lost to an error</span>'
-    if trajectory.reward is None:
-        return '<span class="mark soft">not judged</span>'
-    value = trajectory.reward.value
-    words, kind = ("solved", "up") if value >= 1 else ("not solved", "bad") if value <= 0 else ("partly solved", "c5")
-    return f'<span class="mark {kind}">{words}, reward {number(value)}</span>'
+        mark, kind = "lost to an error", "bad"
+    elif reward is None:
+        mark, kind = "not judged", "soft"
+    else:
+        solved = ("solved", "up") if reward.value >= 1 else ("not solved", "bad") if reward.value <= 0 else None
+        mark, kind = solved or ("partly solved", "c5")
+        mark = f"{mark}, reward {number(reward.value)}"
+    return (
+        f'<article class="{"run stream" if stream else "run"}"><h4>{text(label)} '
+        f'<span class="mark {kind}">{mark}</span></h4>{body}{lost}{result_rows(trajectory, template)}</article>'
+    )
 
 
-def _turn(turn: Turn) -> str:
+def _turn(turn: Turn) -> tuple[str, list[str]]:
+    """What follows a turn's number, and its rows."""
     action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
     head, rows = "", []
     if action is not None and action.error is not None:
@@ -88,65 +99,51 @@ def _turn(turn: Turn) -> str:
     if command is not None:
         rows.append(_row("Command", _block(command_text(command), "failed" * (command.error is not None))))
     if observation is not None:
+        for call in observation.tool_calls:
+            rows.append(_row("Call", _block(tool_call_text(call), "failed" * (call.status == "error"))))
         failed = observation.status == "error"
-        rows += [
-            _row("Call", _block(tool_call_text(one), "failed" * (one.status == "error")))
-            for one in observation.tool_calls
-        ]
         rows.append(_row("Error" if failed else "Result", _block(observation.text, "failed" * failed)))
     if verdict is not None:
         judged = f"{verdict.signal}, {'result valid' if verdict.result_valid else 'result not valid'}"
         rows.append(_row("Verdict", text(f"{judged}: {verdict.analysis}" if verdict.analysis else judged)))
-    rows += _problems(turn.calls)
-    if turn.error is not None:
-        head += ' · <span class="down">broken</span>'
-        rows.append(_row("Broken", _block(broken(turn.error), "failed")))
-    return f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>"
+    return head, rows
 
 
-def _stream_turn(turn: Turn, template: Template | None) -> str:
-    rows = [*map(_part, turn_parts(turn, template)), *_problems(turn.calls)]
+def _stream_turn(turn: Turn, template: Template | None) -> tuple[str, list[str]]:
     failed = turn.action is not None and call_part(turn.action, turn.command).failed
     head = ' · <span class="down">malformed call</span>' if failed else ""
-    if turn.error is not None:
-        head += ' · <span class="down">broken</span>'
-        rows.append(_row("Broken", _block(broken(turn.error), "failed")))
-    return f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>"
+    return head, [*map(_part, turn_parts(turn, template))]
 
 
 def _part(part: Part) -> str:
-    """A part of a stream; what the environment put in stands on a ground of its own."""
+    """A part of a stream; what the environment put in has a background of its own."""
     kind = "failed" if part.failed else "" if part.sampled else "put-in"
     block = _block(part.text, kind) if kind or part.label == "call" else text(part.text) or "(empty)"
     wrong = _row("Malformed", f'<span class="down">{text(part.wrong)}</span>') if part.wrong else ""
     return _row(text(part.marked), block) + wrong
 
 
-def _end(trajectory: Trajectory, template: Template | None) -> str:
+def result_rows(trajectory: Trajectory, template: Template | None) -> str:
+    """The result of a run: answer, outcome, reward, why it stopped, what failed around it."""
     answer = '<span class="soft">none</span>' if trajectory.answer is None else f"<b>{text(trajectory.answer)}</b>"
     rows = [_row("Answer", answer)]
-    outcome = outcome_words(trajectory.outcome)
-    rows += [_row("Outcome", "<br>".join(map(text, outcome)))] if outcome else []
+    if outcome := outcome_words(trajectory.outcome):
+        rows.append(_row("Outcome", "<br>".join(map(text, outcome))))
     if trajectory.reward is not None and trajectory.reward.parts:
-        parts = ", ".join(
-            f"{name.replace('_', ' ')} {number(value)}" for name, value in trajectory.reward.parts.items()
-        )
-        rows.append(_row("Reward", text(parts)))
+        rows.append(_row("Reward", text(part_words(trajectory.reward.parts))))
     if is_stream(trajectory) and template is not None:
         rows.append(_row("Format", text(format_words(trajectory, template))))
     rows.append(_row("Stopped", text(stopped(trajectory))))
     rows += _problems(trajectory.closing_calls)
-    rows += [
-        _row(f"Run {number}", text(f"failed: {broken(error)}"))
-        for number, error in enumerate(trajectory.earlier_errors, 1)
-    ]
-    trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
-    rows += [_row("Requests", text(trouble))] if trouble else []
+    for attempt, error in enumerate(trajectory.earlier_errors, 1):
+        rows.append(_row(f"Run {attempt}", text(f"failed: {broken(error)}")))
+    if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
+        rows.append(_row("Requests", text(trouble)))
     return f'<dl class="end">{"".join(rows)}</dl>'
 
 
 def _problems(calls: Sequence[Call]) -> list[str]:
-    return [_row(label.capitalize(), text(said)) for call in calls for label, said in problems(call)]
+    return [_row(label.capitalize(), text(words)) for call in calls for label, words in problems(call)]
 
 
 def _row(name: str, html: str) -> str:
