@@ -187,7 +187,7 @@ def measured(study: Study, arm: str, seed: int, condition: Condition) -> Measure
     recipe = study.recipe(arm, seed)
     if arm != "stronger" and condition.max_turns is None and not _tool_changes(study, condition):
         return _read(study.run(arm, seed), condition)
-    changed = _with_tools(recipe, study, condition)
+    changed = with_tools(recipe, study, condition)
     chosen = _chosen(changed, condition)
     key = [check(changed), chosen.model_dump(mode="json"), condition.temperature, condition.before]
     digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -215,7 +215,8 @@ def _tool_changes(study: Study, condition: Condition) -> Table:
     return study.config.tools[condition.tools] if condition.tools else {}
 
 
-def _with_tools(recipe: Recipe, study: Study, condition: Condition) -> Recipe:
+def with_tools(recipe: Recipe, study: Study, condition: Condition) -> Recipe:
+    """The recipe with the tools of a condition."""
     changes = _tool_changes(study, condition)
     table = recipe.table()
     known = table["tools"]

@@ -1,4 +1,4 @@
-"""The study of the gate: exact gains beside the method without it, controls, and nothing run twice."""
+"""The study of the gate: exact gains next to the method without it, controls, and nothing run twice."""
 
 from __future__ import annotations
 

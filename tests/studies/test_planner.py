@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from studies.planner import ANALYSES, main
-from studies.planner_arms import Condition, PlannerFile, Study, measured, read_file, summed
+from studies.planner_arms import Condition, PlannerFile, Study, measured, read_file, summed, with_tools
 
 from midstream.cli.main import main as midstream
 from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError
@@ -55,6 +55,17 @@ def whole(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+ONE_TRAINING = ("tools", "training", "turns", "recovery", "toolsets")
+
+
+@pytest.fixture(scope="module")
+def small(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The analyses that take one training."""
+    root = tmp_path_factory.mktemp("study")
+    assert main([*arguments(small_file, root), "--json", "--only", *ONE_TRAINING]) == 0
+    return root
+
+
 def study(root: Path) -> Study:
     return Study(root=root, config=TINY, overrides=SMALL)
 
@@ -63,6 +74,7 @@ def analyses(root: Path) -> dict[str, list[dict[str, Any]]]:
     return json.loads((root / "planner.json").read_text(encoding="utf-8"))["analyses"]
 
 
+@pytest.mark.slow
 def test_every_analysis_has_numbers_of_every_seed_and_a_figure(whole: Path) -> None:
     found = analyses(whole)
     assert list(found) == list(ANALYSES)
@@ -72,6 +84,7 @@ def test_every_analysis_has_numbers_of_every_seed_and_a_figure(whole: Path) -> N
         assert ElementTree.fromstring((whole / f"planner-{name}.svg").read_text(encoding="utf-8")).findall(".//{*}use")
 
 
+@pytest.mark.slow
 def test_the_arms(whole: Path) -> None:
     planners = {row["name"] for row in analyses(whole)["planners"]}
     assert planners == {
@@ -84,33 +97,33 @@ def test_the_arms(whole: Path) -> None:
     assert runs == {f"flow-grpo-tiny{arm}-s0" for arm in arms}
 
 
-def test_what_is_there_is_not_done_again(small_file: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_not_done_again(small_file: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def written() -> dict[Path, int]:
-        kept = [*whole.glob("*/metrics.jsonl"), *whole.glob("evaluations/*")]
+        kept = [*small.glob("*/metrics.jsonl"), *small.glob("evaluations/*")]
         return {path: path.stat().st_mtime_ns for path in kept}
 
-    before, record = written(), (whole / "planner.json").read_text(encoding="utf-8")
+    before, record = written(), (small / "planner.json").read_text(encoding="utf-8")
     assert any(path.parent.name == "evaluations" for path in before)
-    assert main(arguments(small_file, whole)) == 0
+    assert main([*arguments(small_file, small), "--only", *ONE_TRAINING]) == 0
     assert written() == before
-    assert (whole / "planner.json").read_text(encoding="utf-8") == record
+    assert (small / "planner.json").read_text(encoding="utf-8") == record
     text = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "Flow-GRPO" in text
 
 
-def test_the_shares_of_tools_add_up(whole: Path) -> None:
+def test_the_shares_of_tools_add_up(small: Path) -> None:
     for metric in ("before", "after"):
         for family in ("all", "sum", "lookup"):
-            rows = analyses(whole)["tools"]
+            rows = analyses(small)["tools"]
             shares = [
                 row["values"][0] for row in rows if row["name"].startswith(f"{family}: ") and row["metric"] == metric
             ]
             assert sum(shares) == pytest.approx(1)
 
 
-def test_more_turns_are_allowed_and_used(whole: Path) -> None:
-    rows = {(row["name"], row["metric"]): row["values"][0] for row in analyses(whole)["turns"]}
+def test_more_turns_are_allowed_and_used(small: Path) -> None:
+    rows = {(row["name"], row["metric"]): row["values"][0] for row in analyses(small)["turns"]}
     assert rows["1", "turns, test, frozen"] == rows["1", "turns, long, Flow-GRPO"] == 1
     assert 1 < rows["2", "turns, test, frozen"] <= 2
 
@@ -122,7 +135,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
     assert midstream(command) == 0
     with Build(run_recipe(run)) as build:
         weights = dict(build.policy.learner.model.named_parameters())
-        redrawn = {name for name in weights if "embed" in name}  # names, which are drawn afresh at every step
+        redrawn = {name for name in weights if "embed" in name}  # names, which are drawn again at every step
         states = []
         for directory in (unchanged, finished_run):
             RunDirectory.open(directory).checkpoints.load_latest(build.policy.learner.load)
@@ -134,8 +147,8 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
         assert not all(tensor.equal(weights[name]) for name, tensor in trained.items())
 
 
-def test_an_empty_change_of_tools_is_what_the_run_evaluated(whole: Path) -> None:
-    here, plain = study(whole), Condition(set_name="test", temperature=1.0)
+def test_an_empty_change_of_tools_is_what_the_run_evaluated(small: Path) -> None:
+    here, plain = study(small), Condition(set_name="test", temperature=1.0)
     assert measured(here, "trained", 0, Condition(set_name="test", temperature=1.0, tools="all facts")) == measured(
         here, "trained", 0, plain
     )
@@ -147,10 +160,8 @@ def test_a_search_that_knows_half_the_facts() -> None:
     here = study(Path())
 
     def known(name: str) -> int:
-        changes = here.config.tools[name]
-        recipe = here.recipe("trained", 0)
-        tools = {**recipe.tools, "local_search": {**recipe.tools["local_search"], **changes.get("local_search", {})}}
-        with Build(recipe.model_copy(update={"tools": tools})) as build:
+        condition = Condition(set_name="test", temperature=1.0, tools=name)
+        with Build(with_tools(here.recipe("trained", 0), here, condition)) as build:
             search: Any = next(tool for tool in build.tools if tool.name == "local_search")
             return search._connection.execute("SELECT count(*) FROM documents").fetchone()[0]
 

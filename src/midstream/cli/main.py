@@ -25,7 +25,7 @@ COMMANDS = {
     "show": "numbers of a run, or one of its trajectories turn by turn",
     "compare": "which of several evaluations is better, by how much, how surely",
     "library": "what an agent has learned: look at its lessons, edit, test them",
-    "study": "runs over several seeds, compared: controls, planner, agents, library, gate",
+    "study": "recipes and changes of them over several seeds, compared",
 }
 
 EXAMPLES = """examples:
