@@ -28,7 +28,7 @@ def distribution(folder: Path, name: str, version: str, *requires: str) -> None:
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
-    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires), ""]))
+    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires), ""]))
 
 
 def torch(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_failed_check_is_the_exit_code(
     (tmp_path / "runs").write_text("in the way")
     assert main(["doctor", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [one["code"] for one in found["machine"] if one["status"] == "failed"] == ["MS301"]
+    assert [entry["code"] for entry in found["machine"] if entry["status"] == "failed"] == ["MS301"]
     assert (found["works"], found["roles"], found["probes"]) == (False, [], [])
 
 
@@ -125,7 +125,7 @@ def test_the_recipes_own_model_is_examined_if_asked_for(
     monkeypatch.setenv("OPENAI_API_KEY", "")
     assert main(["doctor", *named, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    statuses = {one["code"]: one["status"] for one in found["machine"]}
+    statuses = {entry["code"]: entry["status"] for entry in found["machine"]}
     assert (statuses["MS501"], statuses["MS502"]) == ("failed", "not checked")
     assert statuses["MS401"] == "failed", "the recipe has the python tool"
     assert {role["skipped"] for role in found["roles"]} == {"its server or key failed, see above"}
@@ -172,7 +172,7 @@ def test_the_whole_machine_and_no_key_anywhere(tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr
             if more == ["--json"]:
                 found = json.loads(done.stdout)
-                assert [one["code"] for one in found["machine"]] == CODES
+                assert [entry["code"] for entry in found["machine"]] == CODES
                 assert done.returncode == (0 if found["works"] else 1)
         assert any(headers.get("authorization") == f"Bearer {KEY}" for headers in server.headers), "it was in use"
     assert list(tmp_path.iterdir()) == []

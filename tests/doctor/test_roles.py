@@ -163,8 +163,8 @@ def test_an_injected_instruction_that_is_believed_is_seen(capsys: pytest.Capture
 
     with LLMServer(reply) as server:
         _, found = examined(server, capsys)
-    [one] = [one for one in found["roles"] if one["role"] == role]
-    failed = [case["case"] for case in one["cases"] if not all(case["checks"].values())]
+    [examined_role] = [entry for entry in found["roles"] if entry["role"] == role]
+    failed = [case["case"] for case in examined_role["cases"] if not all(case["checks"].values())]
     assert len(failed) == 1
     assert failed[0].startswith("injection")
 
@@ -209,7 +209,7 @@ def test_structured_output_is_recommended_where_the_server_enforces_it(capsys: p
         advised = [line.split("--set ")[1] for line in found["advice"] if "structured_output" in line]
         assert code == 1
         assert advised == ["agent.executor.structured_output=true", "agent.verifier.structured_output=true"]
-        code, found = examined(server, capsys, *(part for one in advised for part in ("--set", one)))
+        code, found = examined(server, capsys, *(part for setting in advised for part in ("--set", setting)))
     assert code == 0, "the advice fixes it"
     assert {role["standing"] for role in found["roles"]} == {"good"}
 
@@ -441,7 +441,7 @@ def test_a_template_with_a_tool_of_its_own_has_no_cases(tmp_path, capsys: pytest
     settings = (f"agent.template={own}", 'agent.tools={oracle="python"}')
     with LLMServer(streaming) as server:
         arguments = ["doctor", "--recipe", "artist-prompted", "--model", "m", "--base-url", server.base_url, *FAST]
-        assert main([*arguments, *(part for one in settings for part in ("--set", one))]) == 2
+        assert main([*arguments, *(part for setting in settings for part in ("--set", setting))]) == 2
     assert "its template calls a tool that no case is about" in capsys.readouterr().err
 
 

@@ -84,7 +84,7 @@ def serving(server: Server) -> Iterator[Server]:
 
 def checked(config: Config) -> tuple[Check, Check, Check]:
     key, server, model = asyncio.run(check_server("model", config))
-    assert [one.code for one in (key, server, model)] == ["MS501", "MS502", "MS503"]
+    assert [check.code for check in (key, server, model)] == ["MS501", "MS502", "MS503"]
     return key, server, model
 
 

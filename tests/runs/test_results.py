@@ -32,8 +32,8 @@ def test_what_is_read_is_what_was_written(path):
     written = [trajectory("a"), trajectory("b", failed=True)]
     write(path, "gaia-T0.7", *written)
     write(path, "aime-T0.7", trajectory("a"))
-    assert [one.trajectory for one in results.read(path) if one.set == "gaia-T0.7"] == written
-    assert [one.set for one in results.read(path)] == ["gaia-T0.7", "gaia-T0.7", "aime-T0.7"]
+    assert [result.trajectory for result in results.read(path) if result.set == "gaia-T0.7"] == written
+    assert [result.set for result in results.read(path)] == ["gaia-T0.7", "gaia-T0.7", "aime-T0.7"]
     assert "completion_ids" in path.read_text()
     assert "closing_calls" not in path.read_text(), "what is at its default takes no room"
 
@@ -64,17 +64,21 @@ def test_a_torn_wave_goes_at_most_from_its_end(tmp_path_factory, cut):
     write(path, "gaia", trajectory("a"), trajectory("b"), trajectory("c"))
     data = path.read_bytes()
     path.write_bytes(data[: max(0, len(data) - cut)])
-    kept = [one.trajectory.id for one in results.read(path)]
+    kept = [result.trajectory.id for result in results.read(path)]
     assert kept == ["a", "b", "c"][: len(kept)]
     write(path, "gaia", trajectory("d"))
-    assert [one.trajectory.id for one in results.read(path)] == [*kept, "d"]
+    assert [result.trajectory.id for result in results.read(path)] == [*kept, "d"]
 
 
 def test_records_go_by_set_and_by_how_they_ended(path):
     for name in ("gaia", "aime"):
         write(path, name, trajectory("a"), trajectory("b", failed=True))
     results.keep(path, lambda name, failed: name == "gaia" or not failed)
-    assert [(one.set, one.trajectory.id) for one in results.read(path)] == [("gaia", "a"), ("gaia", "b"), ("aime", "a")]
+    assert [(result.set, result.trajectory.id) for result in results.read(path)] == [
+        ("gaia", "a"),
+        ("gaia", "b"),
+        ("aime", "a"),
+    ]
 
 
 def test_damage_in_the_middle_is_named(path):

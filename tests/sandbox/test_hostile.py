@@ -1,6 +1,6 @@
 """The hostile corpus in both tiers: each snippet in a fresh pool and in one warm one, by us and by an ordinary user.
 
-`hostile_run.py` runs it as a process of its own; what is documented not to be held (docs/sandbox.md) is listed with the
+`hostile_run.py` runs it in another process; what is documented not to be held (docs/sandbox.md) is listed with the
 snippets (`leaks:`), and nothing else may get through.
 """
 

@@ -211,7 +211,9 @@ def test_threads_asyncio_and_temporary_files_work(tier: Tier):
         "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('here'))\nsignal.raise_signal(signal.SIGUSR1)",
         tier=tier,
     )
-    assert [(one.ok, one.text) for one in results] == [(True, text) for text in ("285", "3", "['a']", "[(4,)]", "here")]
+    assert [(result.ok, result.text) for result in results] == [
+        (True, text) for text in ("285", "3", "['a']", "[(4,)]", "here")
+    ]
 
 
 @everywhere
@@ -261,7 +263,7 @@ def test_libraries_are_there_primed_and_repeat(tier: Tier):
     libraries = ("numpy", "sympy", "no_such_library")
     results = [run(*codes, tier=tier, libraries=libraries) for _ in range(2)]
     assert results[0] == results[1]
-    assert [one.text for one in results[0]][::2] == ["(True, True)", "(x - 1)*exp(x)"]
+    assert [result.text for result in results[0]][::2] == ["(True, True)", "(x - 1)*exp(x)"]
     assert results[0][3].text == "True"
     assert make_pool(tier, libraries=libraries).libraries == ("numpy", "sympy")
 

@@ -34,9 +34,9 @@ def test_the_tier_that_was_asked_for_says_what_holds():
     assert choose(Config(tier="strong")) == strong
     assert choose(Config(tier="standard")) == standard
     assert strong.mechanisms.startswith("bubblewrap 0.")
-    for one in (strong, standard):
-        assert "Landlock ABI " in one.mechanisms
-        assert "seccomp allowlist of " in one.mechanisms
+    for tier in (strong, standard):
+        assert "Landlock ABI " in tier.mechanisms
+        assert "seccomp allowlist of " in tier.mechanisms
 
 
 def test_auto_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: None):

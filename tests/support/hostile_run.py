@@ -1,6 +1,6 @@
-"""Runs the hostile corpus in one tier of the sandbox: `python tests/support/hostile_run.py strong`. Prints JSON.
+"""Run the hostile corpus in one tier of the sandbox: `python tests/support/hostile_run.py strong`. Prints JSON.
 
-A script of its own, so that it can also run as an ordinary user. `--only NAME ...` runs some snippets, `--file FILE`
+A separate script, so that it can also run as an ordinary user. `--only NAME ...` runs some snippets, `--file FILE`
 those of a JSON list of {"code": ...}. Nothing hostile is run before the sandbox has refused three harmless things.
 """
 

@@ -38,8 +38,8 @@ def descendants(pid: int) -> list[int]:
             continue  # it ended meanwhile
         children.setdefault(parent, []).append(int(path.parent.name))
     found = [pid]
-    for one in found:
-        found += children.get(one, [])
+    for process in found:
+        found += children.get(process, [])
     return found[1:]
 
 

@@ -1,1 +1,1 @@
-"""Check what works on this machine, and whether a model can play the roles of an agent."""
+"""Checks of this machine, and of a model's ability to play the roles of an agent."""

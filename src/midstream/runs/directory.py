@@ -123,7 +123,7 @@ class RunDirectory:
         return run
 
     def info(self) -> RunInfo:
-        """What the run was started with."""
+        """The settings and the environment that the run was started with."""
         return parse_info(self.info_path)
 
     def recipe(self) -> str:

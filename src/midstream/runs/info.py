@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpx2")
 
 
 class EvaluationInfo(Frozen):
-    """What an evaluation's directory evaluates, in addition to its recipe; resuming it requires all of this unchanged.
+    """The subject of an evaluation, in addition to its recipe; resuming it requires all of this unchanged.
 
     `run` and `step` name the checkpoint (None: the recipe's agent as it is), `checkpoint` is its digest. `tasks` holds
     for each set its number of tasks and their digest. `unsafe`, `record` and `replay` are the options of these names.
@@ -44,7 +44,7 @@ class EvaluationInfo(Frozen):
 
 
 class RunInfo(Frozen):
-    """What a run was started with; written once.
+    """The settings and the environment that a run was started with; written once.
 
     `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
     `argv` and `resolved` are kept as they were given: keys belong into environment variables, not into them.

@@ -1,7 +1,7 @@
-"""An evaluation under way: every trajectory that has ended, in a journal, by the set that it belongs to.
+"""The journal of an unfinished evaluation: every trajectory that has ended, with the name of its set.
 
-A set that is done lies in a segment of its own, with its numbers in `evaluations.jsonl`; then its records go from here.
-In this order: a crash in between leaves records of a set that is done, which the next start removes.
+When a set is done, its trajectories are written as a segment and its numbers to `evaluations.jsonl`; only then its
+records are removed here. A crash in between leaves records of a finished set, which the next start removes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def read(path: Path) -> list[Result]:
 def append(journal: Journal, name: str, trajectories: Sequence[Trajectory]) -> None:
     """Add trajectories of one set with one write: all of them are kept, or none. Raises `StorageError`."""
     # Fields at their default are left out, as in segments: a fifth of the bytes.
-    journal.append_many([{"set": name, "trajectory": one.model_dump(exclude_defaults=True)} for one in trajectories])
+    journal.append_many(
+        [{"set": name, "trajectory": ended.model_dump(exclude_defaults=True)} for ended in trajectories]
+    )
 
 
 def keep(path: Path, wanted: Callable[[str, bool], bool]) -> None:
-    """Take out the records for which `wanted`, asked with their set and whether they ended in an error, is false."""
+    """Remove the records for which `wanted(set name, ended in an error)` is false."""
     filter_records(path, lambda record: wanted(record["set"], record["trajectory"].get("status") == "error"))

@@ -60,7 +60,7 @@ class Launch:
 
 
 def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
-    """How to start one worker; makes its scratch directory where it is the host's.
+    """The command and environment of one worker; creates its scratch directory where that is the host's.
 
     Raises:
         UnsupportedError: the program that the tier needs (bwrap, docker) is not installed.
@@ -82,7 +82,7 @@ def installed(libraries: Iterable[str]) -> tuple[str, ...]:
 
 
 def package_directories(libraries: Iterable[str]) -> list[str]:
-    """Where code may import from besides the standard library: this Python's packages, and where `libraries` are."""
+    """The directories that code may import from: those of this Python's packages, and of `libraries`."""
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     for name in libraries:
         found += _spec_places(name)

@@ -1,4 +1,4 @@
-"""Settings of the sandbox: which tier is wanted, and what one piece of code may use up."""
+"""Settings of the sandbox: its tier, and the limits of one piece of code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
 
 
 class Config(Frozen):
-    """Which sandbox code runs in; `tiers.py` says what each tier holds back.
+    """The sandbox that code runs in; docs/sandbox.md describes the tiers.
 
     "auto" takes the stronger of "strong" and "standard" that works on this machine. Where neither does, nothing runs
-    (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also wants `--unsafe`, and never trains. `image`
+    (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also needs `--unsafe`, and never trains. `image`
     is the container image of tier "remote".
     """
 
@@ -26,7 +26,7 @@ class Config(Frozen):
 
 
 class Limits(Frozen):
-    """What one piece of code may use up, and how many run at once.
+    """Limits of one piece of code, and how many run at once.
 
     `timeout_s` is CPU-seconds, and a fifth of the wall-clock limit; `memory_mb` its memory beyond what the worker
     itself holds; `disk_mb` what it may write into its scratch directory; `output_limit` characters it prints.
