@@ -48,7 +48,7 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
     except (OSError, UnicodeDecodeError) as failure:
         raise RecipeError(
             f"the {role}'s prompt file {override} cannot be read: {failure}",
-            code="file-not-readable",
+            code="file-unreadable",
             fix="correct prompt_file",
         ) from failure
 
