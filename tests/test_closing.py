@@ -39,7 +39,7 @@ class Stuck(Door):
 
 @pytest.fixture
 def doors(tmp_path, monkeypatch):
-    """A module of tools that notes which were made and which were closed; midstream runs beside it."""
+    """A module of tools that notes which were made and which were closed; midstream runs next to it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "doors.py").write_text(DOORS)
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MINIMAL = ROOT / "examples" / "flow_grpo_minimal.py"
 
@@ -47,6 +49,7 @@ def test_an_own_tool_is_called_and_used():
     assert "answer 29028.9" in shown
 
 
+@pytest.mark.slow  # test_two_ways.py does the same in this process
 def test_one_rollout_feeds_lessons_and_weights():
     shown = run("one_run_two_ways.py")
     assert re.search(r"^library +\d+ groups with contrast -> [1-9]\d* changes$", shown, re.MULTILINE)

@@ -104,7 +104,7 @@ def test_a_run_that_is_not_recorded_leaves_the_same_trajectories(tmp_path):
 
 
 def test_programs_are_replayed(tmp_path, no_network):
-    """Programs run afresh in the sandbox; the calls they make are answered by the recording."""
+    """Programs run again in the sandbox; the calls they make are answered by the recording."""
     code = ("agent.executor.mode=code", "agent.max_turns=1")
     chosen = ("local_search", "web_search", "wikipedia")
     with every_tool(tmp_path) as servers:
@@ -153,11 +153,11 @@ def test_solve_is_recorded_and_replayed(tmp_path, capsys):
         assert 0 < len(model.bodies) < asked
         assert not [body for body in model.bodies if "Results:" in json.dumps(body)], "the summary was replayed"
         other = ("solve", "Use guess now.", "--recipe", servers.recipe, "--replay", kept)
-        code, _, told = command(capsys, *other)
+        code, _, err = command(capsys, *other)
     assert shown([Trajectory.model_validate_json(second)]) == shown([Trajectory.model_validate_json(first)])
     assert code == 1
-    assert "error: ToolServerError: " in told
-    assert "holds no answer of guess to" in told
+    assert "error: ToolServerError: " in err
+    assert "holds no answer of guess to" in err
     assert KEY.encode() not in (kept / FILE).read_bytes()
 
 
@@ -167,9 +167,9 @@ def test_a_tool_is_called_by_hand_from_a_recording(tmp_path, capsys):
     assert code == 0
     code, second, _ = command(capsys, *call, "--replay", tmp_path)
     assert (code, json.loads(second)["text"]) == (0, json.loads(first)["text"])
-    code, out, told = command(capsys, "tools", "guess", "question=How deep?", "--replay", tmp_path)
+    code, out, err = command(capsys, "tools", "guess", "question=How deep?", "--replay", tmp_path)
     assert (code, out) == (1, "")
-    assert 'holds no answer of guess to {"question":"How deep?"}' in told
+    assert 'holds no answer of guess to {"question":"How deep?"}' in err
 
 
 def test_eval_and_its_replay_agree(tmp_path, capsys):
@@ -180,10 +180,10 @@ def test_eval_and_its_replay_agree(tmp_path, capsys):
         evaluate += ("--set", f"engines.model.base_url={server.base_url}")
         code, first, _ = command(capsys, *evaluate, "--record", tmp_path, "--out", tmp_path / "first")
         assert code == 0
-        code, second, told = command(capsys, *evaluate, "--replay", tmp_path, "--out", tmp_path / "second")
+        code, second, err = command(capsys, *evaluate, "--replay", tmp_path, "--out", tmp_path / "second")
     assert (code, json.loads(second)["evaluations"]) == (0, json.loads(first)["evaluations"])
-    assert f"tools   replayed from {tmp_path}" in told
-    assert "sandbox" not in told
+    assert f"tools   replayed from {tmp_path}" in err
+    assert "sandbox" not in err
 
 
 def test_training_replays(ten_steps, tmp_path, capsys):
@@ -212,8 +212,8 @@ def test_a_directory_without_a_name_is_not_the_one_we_are_in(option, capsys):
 
 
 def test_a_replay_of_nothing_starts_nothing(tmp_path, capsys):
-    code, _, told = command(
+    code, _, err = command(
         capsys, "solve", "Why?", "--replay", tmp_path / "none", "--base-url", "http://h/v1", "--model", "m"
     )
     assert code == 2
-    assert f"no recording at {tmp_path / 'none' / FILE}" in told
+    assert f"no recording at {tmp_path / 'none' / FILE}" in err

@@ -76,7 +76,7 @@ def test_a_file_of_your_own(capsys, tmp_path):
     assert json.loads(output(capsys, "--file", path, "--json"))["families"] == {"own": 1}
 
 
-def test_bad_rows_are_told_and_nothing_is_shown(capsys, tmp_path):
+def test_bad_rows_are_named_and_nothing_is_shown(capsys, tmp_path):
     path = write(
         tmp_path / "own.jsonl", [{"question": "a", "answer": 1}, {"question": "b"}, {"question": "a", "answer": 2}]
     )

@@ -257,7 +257,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_input_is_exit_code_two_and_says_value_cause_and_mend(
+def test_wrong_input_is_exit_code_two_and_names_value_cause_and_fix(
     case, ten_steps, finished_run, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -315,7 +315,7 @@ def test_a_server_that_is_not_there_is_said_once(capsys):
     assert "Traceback" not in out + err
 
 
-def test_an_evaluation_without_any_result_tells_why(tmp_path, capsys):
+def test_an_evaluation_without_any_result_prints_why(tmp_path, capsys):
     """Not "success 0%": nothing was learnt about the agent."""
     root = tmp_path / "evaluation"
     overrides = ("engines.model.base_url=http://127.0.0.1:9/v1", 'evaluation.sets=[{ name = "t", per_family = 1 }]')

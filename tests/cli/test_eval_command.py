@@ -111,7 +111,7 @@ def test_retried_errors_are_run_again_and_nothing_else_is(server, recipe, questi
     server.broken.clear()
     server.asked.clear()
     code, out, _ = run(capsys, "resume", root, "--json", "--quiet")
-    assert (code, results(out)[0].errors, server.asked) == (0, 10, {}), "without being told to, nothing is run again"
+    assert (code, results(out)[0].errors, server.asked) == (0, 10, {}), "nothing is run again by itself"
     code, out, _ = run(capsys, "resume", root, "--retry-errors", "--json", "--quiet")
     [result] = results(out)
     assert (code, result.errors, result.success) == (0, 0, 1.0)
@@ -269,13 +269,13 @@ def test_benchmarks_of_every_form_are_evaluated_from_files(server, recipe, tmp_p
     assert not any(one.judged for one in found.values())
 
 
-# -- going on --------------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
 def test_a_set_without_any_result_is_run_again_and_keeps_no_other_from_running(
     server, recipe, questions, tmp_path, capsys
 ):
-    """The server was down for a while: exit code 1 and why; once it is up, the same directory goes on."""
+    """The server was down for a while: exit code 1 and why; once it is up, the same directory resumes."""
     root, listed = tmp_path / "evaluation", list(QUESTIONS)
     lost = write_questions(tmp_path / "lost.jsonl", QUESTIONS, 5)
     later = write_questions(tmp_path / "later.jsonl", dict.fromkeys(listed[5:10], "1"))
@@ -314,7 +314,7 @@ def test_a_crash_between_a_sets_trajectories_and_its_numbers_costs_no_run(
     assert path.read_bytes() == before
 
 
-def test_ctrl_c_keeps_what_has_ended_and_says_how_to_go_on(server, recipe, questions, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_keeps_what_has_ended_and_prints_how_to_resume(server, recipe, questions, tmp_path, capsys, monkeypatch):
     from midstream.report.progress import Progress
 
     root, show = tmp_path / "evaluation", Progress.__call__

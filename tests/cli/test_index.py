@@ -86,7 +86,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_long_documents_in_passages(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    long = " ".join(f"Sentence {number} tells of hay." for number in range(200)) + " The tower is 9 metres high."
+    long = " ".join(f"Sentence {number} speaks of hay." for number in range(200)) + " The tower is 9 metres high."
     source = written(tmp_path / "a.jsonl", [{"id": "1", "text": long, "title": "Hay"}, DOCUMENTS[1]])
     assert build(source, "--passage-characters", 300, "--json") == 0
     result = json.loads(capsys.readouterr().out)

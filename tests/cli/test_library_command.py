@@ -389,7 +389,7 @@ def test_a_validation_of_a_run_is_a_version_and_its_rollouts_stay(library, works
     assert not (run.root / "validation").exists()
 
 
-def test_a_validation_that_was_stopped_goes_on_where_it_was(library, workshop, tmp_path, monkeypatch):
+def test_a_validation_that_was_stopped_continues_where_it_was(library, workshop, tmp_path, monkeypatch):
     one, two = (write_run(tmp_path / name, versions=(workshop[0],), recipe=RECIPE).root for name in "ab")
     asked = []
     sample = SimulatedEngine.sample

@@ -113,7 +113,7 @@ def test_an_answer_that_the_terminal_cannot_write_ends_nothing():
 # -- what is asked ---------------------------------------------------------------------------------------------------
 
 
-def test_replies_are_streamed_unless_told_otherwise(capsys):
+def test_replies_are_streamed_unless_the_recipe_says_otherwise(capsys):
     for override, streamed in (("price_prompt_usd=0", {True}), ("stream=false", {None})):
         with LLMServer(SUM) as server:
             options = ("--base-url", server.base_url, "--model", "m", "--set", f"engines.model.{override}")
@@ -199,7 +199,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_refused_with_its_mend(case, finished_run, tmp_path, capsys):
+def test_what_cannot_be_done_is_refused_with_its_fix(case, finished_run, tmp_path, capsys):
     (tmp_path / "bare.toml").write_text('name = "bare"\n')
     options, said, fix = REFUSED[case]
     options = [option.replace("RUN", str(finished_run)).replace("TMP", str(tmp_path)) for option in options]
@@ -323,7 +323,7 @@ def test_what_to_do_instead_names_the_recipe_as_it_was_given(tmp_path, capsys):
         ("agent.policy.type=modle", "agent.policy.type = 'modle' does not exist"),
     ],
 )
-def test_a_server_beside_a_misspelt_name_hides_nothing(capsys, setting, said):
+def test_a_server_next_to_a_misspelt_name_hides_nothing(capsys, setting, said):
     options = ["--recipe", "artist-prompted", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--set", setting]
     assert main(["solve", QUESTION, *options]) == 2
     assert said in capsys.readouterr().err

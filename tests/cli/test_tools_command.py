@@ -357,13 +357,13 @@ REFUSED = {
     "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "is not JSON", "shows"),
     "half a character": (["guess", '{"question": "\\ud800"}'], "surrogates not allowed", "shows"),
     "JSON with more": (["guess", '{"question": "a", "b": 1}'], "'b' was unexpected", "shows"),
-    "a setting that is none": (["guess", "--set", "tools.guess.size=3"], "tools.guess.size", "largest"),
-    "a provider that is none": (["--provider", "acme", "--model", "m"], "'ollama'", "known keys here: model, provider"),
+    "an unknown setting": (["guess", "--set", "tools.guess.size=3"], "tools.guess.size", "largest"),
+    "an unknown provider": (["--provider", "acme", "--model", "m"], "'ollama'", "known keys here: model, provider"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_input_is_refused_with_its_mend(case, capsys, mine):
+def test_wrong_input_is_refused_with_its_fix(case, capsys, mine):
     words, said, fix = REFUSED[case]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")

@@ -16,7 +16,7 @@ from midstream.runs import RunDirectory
 
 TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
 for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
-and a result of the right form, and cannot tell a right one from a wrong one. Questions come from templates, and the
+and a result of the right form, and cannot distinguish right from wrong. Questions come from templates, and the
 test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
 the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
 model gains."""
