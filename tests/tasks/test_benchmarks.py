@@ -146,7 +146,7 @@ def test_rows_of_something_else_are_refused_with_what_is_missing(tmp_path, name)
     assert f"{name} has the fields " in caught.value.cause
 
 
-def test_what_is_kept_beside_a_question(tmp_path):
+def test_what_is_kept_with_a_question(tmp_path):
     assert tasks_of(tmp_path, "webwalkerqa", [WALKER])[1][0].metadata == {"root_url": "https://trees.example"}
     assert tasks_of(tmp_path, "math500", [ROWS["math500"][0]])[1][0].metadata == {"level": 2}
 

@@ -105,7 +105,7 @@ def test_an_alias_may_be_zero(tmp_path):
         ({"question": "Which?", "answer": "  "}, "'answer' is empty"),
         ({"question": "Which?", "answer": []}, "'answer' is an empty list"),
         ({"question": "Which?", "answer": {"a": 1}}, "'answer' must be text or a number"),
-        ({"question": "Which?", "answer": "x", "options": ["a", "b"]}, 'the answer "x" is none of the options'),
+        ({"question": "Which?", "answer": "x", "options": ["a", "b"]}, 'the answer "x" is not one of the options'),
         (
             {"question": "Which?", "answer": ["a", "b"], "options": ["a", "b"]},
             "a choice has one answer, and here are 2",

@@ -97,7 +97,7 @@ def test_the_letter_of_an_answer(answer, letter):
 
 
 @pytest.mark.parametrize(
-    ("answer", "how"), [("five", "more than one"), ("six", "none"), ("E", "none"), ("A. five", "none")]
+    ("answer", "how"), [("five", "more than one"), ("six", "not one"), ("E", "not one"), ("A. five", "not one")]
 )
 def test_answers_that_are_no_option(answer, how):
     with pytest.raises(BadRowError, match=how):

@@ -144,6 +144,11 @@ def test_a_line_that_fills_the_memory_is_not_read(tmp_path, monkeypatch, name):
     assert faults == ["line 1: it is longer than 100 bytes; nothing after it was read"]
 
 
+def test_a_list_that_cannot_be_parsed_is_one_fault(tmp_path):
+    [fault] = rows_of(write(tmp_path / "a.json", LIST[:-2]))[2]
+    assert fault.startswith("the whole file: it is no JSON")
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.jsonl", LIST), ("a.json", json.dumps({"data": ROWS}, indent=1))])
 def test_one_value_over_many_lines_is_reported_once(tmp_path, name, text):
     [fault] = rows_of(write(tmp_path / name, text))[2]

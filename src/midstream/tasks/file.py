@@ -85,7 +85,7 @@ class FileTasks(Finite):
         """Read the file once for all splits.
 
         Raises:
-            UsageError: rows are bad, or there are none.
+            UsageError: rows are bad, or the file holds no question.
         """
         if self._by_split is None:
             found: dict[str, list[Task]] = {name: [] for name in SPLITS}

@@ -116,7 +116,7 @@ def letter_of(answer: str, options: Mapping[str, str]) -> str:
         return lettered[1]
     named = {letter for letter, text in options.items() if answer in (letter, text)}
     if len(named) != 1:
-        raise BadRowError(f"the answer {shown(answer)} is {'more than one' if named else 'none'} of the options")
+        raise BadRowError(f"the answer {shown(answer)} is {'more than one' if named else 'not one'} of the options")
     return named.pop()
 
 

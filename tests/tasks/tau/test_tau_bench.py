@@ -227,7 +227,7 @@ def test_a_users_broken_model_is_an_error_and_no_reward_of_zero(path):
 
 def test_without_a_user_a_recipe_learns_how_to_name_one(path):
     source = TauBench(source_of(path).config)
-    with pytest.raises(RecipeError, check=coded("missing-engine")):
+    with pytest.raises(RecipeError, check=coded("engine-missing")):
         source.open(nth(source, 0), seed=0)
     assert isinstance(source, Dialogues)
 

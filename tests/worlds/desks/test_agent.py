@@ -124,7 +124,7 @@ def test_a_function_that_it_was_not_offered_it_asks_for():
 
 
 def test_other_templates_and_empty_chats_are_refused():
-    with pytest.raises(RecipeError, check=coded("setting-conflict", "'search-r1'")):
+    with pytest.raises(RecipeError, check=coded("template-mismatch", "'search-r1'")):
         agent_reply(load_template("search-r1"), 1.0)
     with pytest.raises(RecipeError, check=coded("foreign-prompt")):
         agent_reply(TEMPLATE, 1.0)([Message(role="system", content="x")], 0)

@@ -178,7 +178,7 @@ def test_output_that_the_policy_wrote_itself_is_no_result():
 
 @pytest.mark.parametrize("name", ["artist-math", "native"])
 def test_another_template_is_refused(name):
-    with pytest.raises(RecipeError, check=coded("setting-conflict", f"'{name}'")):
+    with pytest.raises(RecipeError, check=coded("template-mismatch", f"'{name}'")):
         reply(QUESTION, template=name)
 
 

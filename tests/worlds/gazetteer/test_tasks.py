@@ -263,6 +263,11 @@ def test_bad_requests():
         Gazetteer(Config(countries=20)).fixed("validation", per_family=500, seed=0, families=["hop"])
 
 
+def test_a_set_without_numbers_has_sixty_tasks_of_each_family():
+    tasks = WORLD.fixed("test", seed=0, families=["hop", "sum"])
+    assert [task.family for task in tasks] == ["hop"] * 60 + ["sum"] * 60
+
+
 def test_the_smallest_world_serves_every_family():
     small = Gazetteer(Config(countries=20, families=FAMILIES))
     for split in SPLITS:

@@ -131,7 +131,7 @@ class TauBench(Finite):
         if self.users is None:
             raise RecipeError(
                 "tau-bench has no user: a conversation needs a model for its customer",
-                code="missing-engine",
+                code="engine-missing",
                 fix="name one of the recipe's engines as `engine` of its tasks",
             )
         return TauDialogue(self, task, self.users(self.scripted(task).instruction, seed))

@@ -82,7 +82,7 @@ def agent_reply(template: Template, skill: float) -> Reply:
     if template.body != "json" or template.appends != "message" or "{tool}" in template.call.open:
         raise RecipeError(
             f"a simulated agent cannot write in the template {template.name!r}",
-            code="setting-conflict",
+            code="template-mismatch",
             cause="it writes JSON calls between marks and reads results in messages",
             fix='set agent.template = "artist-function-calling", or give the policy another engine',
         )

@@ -58,9 +58,17 @@ class ScriptedConfig(ComponentConfig):
     sense: float = Field(default=0.3, ge=0, le=1)
     malformed: float = Field(default=0.1, ge=0, le=1)
 
-    def build(self, context: Context) -> ScriptedPlanner:
-        """Build it."""
+    def build(self, context: Context) -> ScriptedPlanner | ScriptedPolicy:
+        """Build the planner."""
         return ScriptedPlanner(self)
+
+
+class ScriptedPolicyConfig(ScriptedConfig):
+    """The same settings for the policy."""
+
+    def build(self, context: Context) -> ScriptedPolicy:
+        """Build the policy."""
+        return ScriptedPolicy(self)
 
 
 def action_words() -> set[str]:
@@ -89,7 +97,7 @@ def scripted_marks(template: Template) -> tuple[Marks, Marks, Marks]:
     if template.think is None or template.answer is None or ANY_TOOL not in template.call.open or template.chat:
         raise RecipeError(
             f"the scripted policy (type clumsy) cannot write the template {template.name!r}",
-            code="setting-conflict",
+            code="template-mismatch",
             cause="it writes thoughts, calls and answers between marks, each tool's own, to a prompt of plain text",
             fix='set agent.template = "tiny", or learn from others: warm_start.file, training.supervised.planner',
         )
@@ -162,14 +170,6 @@ class ScriptedPlanner:
         prompt = render_prompt(question, memory, context.lessons)
         call = Call(role="planner", engine=ENGINE, prompt=prompt, completion=text)
         return parse_action(text, tools, memory), (call,)
-
-
-class ScriptedPolicyConfig(ScriptedConfig):
-    """The settings of the planner's program, for a policy."""
-
-    def build(self, context: Context) -> ScriptedPolicy:
-        """Build it."""
-        return ScriptedPolicy(self)
 
 
 class ScriptedPolicy:
