@@ -1,21 +1,7 @@
 """The run directory: journal, metrics, trajectories, checkpoints, resume."""
 
-from midstream.runs.checkpoint import Checkpoints
 from midstream.runs.directory import RunDirectory
-from midstream.runs.files import atomic_write, fsync_directory
-from midstream.runs.info import RUN_FORMAT, EvaluationInfo, RunInfo, RunState, RunStatus
-from midstream.runs.journal import Journal, read_records
+from midstream.runs.info import RUN_FORMAT, EvaluationInfo
+from midstream.runs.journal import Journal
 
-__all__ = [
-    "RUN_FORMAT",
-    "Checkpoints",
-    "EvaluationInfo",
-    "Journal",
-    "RunDirectory",
-    "RunInfo",
-    "RunState",
-    "RunStatus",
-    "atomic_write",
-    "fsync_directory",
-    "read_records",
-]
+__all__ = ["RUN_FORMAT", "EvaluationInfo", "Journal", "RunDirectory"]
