@@ -44,6 +44,7 @@ class MathConfig(RewardConfig):
     def build(self, context: Context) -> Math:
         """Build it."""
         answer = context.reward(parse_component("reward", {"type": self.answer}, "reward.answer"))
+        assert context.template is not None, "recipe/check.py requires an agent with a template"
         return Math(self, answer, context.template)
 
 
@@ -57,6 +58,7 @@ class FunctionCallingConfig(RewardConfig):
 
     def build(self, context: Context) -> FunctionCalling:
         """Build it."""
+        assert context.template is not None, "recipe/check.py requires an agent with a template"
         return FunctionCalling(self, context.template)
 
 

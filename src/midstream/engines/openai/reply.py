@@ -152,10 +152,10 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
     completion_ids = choice.get("token_ids")
     field = choice.get("logprobs")
     field = field if isinstance(field, dict) else {}
-    values = field.get("token_logprobs")
+    values: Any = field.get("token_logprobs")
     if isinstance(field.get("content"), list):
         values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in field["content"]]
-    logprobs = values if isinstance(values, list) and all(map(_is_logprob, values)) else []
+    logprobs: list[float] = values if isinstance(values, list) and all(map(_is_logprob, values)) else []
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         named = (("prompt", prompt_ids), ("completion", completion_ids))
         sizes = [f"{name}: {len(value) if isinstance(value, list) else 'none'}" for name, value in named]

@@ -89,9 +89,9 @@ class StreamedReply:
         if isinstance(choice.get("token_ids"), list):
             self._token_ids += choice["token_ids"]
         logprobs = choice.get("logprobs")
-        for kind in ("content", "token_logprobs") if isinstance(logprobs, dict) else ():
-            if isinstance(logprobs.get(kind), list):
-                self._logprobs.setdefault(kind, []).extend(logprobs[kind])
+        for kind, values in logprobs.items() if isinstance(logprobs, dict) else ():
+            if kind in ("content", "token_logprobs") and isinstance(values, list):
+                self._logprobs.setdefault(kind, []).extend(values)
         delta = choice.get("delta")
         fields = delta if isinstance(delta, dict) else {}
         self._calls.add(fields.get("tool_calls"))
