@@ -338,7 +338,7 @@ def load_weights(
     if step not in (None, found):
         raise RunError(
             f"{run.root} no longer has a checkpoint of step {step}",
-            code="checkpoint-not-found",
+            code="no-checkpoint",
             cause=f"training continued and keeps the newest only, or it is damaged; the one before is of step {found}",
             fix="start a new evaluation, with another --out",
         )
@@ -657,7 +657,7 @@ def solve(
     if is_dialogues(recipe.tasks):
         raise RecipeError(
             f"the agent of recipe {recipe.name!r} cannot answer a single question",
-            code="unsupported-combination",
+            code="dialogues-not-supported",
             cause=f"its tasks, tasks.type = {recipe.tasks.type!r}, are dialogues with their own functions",
             fix=f"midstream eval {named}, then midstream show DIR TRAJECTORY",
         )

@@ -213,7 +213,7 @@ def test_what_another_process_changed_is_not_undone(library, run_path, tmp_path,
     code, _, err = library("edit", copy)
     assert code == 2
     [draft] = [path for path in tmp_path.glob("lessons-*.md") if "- Mine." in path.read_text()]
-    assert err.startswith("error[inputs-changed]: ")
+    assert err.startswith("error[library-changed]: ")
     assert str(draft) in err
     assert newest(copy).lessons[-1].text == "Of another."
 

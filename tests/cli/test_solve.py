@@ -303,7 +303,7 @@ def test_ctrl_c_leaves_no_half_json():
 def test_an_agent_whose_tasks_are_dialogues_answers_no_single_question(capsys):
     assert main(["solve", "What is 45 plus 17 ?", "--recipe", "function-calling-simulated"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error[unsupported-combination]: ")
+    assert said.startswith("error[dialogues-not-supported]: ")
     assert "midstream eval function-calling-simulated" in said
 
 

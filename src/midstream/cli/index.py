@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     source = None if options.file == "-" else Path(options.file)
     out, size = _target(source, options.out), options.passage_characters
     if size is not None and size < 100:
-        raise UsageError(f"--passage-characters {size} is too small", code="out-of-range", fix="give 100 or more")
+        raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
     fields = Fields(id=options.id_field, text=options.text_field, title=options.title_field)
     reader, started = Reader(fields, size), time.monotonic()
     with ExitStack() as stack:
@@ -164,7 +164,7 @@ class Reader:
             empty = f"all {self.counts.without_text} have an empty {self.fields.text!r}"
             raise UsageError(
                 "there is no document to index" + (f": {empty}" if self.counts.without_text else ""),
-                code="file-empty",
+                code="file-invalid",
                 fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
             )
 

@@ -131,7 +131,7 @@ def _rollback(options: argparse.Namespace) -> int:
 
 
 def _no_versions(path: Path) -> UsageError:
-    return UsageError(f"{path} has no versions", code="wrong-kind-of-library", fix="name a practice run, not a file")
+    return UsageError(f"{path} has no versions", code="wrong-kind-of-run", fix="name a practice run, not a file")
 
 
 def _edit(options: argparse.Namespace) -> int:
@@ -178,7 +178,7 @@ def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
             operation = outcome.operation
             raise UsageError(
                 f"{operation.kind} {operation.id or repr(operation.text[:60])}: {outcome.refused}",
-                code="invalid-lesson",
+                code="library-text-invalid",
             )
     if agent is not None:
         check_shown(agent, render_modules(changed), str(place.path))

@@ -161,7 +161,7 @@ class EditableLibrary:
         if read_library(self.path) != self.library:
             raise UsageError(
                 f"nothing is changed: {self.path} was changed by another process",
-                code="inputs-changed",
+                code="library-changed",
                 fix="make the change again",
             )
         if self.path.is_dir():

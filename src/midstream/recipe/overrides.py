@@ -282,7 +282,7 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
     if unknown or not wanted:
         raise UsageError(
             f"there is no tool {unknown[0]!r}" if unknown else f"no tool is named: {names!r}",
-            code="unknown-name" if unknown else "empty-value",
+            code="unknown-tool" if unknown else "empty-value",
             fix=f"name some of: {', '.join(nameable)}; or your own function: my_tools.py:word_count",
         )
     chosen: dict[str, Table] = {}
