@@ -1,7 +1,7 @@
 """The study of the gate, on the simulated workshop: what it keeps in, what it keeps out, and what that costs.
 
 Every run learns a library with lessons of known worth (`worlds/workshop/tasks.py`), so its gain on the test orders is
-exact, and only the worlds and the draws differ from seed to seed. Beside the gate stands the method without it, as the
+exact, and only the worlds and the draws differ from seed to seed. It is compared with the method without a gate, as the
 paper has it. Then the negative controls, in which nothing can be learned: how many runs accept any change?
 
 Runs go side by side on all cores; each leaves a file in the study's directory, so that nothing is run twice.
@@ -62,7 +62,7 @@ PARTS = ("gate", "controls")
 
 
 class Learned(Frozen):
-    """What one run came to.
+    """Results of one run.
 
     `before`, `after` and `best` are the exact mean success on the test orders without lessons, with those learned, and
     with the best there are; `accepted` counts changes, `rollouts` those of learning and gate together.

@@ -161,7 +161,7 @@ def read_study(name: str | Path) -> StudyFile:
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The names in `only`, or all of `known` if there are none. Raises `UsageError` for an unknown name."""
+    """The names in `only`, or all of `known` if it is empty. Raises `UsageError` for an unknown name."""
     for name in only:
         if name not in known:
             raise UsageError(

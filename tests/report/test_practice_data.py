@@ -78,7 +78,7 @@ def test_pending_changes_are_counted_once():
     assert total_fates([]) == {"accepted": 0, "rejected": 0, "refused": 0, "pending": 0}
 
 
-def test_what_was_spent_is_told_with_its_limits():
+def test_what_was_spent_is_shown_with_its_limits():
     spent = Spent(rollouts=1500, tokens=2_050_000, cost_usd=0.84)
     assert spent_text(spent) == "1,500 rollouts, 2.05M tokens, $0.8400"
     limits = BudgetConfig(rollouts=2000, tokens=3_000_000, cost_usd=5).limits
@@ -93,5 +93,5 @@ def test_only_what_was_left_out_is_named():
     assert left_out_text([record]) == "uniform groups 3, failed rollouts 1, broken groups 1, lost replies 1"
 
 
-def test_an_effect_is_told_in_points():
+def test_an_effect_is_in_points():
     assert practice_data.points(Effect(mean=0.031, interval=(-0.019, 0.081), pairs=9)) == "+3.1 (-1.9 to +8.1)"

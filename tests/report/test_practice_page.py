@@ -71,7 +71,7 @@ def with_lesson(lesson: Lesson, **changes: Any) -> PracticeData:
     return view(versions=[before, Version(number=2, update=1, library=Library(lessons=(lesson,)))], **changes)
 
 
-def test_the_page_tells_the_whole_story(tmp_path):
+def test_the_page_has_the_whole_story(tmp_path):
     path = tmp_path / "new" / "report.html"
     made = made_up(4)
     write_practice_report(path, view(made))

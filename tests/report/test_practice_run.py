@@ -89,7 +89,7 @@ def test_show_gives_json(tmp_path, capsys):
     assert found["compared"][0]["verdict"] == "better"
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys):
+def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, capsys):
     run = write_run(tmp_path / "run", made_up(1), finished=False)
     run.set_status("interrupted", "stopped by Ctrl-C")
     assert cli.main(["show", str(run.root)]) == 0
@@ -130,6 +130,6 @@ def test_a_report_on_made_up_models_says_that_they_are(tmp_path, engine, said):
 
 
 @pytest.mark.parametrize("resolved", [{}, {"practice": None}])
-def test_a_training_run_is_none(tmp_path: Path, resolved: dict[str, None]):
+def test_a_training_run_is_refused(tmp_path: Path, resolved: dict[str, None]):
     made = RunDirectory.create(tmp_path / "run", recipe_toml="", recipe_name="a", seed=0, resolved=resolved)
     assert made.info().kind == "training"

@@ -83,7 +83,7 @@ def test_lessons_stand_by_their_effect_and_are_never_markup():
     assert "planner, pinned" in text
 
 
-def test_the_end_of_a_run_tells_before_and_after_with_the_interval():
+def test_the_end_of_a_run_shows_before_and_after_with_the_interval():
     one = compared(*[(0.0, 1.0)] * 12, *[(1.0, 1.0)] * 8)
     text = " ".join(shown(practice_tables.result_view(view(made_up(2), compared=[one]))).split())
     assert "40.0% 100.0% +60.0" in text
@@ -92,7 +92,7 @@ def test_the_end_of_a_run_tells_before_and_after_with_the_interval():
     assert "700 rollouts, 820k tokens, $0.4200" in text
 
 
-def test_a_verdict_is_told_for_every_outcome():
+def test_there_is_a_verdict_for_every_outcome():
     assert "no evidence that the lessons changed anything" in verdict(compared((0.0, 1.0), (1.0, 0.0)))
     assert "the agent is worse (-" in verdict(compared(*[(1.0, 0.0)] * 20))
     same = compared(*[(1.0, 1.0)] * 5)

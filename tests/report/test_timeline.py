@@ -32,7 +32,7 @@ def written(console: Screen) -> str:
 
 
 def drive(shown: Timeline, trajectory: Trajectory) -> None:
-    """Tell what a run that leaves `trajectory` tells, each module's reply in one piece."""
+    """Emit the events of a run that leaves `trajectory`, each module's reply in one piece."""
 
     def module(role: str, kind, value) -> None:
         shown.listen(TurnEvent(turn=turn.index, role=role, kind="start"))
@@ -143,7 +143,7 @@ def test_the_live_part_fits_a_small_terminal(width, height):
     assert all(sum(part.cell_length for part in line) <= width for line in drawn)
 
 
-def test_retries_repairs_and_a_restart_are_told():
+def test_retries_repairs_and_a_restart_are_shown():
     console = pipe()
     error = ErrorInfo(type="ToolServerError", message="gone\n  fix: start it")
     with Timeline(console, "q") as shown:
@@ -243,30 +243,30 @@ def test_elapsed():
 
 
 def drive_stream(shown: Timeline, trajectory: Trajectory) -> None:
-    """Tell what an interleaved run that leaves `trajectory` tells."""
+    """Emit the events of an interleaved run that leaves `trajectory`."""
 
-    def tell(turn: int, kind, value=None) -> None:
+    def emit(turn: int, kind, value=None) -> None:
         shown.listen(TurnEvent(turn=turn, role="policy", kind=kind, value=value))
 
     def replied(turn: int, calls) -> None:
         for call in calls:
-            tell(turn, "start")
-            tell(turn, "text", call.completion)
-            tell(turn, "call", call)
+            emit(turn, "start")
+            emit(turn, "text", call.completion)
+            emit(turn, "call", call)
 
     for turn in trajectory.turns:
         if turn.user:
-            tell(turn.index, "user", turn.user)
+            emit(turn.index, "user", turn.user)
         replied(turn.index, turn.calls)
         if turn.action is not None:
-            tell(turn.index, "action", turn.action)
+            emit(turn.index, "action", turn.action)
             if turn.command is not None:
-                tell(turn.index, "command", turn.command)
-            tell(turn.index, "observation", turn.observation)
+                emit(turn.index, "command", turn.command)
+            emit(turn.index, "observation", turn.observation)
     last = len(trajectory.turns) + 1
     replied(last, trajectory.closing_calls)
     if trajectory.stop_reason == "answered":
-        tell(last, "answer", trajectory.answer)
+        emit(last, "answer", trajectory.answer)
 
 
 def streamed(trajectory: Trajectory, console: Screen | None = None) -> list[str]:
@@ -334,7 +334,7 @@ def test_no_stream_is_wider_than_the_terminal(width):
     assert max(map(len, written(console).splitlines())) <= width
 
 
-def test_a_reply_that_goes_on_when_it_is_interrupted_loses_nothing():
+def test_a_reply_that_is_interrupted_loses_nothing():
     console = terminal()
 
     def fail() -> None:

@@ -49,7 +49,7 @@ class Page(HTMLParser):
             self.text += data
 
 
-def test_the_page_tells_the_whole_story(tmp_path):
+def test_the_page_has_the_whole_story(tmp_path):
     path = tmp_path / "new" / "report.html"
     write_report(path, report_data())
     page = Page(path.read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def test_summary_says_up_down_or_unknown():
     assert summary(report_data(**NOTHING)).startswith("No training step has finished yet.")
 
 
-def test_missing_results_are_said_beside_the_table():
+def test_missing_results_are_noted_below_the_table():
     text = Page(render_report(report_data(evaluations=[evaluation(0.0, 0), evaluation(1.0, 9, errors=12)]))).text
     assert "12 of 400 (73.6% without them)" in text
 

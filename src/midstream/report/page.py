@@ -91,7 +91,7 @@ def save_page(path: Path, html: str) -> None:
     except OSError as error:
         raise StorageError(
             f"the report could not be written to {path}: {error}",
-            code="not-writable",
+            code="write-failed",
             fix="free space or name another path, then write the report again",
         ) from error
 
