@@ -34,7 +34,7 @@ from midstream.engines.local.engine import generate
 from midstream.engines.local.prefill import Asked, NewTokens, Prefill, Prefilled
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream.training.supervised import warm_start
 

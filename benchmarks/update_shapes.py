@@ -23,7 +23,7 @@ from midstream.core.seeds import derive_seed
 from midstream.prefix_tree.tree import Tree, tree_of
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream.training.losses import row_weights
 from midstream.training.rows import build_rows

@@ -38,7 +38,6 @@ from midstream.practice.settings import BudgetConfig
 from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import load_recipe
 from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval

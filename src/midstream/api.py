@@ -83,9 +83,8 @@ from midstream.recipe.overrides import (
     run_table,
     training_recipe,
 )
-from midstream.recipe.practisable import gate_set, practice_parts_of
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml, with_overrides
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import gate_set, parts_of, practice_parts_of
 from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout

@@ -17,7 +17,7 @@ from midstream.evaluation import SetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.training.losses import PolicyLoss
 
 

@@ -14,8 +14,7 @@ from midstream.core.errors import UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
 from midstream.recipe.estimate import batches_of, describe, judges, set_size
-from midstream.recipe.memory import GIB
-from midstream.recipe.memory_estimate import promised_bytes
+from midstream.recipe.memory import GIB, promised_bytes
 from midstream.recipe.schema import parse_recipe, read_table
 from midstream.runs import RunDirectory
 from support.hf_models import save_chat_model

@@ -15,8 +15,7 @@ from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
-from midstream.recipe.memory import GIB
-from midstream.recipe.memory_estimate import promised_bytes
+from midstream.recipe.memory import GIB, promised_bytes
 from midstream.runs import RunDirectory
 from support.llm_server import Body, LLMServer, prompt_of
 from support.served_model import ServedModel, save_model

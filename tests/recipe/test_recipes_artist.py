@@ -12,7 +12,7 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 
 RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b"]
 SOURCE = re.compile(r"\b(paper|ours)\b")

@@ -18,8 +18,8 @@ from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import Budget
 from midstream.practice.session import PracticeSession
 from midstream.recipe.build import Build
-from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import RunDirectory, files, journal
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.

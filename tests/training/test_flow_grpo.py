@@ -15,7 +15,7 @@ from midstream.core.errors import RewardError, TrainingError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
 from midstream.prefix_tree.tree import tree_of
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.training import flow_grpo
 from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
 from midstream.training.rows import build_rows

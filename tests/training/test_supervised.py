@@ -20,7 +20,7 @@ from midstream.core.trajectory import Call, Score
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.rollout import Environment, rollout
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start

@@ -1,7 +1,7 @@
 """The check of a whole recipe: what its components ask of one another.
 
 Each component's own settings were validated when the recipe was parsed (`schema.py`). This check runs before anything
-is built. What only the built objects can show, `build.py` and `trainable.py` refuse.
+is built. What only the built objects can show, `build.py` and `sessions.py` refuse.
 """
 
 from __future__ import annotations
@@ -426,7 +426,7 @@ def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learned with their prompts: these must be the prompts of the policy that learns."""
     learner = recipe.modules[recipe.trained]
     if learner.config.asks == "never":
-        return  # a program; `trainable.py` refuses to train it
+        return  # a program; `sessions.py` refuses to train it
     imitated = _imitated(recipe)
     if isinstance(recipe.agent, InterleavedConfig) and "clumsy" in imitated.values():
         scripted_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write

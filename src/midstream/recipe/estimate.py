@@ -2,7 +2,7 @@
 
 The numbers are upper bounds for a run in which nothing fails: every trajectory takes all its turns, and every module
 that may ask a second time does. How often the user of a dialogue speaks is not known: calls are those of one user turn,
-tokens those of the longest stream. Memory is `recipe/memory_estimate.py`'s.
+tokens those of the longest stream. Memory is `recipe/memory.py`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.practice.settings import PracticeConfig, Requests
 from midstream.recipe.check import draw, is_dialogues, task_source
-from midstream.recipe.memory_estimate import memory_lines
+from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
 from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture

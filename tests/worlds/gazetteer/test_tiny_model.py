@@ -16,7 +16,7 @@ from midstream.core.trajectory import Action
 from midstream.engines.local.pretrained import load_model
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.recipe.trainable import parts_of
+from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream.worlds.gazetteer.compact import render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import KNOWN

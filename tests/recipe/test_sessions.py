@@ -13,8 +13,8 @@ from midstream.practice.budget import Budget, BudgetedAgent, BudgetedEngine
 from midstream.practice.commit import read_updates
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
-from midstream.recipe.practisable import practice_parts_of
 from midstream.recipe.schema import load_recipe
+from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import RunDirectory
 from support.practice_sessions import SMALL
 

@@ -1,0 +1,260 @@
+"""From a build to the parts of a session, for training and for practice. What cannot work is refused at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.protocols import Engine, TrainableWorld
+from midstream.core.task import Task
+from midstream.evaluation import SetConfig
+from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.library import Library, identity
+from midstream.practice.reflector import ROLES, Reflector
+from midstream.practice.session import PracticeParts, Prepare
+from midstream.practice.settings import PracticeConfig
+from midstream.recipe.build import Build
+from midstream.recipe.check import no_world, teacher, warm_seed
+from midstream.recipe.library import read
+from midstream.recipe.schema import Recipe
+from midstream.runs import RunDirectory
+from midstream.training.settings import WarmStartConfig
+
+if TYPE_CHECKING:
+    from midstream.training.session import Parts
+
+_CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # the tables of a recipe that decide a rollout's result
+_IDS_SHOWN = 3
+
+
+def parts_of(build: Build) -> Parts:
+    """The parts of a training session.
+
+    Raises:
+        RecipeError, UnsupportedError: the recipe cannot be trained.
+    """
+    from midstream.training.session import Parts
+    from midstream.training.supervised import at_once
+    from midstream.training.transcripts import read_transcripts
+
+    recipe, training, warm = build.recipe, build.recipe.training, build.recipe.warm_start
+    _require_sandbox(build)
+    if training is None:
+        raise RecipeError(
+            f"recipe {recipe.name!r} trains nothing: it has no [training] and no [practice] table",
+            code="not-trainable",
+            fix="add one, or use `midstream eval`",
+        )
+    _check_trainable(recipe, build.policy.engine())
+    check_warm_start(build)
+    # Draw all tasks that the run will need: a source that cannot give them is found now.
+    counts = [at_once(warm)] if warm and warm.file is None else []
+    if warm and warm.file is not None:
+        deque(read_transcripts(warm.file), maxlen=0)
+    if training.steps:
+        imitates = training.algorithm == "supervised"
+        counts.append(at_once(training.supervised) if imitates else training.tasks_per_step)
+    for count in counts:
+        build.source.sample("train", count, recipe.seed)
+    for chosen in (*recipe.evaluation.sets, recipe.evaluation.validation):
+        build.set_tasks(chosen)
+    learner = build.policy.learner
+    return Parts(
+        seed=recipe.seed,
+        source=build.source,
+        families=build.source.families,
+        set_tasks=build.set_tasks,
+        student=build.policy.student(),
+        learner=learner,
+        make_environment=build.environment,
+        role=recipe.trained,
+        teacher=teacher(recipe),
+        publish=build.policy.publish,
+        warm_start=warm,
+        training=training,
+        evaluation=recipe.evaluation,
+    )
+
+
+def _require_sandbox(build: Build) -> None:
+    if build.runs_code and build.sandbox.tier == "unsafe":
+        raise UnsupportedError(
+            f"recipe {build.recipe.name!r} would learn without a sandbox",
+            code="sandbox-required",
+            cause="while it learns, a model writes thousands of programs that nobody reads",
+            fix="leave out --unsafe; midstream doctor says what a sandbox needs on this machine",
+        )
+
+
+def check_warm_start(build: Build) -> None:
+    """Refuse, before any work, a warm start that could not be checked afterwards."""
+    warm = build.recipe.warm_start
+    if warm is not None and warm.file is None:
+        if not isinstance(build.source, TrainableWorld):
+            raise no_world(build.recipe, "warm_start")
+        build.source.check_validation(build.set_tasks(build.recipe.evaluation.validation), warm.min_copy_rate)
+
+
+def _check_trainable(recipe: Recipe, engine: Engine) -> None:
+    """Check that the policy's calls have token ids and log-probabilities over the distribution it samples from."""
+    if not engine.token_exact:
+        raise UnsupportedError(
+            f"engine {engine.name!r} does not record sampled token ids and log-probabilities",
+            code="not-trainable",
+            fix="set token_ids = true for a server that gives them (vLLM), or use an in-process engine",
+        )
+    weights = recipe.training.weights if recipe.training else None
+    if weights not in (None, engine.name):
+        if recipe.learner.lora is None or not hasattr(engine, "use_adapter"):
+            raise RecipeError(
+                f"training.weights = {weights!r} cannot reach the planner's engine {engine.name!r}",
+                code="not-trainable",
+                cause="weights trained apart from the planner go to its server as a LoRA adapter before each step",
+                fix="add [learner.lora] and give the planner an engine of type openai_compatible, or remove `weights`",
+            )
+        if "chat_template_kwargs" in getattr(recipe.engines[engine.name].config, "extra_body", {}):
+            raise RecipeError(
+                f"engines.{engine.name}.extra_body.chat_template_kwargs would have no effect",
+                code="setting-conflict",
+                cause=f"the planner's prompts are sent as token ids, made with the chat template of engine {weights!r}",
+                fix=f"move chat_template_kwargs to [engines.{weights}]",
+            )
+    config: Any = recipe.modules[recipe.trained].config
+    if config.sampling.top_p < 1 or config.sampling.temperature == 0:
+        raise RecipeError(
+            f"agent.{recipe.trained}.sampling = {config.sampling!r} cannot be trained on",
+            code="not-trainable",
+            cause="greedy or nucleus sampling draws from another distribution than the recorded log-probabilities",
+            fix="set temperature above 0 and top_p = 1",
+        )
+
+
+def practice_parts_of(build: Build) -> PracticeParts:
+    """The parts of a practice session; `build.budget` is set.
+
+    Raises:
+        RecipeError, UnsupportedError: the recipe cannot practice.
+    """
+    recipe, config, budget = build.recipe, build.recipe.practice, build.budget
+    assert config is not None
+    assert budget is not None
+    _require_sandbox(build)
+    Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
+    validation_set = gate_set(recipe.evaluation.validation, config)
+    with _naming("practice.gate.tasks"):
+        validation = build.set_tasks(validation_set) if config.gate.enabled else []
+    with _naming("practice.tasks"):
+        tasks = _tasks(build, config, validation_set, validation)
+    sets = {f"the set {chosen.name!r}": build.set_tasks(chosen) for chosen in recipe.evaluation.sets}
+    require_apart({"practice.tasks": tasks, "the gate's validation tasks": validation, **sets})
+    agent = identity(build.resolved)
+    cache = None
+    if config.cache is not None:
+        key = {name: build.resolved[name] for name in _CACHED}
+        key |= {"validation": build.resolved["evaluation"]["validation"], "identity": agent}
+        cache = Cache(config.cache, key)
+    return PracticeParts(
+        seed=recipe.seed,
+        tasks=tasks,
+        validation=validation,
+        validation_set=validation_set,
+        set_tasks=build.set_tasks,
+        make_environment=build.environment,
+        engines={role: build.engine((getattr(config, role) or config.reflector).engine) for role in ROLES},
+        start=read(config.start) if config.start else Library(),
+        identity=agent,
+        budget=budget,
+        cache=cache,
+        prepare=_warm_start(build, recipe.warm_start) if recipe.warm_start else None,
+        practice=config,
+        evaluation=recipe.evaluation,
+    )
+
+
+def gate_set(validation: SetConfig, config: PracticeConfig) -> SetConfig:
+    """The gate's tasks: `practice.gate.tasks` of the validation set's source and split, of the same families."""
+    families = config.families or validation.families
+    return validation.model_copy(update={"count": config.gate.tasks, "per_family": None, "families": families})
+
+
+@contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """Add to an error about missing tasks the setting that asks for them."""
+    try:
+        yield
+    except RecipeError as error:
+        fix = f"{error.fix} (set by {setting} and practice.families)"
+        raise RecipeError(error.what, code=error.code, cause=error.cause, fix=fix) from error
+
+
+def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: Sequence[Task]) -> list[Task]:
+    """The tasks to learn from. Where validation is of the same split, its questions are left out."""
+    shared = chosen.tasks is None and chosen.split == "train" and config.gate.enabled
+    excluded = {_question(task) for task in validation} if shared else set[str]()
+    count = config.tasks + len(excluded)
+    drawn = build.source.fixed("train", seed=build.recipe.seed, families=config.families, count=count)
+    tasks = [task for task in drawn if _question(task) not in excluded][: config.tasks]
+    if len(tasks) < config.tasks:
+        raise RecipeError(
+            f"of {len(drawn)} tasks {len(tasks)} are left to learn from, fewer than practice.tasks = {config.tasks}",
+            code="too-few-tasks",
+            cause="the others are questions of the gate's validation tasks, which are of the same split",
+            fix="give them a split of their own, or lower one of the two",
+        )
+    for task in tasks:
+        build.reward(build.recipe.reward).check(task)
+    return tasks
+
+
+def require_apart(sets: dict[str, Sequence[Task]]) -> None:
+    """Refuse sets that share a question: a lesson could hold what it is then measured on.
+
+    Raises:
+        RecipeError: names the tasks.
+    """
+    questions = {name: {_question(task): task.id for task in tasks} for name, tasks in sets.items()}
+    for (name, first), (other, second) in combinations(questions.items(), 2):
+        if name.startswith("the set") and other.startswith("the set"):
+            continue  # sets that are only evaluated may overlap
+        if same := first.keys() & second.keys():
+            ids = sorted(f"{first[question]} = {second[question]}" for question in same)
+            more = ", ..." if len(ids) > _IDS_SHOWN else ""
+            raise RecipeError(
+                f"{name} and {other} share {len(ids)} questions: {', '.join(ids[:_IDS_SHOWN])}{more}",
+                code="tasks-overlap",
+                cause="a lesson could hold what it is then measured on",
+                fix="take them from different splits, or with other seeds or families",
+            )
+
+
+def _question(task: Task) -> str:
+    return " ".join(task.question.split()).casefold()
+
+
+def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
+    """A function that gives the planner, once a run, the weights that a training run of this recipe starts with."""
+    check_warm_start(build)
+
+    async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
+        from midstream.training.supervised import warm_start
+
+        if run.checkpoints.load_latest(build.policy.learner.load, report=report) is None:
+            await warm_start(
+                config,
+                learner=build.policy.learner,
+                student=build.policy.student(),
+                source=build.source,
+                make_environment=build.environment,
+                teacher=teacher(build.recipe),
+                validation=build.set_tasks(build.recipe.evaluation.validation),
+                seed=warm_seed(build.recipe),
+                report=report,
+            )
+            run.checkpoints.save(0, build.policy.learner.save)
+        await build.policy.publish(0)
+
+    return prepare
