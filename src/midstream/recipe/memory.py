@@ -287,7 +287,7 @@ def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
     )
 
 
-# -- the lines of a dry run ----------------------------------------------------------------------------------------------
+# -- the lines of a dry run --------------------------------------------------------------------------------------------
 
 
 def memory_lines(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
