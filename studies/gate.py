@@ -39,6 +39,7 @@ from midstream.practice.update import Practice
 from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
+from midstream.recipe.sessions import practice_parts_of
 from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval
 from midstream.runs.files import atomic_write
