@@ -6,8 +6,8 @@
 
 Three ways to decide on the same proposals, three updates of an empty library: accept everything (ungated), test each
 change alone on a fixed number of pairs (one by one), and the gate. "gain" is the exact difference in mean success on
-tasks that nothing has touched, with its standard deviation over seeds; "worst" the worst seed's; "below 0" the seeds
-that ended below the empty library; "rollouts" the multiple of an ungated run's (100 tasks x 5, three times).
+held-out tasks, with its standard deviation over seeds; "worst" is the worst seed's gain; "below 0" counts the seeds
+that ended below the empty library; "rollouts" is the multiple of an ungated run's (100 tasks x 5, three times).
 
 Then the null: all lessons are useless or do harm, and every acceptance is an error; the share of runs with one must be
 at most the error rate.
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--naive-seeds", type=int, default=5, help="runs of the naive gate, which is slow")
     options = parser.parse_args()
     world = World.model_validate(parameters(options.world)) if options.world else World()
-    config = GateConfig.model_validate(dict(one.split("=", 1) for one in options.gate))
+    config = GateConfig.model_validate(dict(setting.split("=", 1) for setting in options.gate))
     print("  harm  way            gain             of ungated   worst   below 0   rollouts (most)")
     for harm in options.harm:
         there = world.model_copy(update={"harm": harm})
@@ -51,12 +51,12 @@ def main() -> None:
     for harm, clutter in ((0.0, 0.0), (0.0, 0.004), (0.05, 0.004)):
         null = world.model_copy(update={"harm": harm, "clutter": clutter, "share_true": 0.0})
         found = runs(null, 5 * options.seeds, lambda seed: gated(config, seed))
-        share = fmean(accepted(one) for one in found)
+        share = fmean(accepted(outcome) for outcome in found)
         print(f"  no lesson helps, harm {harm}, clutter {clutter}: {share:.1%}", flush=True)
 
 
 def parameters(path: Path) -> dict[str, object]:
-    """Those of a recipe's parameters of the workshop that this world has, too."""
+    """The workshop's parameters in a recipe that this world has."""
     tasks = tomllib.loads(path.read_text(encoding="utf-8"))["tasks"]
     return {name: value for name, value in tasks.items() if name in World.model_fields}
 
@@ -66,12 +66,12 @@ def runs(world: World, seeds: int, way: Callable[[int], Way]) -> list[Outcome]:
 
 
 def line(harm: float, name: str, found: list[Outcome], free: list[Outcome]) -> None:
-    gains, costs = [one.gain for one in found], [one.rollouts / (3 * LEARNING) for one in found]
-    best = fmean(one.gain for one in free)
+    gains, costs = [outcome.gain for outcome in found], [outcome.rollouts / (3 * LEARNING) for outcome in found]
+    best = fmean(outcome.gain for outcome in free)
     share = f"{fmean(gains) / best:>9.0%}" if best > 0 else "        -"
     print(
         f"{harm:>6}  {name:<12} {fmean(gains):+.3f} ± {pstdev(gains):.3f}   {share}   {min(gains):+.3f}"
-        f"   {sum(one < 0 for one in gains):>3} of {len(gains):<3} {fmean(costs):>6.1f} ({max(costs):.1f})",
+        f"   {sum(gain < 0 for gain in gains):>3} of {len(gains):<3} {fmean(costs):>6.1f} ({max(costs):.1f})",
         flush=True,
     )
 

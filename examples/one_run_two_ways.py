@@ -3,13 +3,13 @@
     python examples/one_run_two_ways.py
 
 A tiny planner answers questions about a made-up world, each several times. What it did, and whether the answer was
-right, then goes two ways, which do not touch each other:
+right, is then used in two independent ways:
 
     library   what good trajectories did more often than bad ones becomes a lesson       Training-Free GRPO, practice/
     weights   every turn of a good trajectory becomes more likely, of a bad one less     Flow-GRPO, training/
 
 No model writes the lessons: a program compares the rollouts, and the sentences that it knows are those that the planner
-was taught to follow. One update of each shows how the parts meet, not how well they do; that takes whole runs,
+was taught to follow. One update of each shows how the parts fit together; results take whole runs,
 `midstream train training-free-tiny` and `midstream train flow-grpo-tiny-lessons`, and `midstream compare` of them.
 """
 
@@ -46,7 +46,7 @@ TESTED, SEED = 200, 0
 
 @dataclass
 class Bench:
-    """What both ways work on, made once from the recipe: world, agent, tools, planner, learner."""
+    """What both ways share, built once from the recipe: world, agent, tools, planner, learner."""
 
     build: Build
 
@@ -68,10 +68,11 @@ class Bench:
         tests = self.source.fixed("test", seed=SEED, count=TESTED)
         lessons = dict.fromkeys((task.id for task in tests), render_modules(library))
         groups = await rollout(self.environment, tests, seed=SEED, lessons=lessons)
-        return fmean(one.reward.value for group in groups for one in group.trajectories if one.reward)
+        rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+        return fmean(reward.value for reward in rewards if reward)
 
     def fingerprint(self) -> str:
-        """Another one if any weight is another."""
+        """A digest of all weights."""
         state = self.learner.model.state_dict()
         return hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest()[:12]
 
@@ -93,16 +94,17 @@ async def learn_lessons(bench: Bench, tasks: Sequence[Task]) -> tuple[Library, S
     record, played = updated.record, updated.trajectories
     print(f"rollout   {record.groups} groups, {len(played)} trajectories, mean reward {record.mean_reward:.2f}")
     print(f"library   {record.groups - record.uniform} groups with contrast -> {len(record.changes)} changes")
-    for one in record.changes:
-        print(f"          {one.fate:8}  {one.operation.text}  (from {len(one.operation.origin.tasks)} groups)")
+    for change in record.changes:
+        operation = change.operation
+        print(f"          {change.fate:8}  {operation.text}  (from {len(operation.origin.tasks)} groups)")
     return updated.library, played
 
 
 def learn_weights(bench: Bench, played: Sequence[Trajectory]) -> None:
     """Weights: every planner turn is a row with its trajectory's advantage; one clipped step with a KL term."""
     groups: dict[str, list[Trajectory]] = {}
-    for one in played:
-        groups.setdefault(one.task_id, []).append(one)
+    for trajectory in played:
+        groups.setdefault(trajectory.task_id, []).append(trajectory)
     batch = build_rows(list(groups.values()))
     bench.learner.forward_backward(batch.rows, PolicyLoss())
     norm = bench.learner.optimizer_step(6e-4)
