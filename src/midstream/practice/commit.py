@@ -158,6 +158,7 @@ class Committer:
     def _complete(self, update: MadeUpdate) -> None:
         """Write whatever is not on disk yet; `updates.jsonl` is last, and says that all of it is."""
         record, run = update.record, self.run
+        # Each write is skipped where an earlier attempt has made it.
         if all(written.step != record.step for written in read_updates(run)):
             run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
             if played := self.ledger.gathered(f"gate-{record.step}-"):

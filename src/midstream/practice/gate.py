@@ -235,6 +235,7 @@ async def halved(
         values = await pairs.block(sides)
         for half, value in zip(chosen, values, strict=True):
             if value is not None:
+                # The difference counts for the changes of `other`, and against those of `first`.
                 for i, signed in enumerate(found.signed):
                     signed.add(value if i in half else -value)
         if found.expected_loss < enough:

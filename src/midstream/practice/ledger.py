@@ -156,7 +156,7 @@ class RunLedger(Ledger):
         self.rollouts_path, self.replies_path = directory / "rollouts.jsonl", directory / "replies.jsonl"
         self._cache, self._report = cache, report
         self._journals: dict[Path, Journal] = {}
-        if retry_errors:
+        if retry_errors:  # before reading: the file must not keep what memory has dropped
             results.keep(self.rollouts_path, lambda scope, failed: not failed)
         for result in results.read(self.rollouts_path):
             self._hold(result.set, [result.trajectory])

@@ -116,6 +116,7 @@ class Runner:
         tasks, lessons = [], {}
         for match in matches:
             for side, library in (("first", match.first), ("other", match.other)):
+                # Each side needs its own id: lessons and seeds go by task.
                 task = match.task.model_copy(update={"id": f"{match.task.id}~{side}"})
                 tasks.append(task)
                 lessons[task.id] = render_modules(library)

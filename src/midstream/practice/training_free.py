@@ -110,6 +110,7 @@ class TrainingFree:
 
     async def _study(self, step: int, group: Group, library: Library) -> _Lesson:
         """What one group teaches: summarize every rollout, then contrast them."""
+        # A failed rollout says nothing about the lessons, so the others are contrasted without it.
         ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
         if len(ended) < min(2, self.config.group_size):
             errors = sorted({_error(trajectory) for trajectory in group.trajectories if not _ended(trajectory)})
@@ -122,6 +123,7 @@ class TrainingFree:
                 return _Lesson(skipped="no answer is more frequent than every other")
             ended = judged
         rewards = {trajectory.reward.value for trajectory in ended if trajectory.reward}
+        # Without contrast there is nothing to learn from, as with an advantage of 0.
         if self.config.skip_uniform and len(rewards) == 1:
             return _Lesson(skipped="uniform")
         question = group.task.question
@@ -163,7 +165,7 @@ class TrainingFree:
         proposed = [operation for lesson in lessons for operation in lesson.operations]
         if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
             return _Lesson(operations=proposed)
-        proposals = Proposals(proposed)
+        proposals = Proposals(proposed)  # equal proposals of several groups are one
         try:
             answer = await self.reflector.merge(step, proposals, library)
         except PromptTooLongError as failure:

@@ -115,7 +115,7 @@ class Practice:
         changes = [
             outcome.operation for outcome in outcomes if not outcome.refused and outcome.operation.kind != "keep"
         ]
-        used = Counter[str]()
+        used = Counter[str]()  # rollouts by lesson, those of the gate first
         decision = await self._decide(step, moved, changes, used)
         used.update({lesson.id: len(trajectories) for lesson in library.rendered})
         after = self._measured(library, decision, used)
