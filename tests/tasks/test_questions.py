@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tasks.questions import Fields, as_text, as_texts, boxed, by_letter, letter_of, make_task, whole
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, last_box, letter_of, make_task, whole
 from midstream.tasks.records import BadRowError
 
 
@@ -129,7 +129,7 @@ def test_whole_numbers(value, text):
     ],
 )
 def test_boxed_answers(solution, answer):
-    assert boxed(solution) == answer
+    assert last_box(solution) == answer
 
 
 @given(
@@ -137,7 +137,7 @@ def test_boxed_answers(solution, answer):
     around=st.text("xy ", max_size=5),
 )
 def test_what_is_boxed_comes_out(inner, around):
-    assert boxed(f"{around}\\boxed{{{inner}}}{around}") == inner.strip()
+    assert last_box(f"{around}\\boxed{{{inner}}}{around}") == inner.strip()
 
 
 def balanced(text: str) -> bool:

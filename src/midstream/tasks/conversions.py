@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from midstream.core.seeds import derive_seed
-from midstream.tasks.questions import Fields, as_text, as_texts, boxed, by_letter, letter_of, whole
-from midstream.tasks.records import BadRowError, LeftOutError, shown
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, last_box, letter_of, whole
+from midstream.tasks.records import BadRowError, LeftOutError, shorten
 
 Row = Mapping[str, Any]
 RELEASED_COLUMNS = ("pid", "query", "question", "answer", "options", "choices", "Level", "file_name")
@@ -44,7 +44,7 @@ def mathematics(row: Row) -> Fields:
     question = _first(row, "problem", "question")
     found = row.get("answer", row.get("final_answer"))
     if found is None:
-        found = boxed(_first(row, "solution"))
+        found = last_box(_first(row, "solution"))
         if found is None:
             raise LeftOutError("its solution has no boxed answer")
     answer = ", ".join(as_texts(found, "answer"))  # several values are one answer
@@ -57,7 +57,7 @@ def dapo(row: Row) -> Fields:
     prompt, judged = row.get("prompt"), row.get("reward_model")
     message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
     if not isinstance(message, dict) or not isinstance(judged, dict):
-        raise BadRowError(f"'prompt' must be one message and 'reward_model' a table, not {shown(prompt)}")
+        raise BadRowError(f"'prompt' must be one message and 'reward_model' a table, not {shorten(prompt)}")
     question = as_text(message.get("content"), "content")
     if question.startswith("Solve the following math problem"):
         question = question.partition("\n\n")[2].strip()

@@ -20,7 +20,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
 from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task
-from midstream.tasks.records import BadRowError, Faults, Record, read_records, shown
+from midstream.tasks.records import BadRowError, Faults, Record, read_records, shorten
 
 Split = Literal["train", "validation", "test"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -120,8 +120,8 @@ class FileTasks(Finite):
         if earlier is not task:
             if set(earlier.answers) != set(task.answers):
                 raise BadRowError(
-                    f"its question stands on {place} with another answer: {shown(earlier.answer)}, here "
-                    f"{shown(task.answer)} (if both are right, give one row with `aliases`)"
+                    f"its question stands on {place} with another answer: {shorten(earlier.answer)}, here "
+                    f"{shorten(task.answer)} (if both are right, give one row with `aliases`)"
                 )
             if self.config.duplicates == "error":
                 raise BadRowError(f'it repeats {place} (duplicates = "drop" leaves such rows out)')
@@ -137,10 +137,10 @@ class FileTasks(Finite):
         config, row = self.config, dict(record.fields)
         for name in (config.question_field, config.answer_field):
             if row.get(name) is None:
-                raise BadRowError(f"{name!r} is missing or null; its fields are {shown(list(row))}")
+                raise BadRowError(f"{name!r} is missing or null; its fields are {shorten(list(row))}")
         question = row.pop(config.question_field)
         if not isinstance(question, str):
-            raise BadRowError(f"{config.question_field!r} must be text, not {shown(question)}")
+            raise BadRowError(f"{config.question_field!r} must be text, not {shorten(question)}")
         question = as_text(question, config.question_field)
         answers = as_texts(row.pop(config.answer_field), config.answer_field)
         if (aliases := row.pop("aliases", None)) not in (None, []):
@@ -150,7 +150,7 @@ class FileTasks(Finite):
         listed = row.pop("options", None)
         options = {} if listed is None else by_letter(_listed(listed))
         if options and len(answers) > 1:
-            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {shown(answers)}")
+            raise BadRowError(f"a choice has one answer, and here are {len(answers)}: {shorten(answers)}")
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = config.path.name.split(".")[0]
@@ -175,7 +175,9 @@ class FileTasks(Finite):
         if self.config.split_field is not None:
             named = row.pop(self.config.split_field, None)
             if named not in SPLITS:
-                raise BadRowError(f"{self.config.split_field!r} must be one of {', '.join(SPLITS)}, not {shown(named)}")
+                raise BadRowError(
+                    f"{self.config.split_field!r} must be one of {', '.join(SPLITS)}, not {shorten(named)}"
+                )
             return named
         place, reached = derive_seed("split", " ".join(question.split())) / 2**63, 0.0
         shares: Mapping[str, float] = {name: share for name, share in self.config.splits.items()}
@@ -193,4 +195,4 @@ def _listed(value: Any) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise BadRowError(f"{shown(value)} is no JSON list: {error}") from error
+        raise BadRowError(f"{shorten(value)} is no JSON list: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.task import Task
-from midstream.tasks.records import BadRowError, shown
+from midstream.tasks.records import BadRowError, shorten
 
 _LETTERED = re.compile(r"\s*\(?([A-Z])[.):]\s*(.*)", re.DOTALL)
 
@@ -66,7 +66,7 @@ def as_text(value: Any, name: str) -> str:
     if isinstance(value, int | float):
         return str(value)
     if not isinstance(value, str):
-        raise BadRowError(f"{name!r} must be text or a number, not {shown(value)}")
+        raise BadRowError(f"{name!r} must be text or a number, not {shorten(value)}")
     if not value.strip():
         raise BadRowError(f"{name!r} is empty")
     return value.strip()
@@ -88,7 +88,7 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
     if isinstance(options, Mapping):
         found = {str(letter).strip(): as_text(text, name) for letter, text in options.items() if text is not None}
         if not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in found):
-            raise BadRowError(f"{name!r} must be named by capital letters, not {shown(list(found))}")
+            raise BadRowError(f"{name!r} must be named by capital letters, not {shorten(list(found))}")
     elif isinstance(options, list | tuple):
         texts = [as_text(option, name) for option in options]
         matches = [_LETTERED.fullmatch(text) for text in texts]
@@ -99,9 +99,9 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
         if len(texts) > len(letters):
             raise BadRowError(f"{name!r} are {len(texts)}, more than there are letters")
     else:
-        raise BadRowError(f"{name!r} must be a list or a table by letter, not {shown(options)}")
+        raise BadRowError(f"{name!r} must be a list or a table by letter, not {shorten(options)}")
     if len(found) < 2:
-        raise BadRowError(f"{name!r} must be two or more, not {shown(options)}")
+        raise BadRowError(f"{name!r} must be two or more, not {shorten(options)}")
     return found
 
 
@@ -116,7 +116,7 @@ def letter_of(answer: str, options: Mapping[str, str]) -> str:
         return lettered[1]
     named = {letter for letter, text in options.items() if answer in (letter, text)}
     if len(named) != 1:
-        raise BadRowError(f"the answer {shown(answer)} is {'more than one' if named else 'not one'} of the options")
+        raise BadRowError(f"the answer {shorten(answer)} is {'more than one' if named else 'not one'} of the options")
     return named.pop()
 
 
@@ -127,7 +127,7 @@ def whole(value: Any, name: str) -> str:
     return found[1] if found else text
 
 
-def boxed(solution: str) -> str | None:
+def last_box(solution: str) -> str | None:
     r"""Content of the last `\boxed{...}` of a solution, braces matched; None without one."""
     start = solution.rfind(r"\boxed{")
     if start < 0:

@@ -228,14 +228,14 @@ def _parse(data: bytes) -> Any:
 
 def _object(place: str, value: Any, faults: Faults) -> Iterator[Record]:
     if not isinstance(value, dict):
-        faults.add(place, f"it is no object but {shown(value)}")
+        faults.add(place, f"it is no object but {shorten(value)}")
     elif reason := unfit(value):
         faults.add(place, f"it cannot be kept: {reason}")
     else:
         yield Record(place, value)
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """A value as JSON, shortened for messages."""
     text = "null" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:60] + " ..."

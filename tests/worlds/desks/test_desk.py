@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.agents.formats import schema_error
-from midstream.worlds.desks.desk import Desk, Result, function, refused, whole
+from midstream.worlds.desks.desk import Desk, Result, function, refusal, whole
 from midstream.worlds.desks.dialogue import DAYS, DESKS
 from midstream.worlds.desks.files import DEEDS, FILES, FOLDERS, THINGS
 from midstream.worlds.desks.vehicle import TOWNS
@@ -34,7 +34,7 @@ class Lamp(Desk):
     def dim(self, to: int, by: str = "me") -> Result:
         """Turns the lamp up or down."""
         if not 0 <= to <= 9:
-            return refused(f"a lamp has 0 to 9, not {to}")
+            return refusal(f"a lamp has 0 to 9, not {to}")
         self.bright = to
         return {"bright": to}
 

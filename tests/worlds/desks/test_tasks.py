@@ -16,7 +16,7 @@ from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.worlds.desks.agent import wanted
-from midstream.worlds.desks.dialogue import DESKS, GOALS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replayed
+from midstream.worlds.desks.dialogue import DESKS, GOALS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replay
 from midstream.worlds.desks.goals import Wording
 from midstream.worlds.desks.tasks import CATEGORIES, DIFFICULTIES, LONG, Config, Desks, tight, without_one
 from support.errors import coded
@@ -51,12 +51,12 @@ def gold(plan):
 @given(level=LEVELS, family=FAMILIES, seed=SEEDS)
 def test_the_plan_is_a_success_and_without_any_one_call_it_is_not(level, family, seed):
     plan = plan_of(one_task(level, family, seed))
-    outcome = replayed(plan, gold(plan))
+    outcome = replay(plan, gold(plan))
     assert outcome["success"] is True
     assert all(right == total for turn in outcome["turns"] for right, total in turn.values())
     shortened = list(without_one(plan))
     assert len(shortened) == sum(map(len, gold(plan))) > 0
-    assert [replayed(plan, calls)["success"] for calls in shortened] == [False] * len(shortened)
+    assert [replay(plan, calls)["success"] for calls in shortened] == [False] * len(shortened)
 
 
 @settings(deadline=None)
@@ -85,7 +85,7 @@ def test_what_the_user_says_can_be_read_back_into_the_calls(level, seed):
         read.append([])
         for goal, _, values in wanted(turn.user):
             for step in goal.steps:
-                call = PlannedCall(name=step.function, arguments=step.filled(values, seen))
+                call = PlannedCall(name=step.function, arguments=step.fill(values, seen))
                 seen.update(room.call(call.name, call.arguments))
                 read[-1].append(call)
     assert read == gold(plan)
@@ -354,11 +354,11 @@ def test_what_a_desk_refuses_is_no_result():
     state = DESKS["files"].stocked(random.Random(0)).state()
     plan = Plan(desks={"files": state}, turns=(PlannedTurn(user="Look."),)).model_dump(mode="json")
 
-    async def refused():
+    async def refusal():
         dialogue = world(difficulty="easy").open(Task(id="t1", question="", answer="", metadata=plan), seed=0)
         user = await dialogue.begin()
         [tool] = [tool for tool in user.tools if tool.name == "delete_file"]
         return await tool.call({"file": "none"})
 
-    result = asyncio.run(refused())
+    result = asyncio.run(refusal())
     assert (result.ok, json.loads(result.text)) == (False, {"error": "there is no file none here"})

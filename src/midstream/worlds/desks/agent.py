@@ -163,7 +163,7 @@ def _decide(chat: _Chat, draws: Random, skill: float) -> tuple[str, Said]:
         if step.needs_result and calls:
             break
         try:
-            arguments = step.filled({**_made_up(step), **want.values}, seen)
+            arguments = step.fill({**_made_up(step), **want.values}, seen)
         except KeyError:
             return "An earlier call gave no result that I could use.", _FAILED
         mistake = "" if draws.random() < skill else draws.choice(MISTAKES)

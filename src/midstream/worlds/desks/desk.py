@@ -10,7 +10,7 @@
         def dim(self, to: int) -> Result:
             \"\"\"Turns the lamp up or down.\"\"\"
             if not 0 <= to <= 9:
-                return refused(f"a lamp has 0 to 9, not {to}")
+                return refusal(f"a lamp has 0 to 9, not {to}")
             self.bright = to
             return {"bright": to}
 
@@ -65,7 +65,7 @@ def function(**parameters: str) -> Callable[[F], F]:
     return mark
 
 
-def refused(reason: str) -> Result:
+def refusal(reason: str) -> Result:
     """The result of a call that changes nothing."""
     return {"error": reason}
 
@@ -116,7 +116,7 @@ class Desk:
         """Call one of its functions with arguments that satisfy its schema; 5.0 is taken as 5."""
         given = {key: whole(value) for key, value in arguments.items()}
         if any(isinstance(value, int | float) and abs(value) > LARGEST for value in given.values()):
-            return refused(f"no desk counts beyond {LARGEST}")
+            return refusal(f"no desk counts beyond {LARGEST}")
         return getattr(self, name)(**given)
 
 

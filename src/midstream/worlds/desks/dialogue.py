@@ -140,7 +140,7 @@ class Session:
         return _text({"name": name, "arguments": self.room.functions[name].complete(arguments)})
 
 
-def replayed(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, JsonValue]:
+def replay(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, JsonValue]:
     """The outcome of these calls, turn by turn."""
     session = Session(plan)
     for turn in calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from midstream.worlds.desks.desk import Desk, Result, function, refused
+from midstream.worlds.desks.desk import Desk, Result, function, refusal
 from midstream.worlds.desks.goals import Goal, Step, Values
 
 FOLDERS = ("archive", "drafts", "garden", "letters", "music", "plans", "recipes", "travels")
@@ -49,7 +49,7 @@ class Files(Desk):
     def open_folder(self, folder: str) -> Result:
         """Opens another folder."""
         if folder not in self.folders:
-            return refused(f"there is no folder {folder}")
+            return refusal(f"there is no folder {folder}")
         self.current = folder
         return {"folder": folder}
 
@@ -57,7 +57,7 @@ class Files(Desk):
     def make_folder(self, folder: str) -> Result:
         """Makes an empty folder; the open one stays open."""
         if folder in self.folders:
-            return refused(f"there is a folder {folder} already")
+            return refusal(f"there is a folder {folder} already")
         self.folders[folder] = {}
         return {"made": folder}
 
@@ -65,7 +65,7 @@ class Files(Desk):
     def write_file(self, file: str, text: str) -> Result:
         """Writes a new file in the open folder."""
         if file in self.here:
-            return refused(f"there is a file {file} already")
+            return refusal(f"there is a file {file} already")
         self.here[file] = text
         return {"file": file, "characters": len(text)}
 
@@ -73,20 +73,20 @@ class Files(Desk):
     def add_line(self, file: str, line: str) -> Result:
         """Adds a line to a file of the open folder."""
         if file not in self.here:
-            return refused(f"there is no file {file} here")
+            return refusal(f"there is no file {file} here")
         self.here[file] += f"\n{line}"
         return {"file": file, "lines": self.here[file].count("\n") + 1}
 
     @function(file="its name")
     def read_file(self, file: str) -> Result:
         """Reads a file of the open folder."""
-        return {"file": file, "text": self.here[file]} if file in self.here else refused(f"no file {file} is here")
+        return {"file": file, "text": self.here[file]} if file in self.here else refusal(f"no file {file} is here")
 
     @function(file="its name", copy="the copy's name")
     def copy_file(self, file: str, copy: str) -> Result:
         """Copies a file within the open folder."""
         if file not in self.here or copy in self.here:
-            return refused(f"{file} cannot be copied as {copy}")
+            return refusal(f"{file} cannot be copied as {copy}")
         self.here[copy] = self.here[file]
         return {"file": file, "copied_as": copy}
 
@@ -94,7 +94,7 @@ class Files(Desk):
     def move_file(self, file: str, folder: str) -> Result:
         """Moves a file of the open folder into another."""
         if file not in self.here or file in self.folders.get(folder, (file,)):
-            return refused(f"{file} cannot be moved into {folder}")
+            return refusal(f"{file} cannot be moved into {folder}")
         self.folders[folder][file] = self.here.pop(file)
         return {"file": file, "folder": folder}
 
@@ -102,7 +102,7 @@ class Files(Desk):
     def delete_file(self, file: str) -> Result:
         """Deletes a file of the open folder."""
         if file not in self.here:
-            return refused(f"there is no file {file} here")
+            return refusal(f"there is no file {file} here")
         del self.here[file]
         return {"deleted": file}
 
@@ -110,14 +110,14 @@ class Files(Desk):
     def count_words(self, file: str) -> Result:
         """Counts the words of a file of the open folder."""
         if file not in self.here:
-            return refused(f"there is no file {file} here")
+            return refusal(f"there is no file {file} here")
         return {"file": file, "words": len(self.here[file].split())}
 
     @function(words="what to look for")
     def find_text(self, words: str) -> Result:
         """Finds the first file of the open folder, by name, whose text has these words."""
         found = sorted(file for file, text in self.here.items() if words in text)
-        return {"file": found[0]} if found else refused(f"no file here speaks of {words}")
+        return {"file": found[0]} if found else refusal(f"no file here speaks of {words}")
 
 
 def _file(desk: Files, draws: Random) -> Values | None:

@@ -42,7 +42,7 @@ class Step:
         """Whether an argument is the value of an earlier result."""
         return any(isinstance(value, str) and value.startswith("$") for value in self.arguments.values())
 
-    def filled(self, values: Mapping[str, JsonValue], seen: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    def fill(self, values: Mapping[str, JsonValue], seen: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Its arguments. Raises `KeyError` where no result has had a key that it needs."""
         found: dict[str, JsonValue] = {}
         for name, value in self.arguments.items():

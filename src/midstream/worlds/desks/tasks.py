@@ -31,7 +31,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.worlds.desks import agent
 from midstream.worlds.desks.desk import State
-from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replayed
+from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay
 from midstream.worlds.desks.goals import Goal, Values
 from midstream.worlds.endless import Endless
 
@@ -165,8 +165,8 @@ def make_plan(category: str, difficulty: str, desks: Sequence[str], draws: Rando
 
 def tight(plan: Plan) -> bool:
     """Whether its calls are a success, and are not where any one of them is left out."""
-    success = replayed(plan, [turn.calls for turn in plan.turns])["success"]
-    return bool(success) and not any(replayed(plan, calls)["success"] for calls in without_one(plan))
+    success = replay(plan, [turn.calls for turn in plan.turns])["success"]
+    return bool(success) and not any(replay(plan, calls)["success"] for calls in without_one(plan))
 
 
 def without_one(plan: Plan) -> Iterator[list[list[PlannedCall]]]:
@@ -243,7 +243,7 @@ class _Draft:
         """Make a goal's calls."""
         made: list[PlannedCall] = []
         for step in goal.steps:
-            call = PlannedCall(name=step.function, arguments=step.filled(values, self.seen))
+            call = PlannedCall(name=step.function, arguments=step.fill(values, self.seen))
             result = self.room.call(call.name, call.arguments)
             if "error" in result:
                 raise _Infeasible(f"{goal.texts[0]}: {result['error']}")

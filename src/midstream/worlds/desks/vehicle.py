@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal
 
 from midstream.core.seeds import derive_seed
-from midstream.worlds.desks.desk import Desk, Result, function, refused
+from midstream.worlds.desks.desk import Desk, Result, function, refusal
 from midstream.worlds.desks.goals import Goal, Step, Values
 
 TANK_L, L_PER_100_KM = 60, 5
@@ -52,7 +52,7 @@ class Vehicle(Desk):
     def fill_tank(self, liters: float) -> Result:
         """Puts fuel into the tank, which holds 60 liters."""
         if liters <= 0 or self.fuel_l + liters > TANK_L:
-            return refused(f"the tank holds 60 liters and has {self.fuel_l}; {liters} cannot be added")
+            return refusal(f"the tank holds 60 liters and has {self.fuel_l}; {liters} cannot be added")
         self.fuel_l = round(self.fuel_l + liters, 2)
         return {"fuel_l": self.fuel_l}
 
@@ -72,7 +72,7 @@ class Vehicle(Desk):
     def start_motor(self) -> Result:
         """Starts the motor; doors must be locked and the brake set before."""
         if not (self.locked and self.brake_set and self.fuel_l > 0):
-            return refused("the motor starts only with locked doors, the brake set and fuel")
+            return refusal("the motor starts only with locked doors, the brake set and fuel")
         self.motor_on = True
         return {"motor_on": True}
 
@@ -80,7 +80,7 @@ class Vehicle(Desk):
     def stop_motor(self) -> Result:
         """Stops the motor."""
         if not self.motor_on:
-            return refused("the motor does not run")
+            return refusal("the motor does not run")
         self.motor_on = False
         return {"motor_on": False}
 
@@ -88,7 +88,7 @@ class Vehicle(Desk):
     def set_cabin(self, celsius: int, fan: Literal["gentle", "strong"] = "gentle") -> Result:
         """Heats or cools the cabin."""
         if not 16 <= celsius <= 28:
-            return refused(f"the cabin can have 16 to 28 degrees, not {celsius}")
+            return refusal(f"the cabin can have 16 to 28 degrees, not {celsius}")
         self.cabin_c, self.fan = celsius, fan
         return {"cabin_c": celsius, "fan": fan}
 
@@ -107,7 +107,7 @@ class Vehicle(Desk):
     def pump_tire(self, wheel: Literal["front left", "front right", "rear left", "rear right"], bar: float) -> Result:
         """Pumps one tire up."""
         if not self.tires_bar[wheel] < bar <= 3.5:
-            return refused(f"the {wheel} tire has {self.tires_bar[wheel]} bar; {bar} cannot be pumped up to")
+            return refusal(f"the {wheel} tire has {self.tires_bar[wheel]} bar; {bar} cannot be pumped up to")
         self.tires_bar[wheel] = bar
         return {"wheel": wheel, "bar": bar}
 
@@ -115,7 +115,7 @@ class Vehicle(Desk):
     def plan_route(self, town: str) -> Result:
         """Reports how far a town is, in km, and the liters of fuel that the way takes."""
         if town not in TOWNS:
-            return refused(f"no way leads to {town}")
+            return refusal(f"no way leads to {town}")
         distance_km = 20 * (1 + derive_seed("desk route", town) % 25)
         return {"town": town, "distance_km": distance_km, "liters": distance_km * L_PER_100_KM / 100}
 
@@ -123,7 +123,7 @@ class Vehicle(Desk):
     def set_destination(self, town: str) -> Result:
         """Makes a town the destination."""
         if town not in TOWNS:
-            return refused(f"no way leads to {town}")
+            return refusal(f"no way leads to {town}")
         self.destination = town
         return {"destination": town}
 

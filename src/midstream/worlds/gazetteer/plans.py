@@ -27,7 +27,7 @@ def places(question: str) -> list[str]:
     return [word for word in question.split()[1:] if word[0].isupper()]
 
 
-def asked(question: str) -> tuple[str | None, bool]:
+def read_question(question: str) -> tuple[str | None, bool]:
     """The attribute that a question asks for (None: arithmetic), and whether it asks for a calculation."""
     words = question.split()
     noun = next((word for word in words if word in (*PLACE_ATTRIBUTES, "length")), None)
@@ -43,7 +43,7 @@ class Situation:
 
     def __init__(self, question: str, used: Sequence[str]) -> None:
         self.words = question.split()
-        self.asked, _ = asked(question)
+        self.asked, _ = read_question(question)
         self.names = places(question)
         self.numbers = [word for word in self.words if word.isdigit()]
         self.slots = [f"r{turn}" for turn in range(1, len(used) + 1)]

@@ -16,7 +16,7 @@ from midstream.core.component import ComponentConfig, Context, ToolConfig
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
-from midstream.worlds.gazetteer.plans import asked, places
+from midstream.worlds.gazetteer.plans import places, read_question
 from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 
 SPOKEN = {"True": "yes", "False": "no"}  # a comparison's result in Python, and as an answer
@@ -82,7 +82,7 @@ class FormVerifier:
         """Judge by the question's words and the results so far."""
         if observation.status == "error":
             return Verdict(result_valid=False, memory_sufficient=False), ()
-        attribute, calculation = asked(question)
+        attribute, calculation = read_question(question)
         words = observation.text.split()
         seen = {*words, *(word for record in memory.records for word in record.result.split())}
         complete = seen.issuperset(places(question))

@@ -28,7 +28,7 @@ from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.trajectory import Action, Call
 from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import Decision, decisions
-from midstream.worlds.gazetteer.plans import Situation, asked
+from midstream.worlds.gazetteer.plans import Situation, read_question
 from midstream.worlds.gazetteer.programs import SPOKEN
 from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 
@@ -217,7 +217,7 @@ class StreamSituation(Situation):
         outputs = [block.body.strip() for block in found if block.kind == "output" and not block.sampled]
         self.values = self.slots = [result[1] for result in map(_RESULT.fullmatch, outputs) if result]
         self.calculated = any(block.tool == "python" for block in found)
-        self.calculates = asked(question)[1]
+        self.calculates = read_question(question)[1]
 
     @property
     def terms(self) -> list[str]:
