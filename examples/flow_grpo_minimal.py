@@ -3,7 +3,7 @@
     python examples/flow_grpo_minimal.py --steps 20
 
 A planner (a small transformer) works on questions about a made-up world. Every turn it writes an action, a tool runs
-it, a verifier says whether to go on, and the result goes into memory for the next turn; at the end a generator reads
+it, a verifier says whether to continue, and the result goes into memory for the next turn; at the end a generator reads
 the answer off the memory. Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the planner inside that running loop:
 
     1. play every question G times; reward: is the final answer right?     play, equation 4
@@ -13,7 +13,7 @@ the answer off the memory. Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the pl
 
 Taken from midstream: the world, its tools, the fixed verifier and generator, the action language, an untrained model.
 The reward printed is that of fresh training questions about a small world. Held-out places, controls and everything
-that goes wrong in long runs are left to `src/midstream/training/` and told in `docs/flow-grpo.md`.
+that goes wrong in long runs are left to `src/midstream/training/` and described in `docs/flow-grpo.md`.
 """
 
 from __future__ import annotations

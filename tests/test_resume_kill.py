@@ -1,4 +1,4 @@
-"""Real `kill -9` of a real training process, and the run goes on as if nothing had happened."""
+"""Real `kill -9` of a real training process, and the run continues as if nothing had happened."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ validation = { name = "validation", split = "validation", per_family = 1, reward
 
 
 class ServedPolicy(ServedModel):
-    """Whoever asks is the policy."""
+    """Anyone who asks is the policy."""
 
     def __call__(self, body):
         with self._lock:

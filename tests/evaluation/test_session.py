@@ -92,7 +92,7 @@ def test_what_ended_before_an_interruption_is_not_run_again(directory):
 def test_a_set_without_any_result_has_no_numbers_and_is_run_again(directory):
     with pytest.raises(InfrastructureError) as caught:
         evaluated(directory, Agent(broken=tuple(task.answer for task in TASKS)))
-    assert caught.value.code == "no-results"
+    assert caught.value.code == "all-rollouts-failed"
     assert "503" in caught.value.what
     assert directory.evaluations.read() == []
     agent = Agent()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -119,14 +119,12 @@ def test_output_and_gradients_equal_softmax_row_by_row(backend, past, groups):
 
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 @given(batches(), st.integers(0, 3), st.sampled_from([1, 2]))
-@settings(max_examples=25)
 def test_any_trie(backend, sequences, past, groups):
     require_equal(backend, tree_of(sequences), past, groups)
 
 
 @pytest.mark.parametrize("backend", WITH_BACKWARD)
 @given(batches(), st.data())
-@settings(max_examples=25)
 def test_segments_of_an_earlier_pass_are_seen_by_their_own_descendants_only(backend, sequences, data):
     tree = tree_of(sequences)
     inner = [i for i, one in enumerate(tree.segments) if one.subtree_end > one.end]

@@ -45,7 +45,7 @@ def test_every_token_is_in_exactly_one_stage_after_its_ancestors(sequences, budg
 
 
 @given(batches(), budgets)
-def test_what_a_stage_goes_on_from_is_all_of_the_trunks_above_it(sequences, budget):
+def test_what_a_stage_continues_is_all_of_the_trunks_above_it(sequences, budget):
     """So its queries see all kept keys, and in a stage of whole subtrees every ancestor is there or above."""
     tree = tree_of(sequences)
     for stage, trunks in walk(stages_of(tree, budget)):

@@ -1,4 +1,4 @@
-"""A model is tried before it is trusted with a trie, and what it cannot do is told."""
+"""A model is tried before it is trusted with a trie, and what it cannot do is reported."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_window_bounds_the_rows():
          "GptOssForCausalLM cannot attend over a trie: gather: attention with s_aux"),
         ("Mamba", {}, "MambaForCausalLM has layers of type linear_attention"),
         ("Doge", {}, "DogeForCausalLM cannot attend over a trie: gather: attention with attention_mask"),
-        ("Bloom", {}, "BloomForCausalLM takes no attention function of others"),
+        ("Bloom", {}, "BloomForCausalLM accepts no attention function from outside"),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
          "LlamaForCausalLM scales its positions by the longest row (dynamic)"),
         ("Gemma3Text", {"head_dim": 8, "rope_parameters": {
@@ -67,14 +67,14 @@ def test_a_window_bounds_the_rows():
          "Gemma3ForCausalLM scales its positions by the longest row (dynamic)"),
     ],
 )  # fmt: skip
-def test_what_a_model_cannot_do_is_told(family, settings, reason):
+def test_the_reason_says_what_a_model_cannot_do(family, settings, reason):
     assert choose(model_of(family, **settings)) == Choice(None, reason)
 
 
 def test_dropout_counts_in_training_only():
     model = model_of("Llama", attention_dropout=0.1)
     assert choose(model).backend == "cascade"
-    assert choose(model.train()) == Choice(None, "LlamaForCausalLM is in training mode and drops out at random")
+    assert choose(model.train()) == Choice(None, "LlamaForCausalLM is in training mode with dropout")
 
 
 def test_a_model_that_mixes_tokens_behind_our_back_is_found_out():
@@ -94,7 +94,7 @@ def test_a_layer_that_attends_twice_a_pass_is_found_out():
     assert "computes something else over a trie" in choice.reason
 
 
-def test_a_layer_without_a_number_is_told():
+def test_a_layer_without_a_number_is_reported():
     model = model_of("Llama")
     del model.model.layers[1].self_attn.layer_idx
     choice = choose(model)

@@ -1,4 +1,4 @@
-"""As a trie or as padded rows: what costs less, told without a clock."""
+"""As a trie or as padded rows: what costs less, estimated without a clock."""
 
 from dataclasses import replace
 

@@ -8,12 +8,11 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from midstream.core.errors import EngineError, TrainingError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Score, Trajectory, Turn
 from midstream.engines.local.engine import TransformersLocal
@@ -21,6 +20,7 @@ from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
 from midstream.training.losses import Aggregation, PolicyLoss, aggregate
 from midstream.training.rows import build_rows, group_advantages, split_minibatches
 from midstream.training.settings import OverlongConfig, TrainingConfig
+from support.errors import raises
 from support.llm_server import LLMServer
 
 MAX_TOKENS = 9
@@ -154,7 +154,7 @@ def test_nothing_usable_gives_no_rows():
 
 
 def test_a_reward_that_is_not_finite_stops_training():
-    with pytest.raises(TrainingError, match="reward nan at place 1 in group 't'"):
+    with raises("not-finite", "nan", "place 1", "'t'"):
         built([[trajectory("a", 1.0, [2]), trajectory("b", float("nan"), [2])]])
 
 
@@ -172,36 +172,36 @@ def test_calls_without_ids_are_counted_and_the_rest_is_trained():
 
 def test_an_engine_without_token_ids_is_refused():
     group = [trajectory(name, reward, [call(2, ids=False)]) for name, reward in (("a", 1.0), ("b", 0.0))]
-    with pytest.raises(UnsupportedError, match=r"none of 2 planner calls[\s\S]*cause[\s\S]*fix[\s\S]*token_exact"):
+    with raises("token-ids-missing", "2 planner calls", "token_exact"):
         built([group])
 
 
 def test_a_role_that_never_spoke_is_refused():
-    with pytest.raises(UnsupportedError, match=r"no call of role 'writer' in 2 trajectories[\s\S]*generator, planner"):
+    with raises("unknown-role", "writer", "generator, planner"):
         built([[trajectory("a", 1.0, [2]), trajectory("b", 0.0, [2])]], role="writer")
 
 
 def test_ids_and_logprobs_of_different_numbers_are_an_engine_error():
     crooked = call(3).model_copy(update={"logprobs": (-0.5,)})
-    with pytest.raises(EngineError, match="trajectory a has 3 completion ids but 1 log-probabilities"):
+    with raises("token-ids-missing", "trajectory a has 3", "but 1"):
         built([[trajectory("a", 1.0, [crooked]), trajectory("b", 0.0, [2])]])
 
 
 # -- what was sampled is what is trained: never the tokens of its text ------------------------------------------------
 
-A, B, AB, END = range(4)  # the tokeniser writes "ab" as one token, a model may say it as two
+A, B, AB, END = range(4)  # the tokenizer writes "ab" as one token, a model may say it as two
 
 
 @pytest.fixture
 def merging():
-    """A tokeniser that merges "a" and "b"."""
+    """A tokenizer that merges "a" and "b"."""
     inner = Tokenizer(models.BPE(vocab={"a": A, "b": B, "ab": AB, "<end>": END}, merges=[("a", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
     assert tokenizer.encode("ab") == [AB]
     return tokenizer
 
 
-def retokenised(tokenizer, call):
+def retokenized(tokenizer, call):
     """The ids of a call's text, with the end token where it was sampled."""
     ended = call.completion_ids[-1] == END
     return (*tokenizer.encode(call.completion), *((END,) if ended else ()))
@@ -229,7 +229,7 @@ def test_ids_sampled_in_process_are_trained_though_their_text_has_others(merging
     sampling = Sampling(temperature=0.9, max_tokens=MAX_TOKENS)
     requests = [Request(role="planner", prompt="ba", sampling=sampling, seed=seed) for seed in range(20)]
     calls = asyncio.run(sample_and_close(engine, requests))
-    drifted = [call for call in calls if call.completion_ids != retokenised(merging, call)]
+    drifted = [call for call in calls if call.completion_ids != retokenized(merging, call)]
     assert any((A, B) in zip(call.completion_ids, call.completion_ids[1:], strict=False) for call in drifted)
     for row, call in zip(rows_of(drifted), drifted, strict=True):
         assert (row.prompt_ids, row.completion_ids) == ((B, A), call.completion_ids)
@@ -257,7 +257,7 @@ def test_ids_sampled_by_a_server_are_trained_though_their_text_has_others(mergin
     with LLMServer(reply) as server:
         config = Config(model="m", base_url=server.base_url, token_ids=True, stream=stream)
         calls = asyncio.run(sample_and_close(OpenAICompatibleEngine(config, "planner"), [request, request]))
-    assert retokenised(merging, calls[0]) == (AB, AB, END) != tuple(ids)
+    assert retokenized(merging, calls[0]) == (AB, AB, END) != tuple(ids)
     for row in rows_of(calls):
         assert (row.prompt_ids, row.completion_ids) == (tuple(prompt_ids), tuple(ids))
         assert row.old_logprobs == tuple(logprobs)
@@ -287,7 +287,6 @@ lengths = st.lists(
 
 
 @pytest.mark.parametrize("mode", get_args(Aggregation))
-@settings(derandomize=True, max_examples=40, deadline=None)
 @given(shape=lengths, seed=st.integers(0, 2**31))
 def test_weights_make_the_summed_loss_the_aggregate(mode, shape, seed):
     draws = torch.Generator().manual_seed(seed)
@@ -331,7 +330,7 @@ def test_the_loss_of_a_batch_is_the_papers_objective():
     k3 = torch.tensor(-1.0, dtype=torch.float64).exp().item()
     assert loss_at_ratio_one(built([group]).rows, 1.0).item() == pytest.approx(0.1 * k3, abs=1e-12)
     by_token = loss_at_ratio_one(built([group], aggregation="token-mean").rows, 1.0)
-    assert by_token.item() > 0.1 * k3 + 0.1  # averages over tokens favour the longer one, which failed
+    assert by_token.item() > 0.1 * k3 + 0.1  # averages over tokens favor the longer one, which failed
 
 
 # -- uniform groups --------------------------------------------------------------------------------------------------
@@ -376,7 +375,6 @@ def test_groups_with_contrast_are_never_drawn():
 # -- mini-batches ----------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
 @given(size=st.integers(1, 40), count=st.integers(1, 40), seed=st.integers(0, 99))
 def test_minibatches_partition_the_groups_evenly(size, count, seed):
     groups = list(range(size))
@@ -533,5 +531,5 @@ def test_what_was_cut_off_can_be_masked_and_counts_in_its_group(how):
 def test_a_reply_that_was_cut_off_before_the_last_is_no_cut_off_trajectory():
     group = stream("a", 0.0, (0, 3), (1, 2)), stream("b", 1.0, (0, 2))
     early = group[0].turns[0].calls[0].model_copy(update={"finish_reason": "length"})
-    went_on = group[0].model_copy(update={"turns": (Turn(index=1, calls=(early,)),)})
-    assert len(build(went_on, group[1], mask_cut_off=True).rows) == 2
+    continued = group[0].model_copy(update={"turns": (Turn(index=1, calls=(early,)),)})
+    assert len(build(continued, group[1], mask_cut_off=True).rows) == 2

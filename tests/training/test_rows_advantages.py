@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from midstream.core.errors import TrainingError
 from midstream.training.rows import group_advantages
+from support.errors import raises
 
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
 GOLDEN = [case for case in CASES if case["kind"] == "group_advantage"]
@@ -65,7 +65,7 @@ def test_tensor_keeps_its_dtype_and_tensor_ids_are_compared_by_value():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_named(bad):
-    with pytest.raises(TrainingError, match=rf"reward {bad} at place 2 in group 'task-9'"):
+    with raises("not-finite", bad, "place 2", "task-9"):
         group_advantages([1.0, 0.0, bad], ["t", "t", "task-9"])
 
 

@@ -50,7 +50,7 @@ def test_a_call_by_itself_needs_no_mask():
     assert row([call(PROMPT, (10, 11))]).sampled == ()
 
 
-def test_a_stream_that_goes_on_with_nothing_in_between_needs_none_either():
+def test_a_stream_that_continues_with_nothing_in_between_needs_none_either():
     [run] = joined(stream([((), (10,)), ((), (11,))]))
     assert (row(run).completion_ids, row(run).sampled) == ((10, 11), ())
 
@@ -74,7 +74,7 @@ def test_every_token_of_a_stream_is_in_its_row_once_and_as_it_was(parts):
 
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=2, max_size=5, unique_by=lambda pair: tuple(pair[0])))
-def test_calls_that_are_asked_afresh_stay_apart(asked):
+def test_calls_that_are_asked_from_scratch_stay_apart(asked):
     """As a planner's are: every prompt has its own first token."""
     calls = [call((place, *prompt), tuple(completion)) for place, (prompt, completion) in enumerate(asked)]
     assert joined(calls) == [[one] for one in calls]

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from midstream.cli.main import main
-from midstream.core.errors import CheckpointError
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
@@ -20,6 +19,7 @@ from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.session import load_policy
 from midstream.training.sharing import WARN_BELOW
+from support.errors import raises
 from support.killed_training import differences
 
 
@@ -100,7 +100,12 @@ INTERRUPTIONS = {
 }
 
 
-@pytest.mark.parametrize("where", INTERRUPTIONS)
+QUICK = ("warm start", "metrics", "checkpoint", "last evaluation")
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=() if where in QUICK else pytest.mark.slow) for where in INTERRUPTIONS]
+)
 def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     ten_steps, finished_run, tmp_path, monkeypatch, capsys, where
 ):
@@ -126,7 +131,7 @@ LITTLE_SHARED = (
 )
 
 
-def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupted(
+def test_rows_that_share_little_are_reported_once_however_often_the_run_is_interrupted(
     ten_steps, tmp_path, monkeypatch, capsys
 ):
     assert train(ten_steps, tmp_path / "whole", *LITTLE_SHARED) == 0
@@ -146,17 +151,17 @@ def test_rows_that_share_little_are_told_once_however_often_the_run_is_interrupt
     assert "<p>Warning: step" in report
 
 
-def test_a_model_that_cannot_share_prefixes_is_told_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_share_prefixes_is_reported_at_the_start(ten_steps, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         learner, "choose", lambda model, wanted: Choice(None, "NovelForCausalLM has layers of type new")
     )
-    for wanted, told in (("auto", 1), ("rows", 0)):
+    for wanted, times in (("auto", 1), ("rows", 0)):
         arguments = ("--set", "training.steps=1", "--set", f'learner.attention="{wanted}"')
         assert train(ten_steps, tmp_path / wanted, *arguments) == 0
-        assert capsys.readouterr().err.count("whole, each for itself: NovelForCausalLM has layers of type new") == told
+        assert capsys.readouterr().err.count("whole, each for itself: NovelForCausalLM has layers of type new") == times
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
     ten_steps, finished_run, tmp_path, monkeypatch, capsys
 ):
     root = tmp_path / "damaged"
@@ -242,7 +247,7 @@ def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
 
 def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
     run = RunDirectory.create(tmp_path / "new", recipe_toml="", recipe_name="r", seed=0, resolved={})
-    with pytest.raises(CheckpointError, match=r"has no checkpoint[\s\S]*midstream resume"):
+    with raises("no-checkpoint", "midstream resume"):
         load_policy(make_build().policy.learner, run, pytest.fail)
 
 

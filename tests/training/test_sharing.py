@@ -1,4 +1,4 @@
-"""Rows that share too little are told, with the place where they part and what another order would bring."""
+"""Rows that share too little are reported, with the place where they part and what another order would bring."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_prompt_that_ships_shares_enough():
 
 
 @pytest.mark.parametrize("group", [2, 8])
-def test_instructions_after_the_memory_are_told_with_the_gain_of_putting_them_first(instructions_last, group):
+def test_instructions_after_the_memory_are_reported_with_the_gain_of_putting_them_first(instructions_last, group):
     planner, length = instructions_last
     played = rolled_out(planner, group=group)
     before, better = of_step(played).sharing, of_step(rolled_out(PromptedPlanner(PlannerConfig()), group=group)).sharing
@@ -113,7 +113,7 @@ def test_instructions_after_the_memory_are_told_with_the_gain_of_putting_them_fi
     assert better > 3 * before
 
 
-def test_later_steps_tell_only_of_little_sharing(instructions_last):
+def test_later_steps_report_only_little_sharing(instructions_last):
     """What an order costs is known after the first; how much is shared may change while the policy learns."""
     played = rolled_out(instructions_last[0])
     assert warning_of(played, step=1)
@@ -123,7 +123,7 @@ def test_later_steps_tell_only_of_little_sharing(instructions_last):
     assert "'Memory'" in sharing_warning(less, played, "planner", decode)
 
 
-def test_what_changes_at_the_beginning_is_told(tmp_path):
+def test_what_changes_at_the_beginning_is_reported(tmp_path):
     """A different lesson for each rollout stands before everything else."""
     path = tmp_path / "planner.md"
     path.write_text(prompt_text("planner").replace("{{lessons}}", "").replace("# Planner", "{{lessons}}# Planner"))
@@ -134,7 +134,7 @@ def test_what_changes_at_the_beginning_is_told(tmp_path):
     assert number(r"makes it about ([\d.]+)", text) > 2
 
 
-def test_long_results_are_nothing_that_another_order_would_mend():
+def test_long_results_are_nothing_that_another_order_would_fix():
     """Only what tools said is long, and it is the last of the prompt."""
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=2, result="{i} and {t}, " * 2000)
     text = warning_of(played)
@@ -142,7 +142,7 @@ def test_long_results_are_nothing_that_another_order_would_mend():
     assert text.endswith("few lines after that are the same in all of them: no other order of these would save much.")
 
 
-def test_long_replies_are_told_as_what_the_policy_wrote():
+def test_long_replies_are_reported_as_what_the_policy_wrote():
     plan = "{i} thinks. " * 1000 + PLAN
     played = rolled_out(PromptedPlanner(PlannerConfig()), turns=1, plan=plan)
     text = warning_of(played)
@@ -150,7 +150,7 @@ def test_long_replies_are_told_as_what_the_policy_wrote():
     assert f"share all of their prompt and first differ in what the policy wrote, {prompt:,} tokens in" in text
 
 
-def test_a_prompt_without_headings_is_told_by_the_line_before():
+def test_a_prompt_without_headings_is_reported_by_the_line_before():
     played = rolled_out(CompactPlanner(CompactConfig()), turns=2, tasks=1, plan=" goal {i} " + "more " * 20)
     assert "first differ after 'r1', " in warning_of(played)
 

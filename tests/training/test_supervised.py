@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.interleaved import Config, Interleaved
-from midstream.core.errors import RecipeError, TrainingError
+from midstream.core.errors import RecipeError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
 from midstream.core.stream_template import load_template
@@ -25,6 +25,7 @@ from midstream.rollout import Environment, rollout
 from midstream.training.settings import SupervisedConfig, WarmStartConfig
 from midstream.training.supervised import Transcripts, collect, learning_rate, warm_start
 from midstream.worlds.gazetteer.scripted import ScriptedPlanner
+from support.errors import raises
 from support.interleaved import Shout
 from support.served_model import save_model
 
@@ -40,7 +41,6 @@ def row(number, length=1):
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60),
     size=st.integers(1, 9),
@@ -81,7 +81,7 @@ def test_batches_hold_rows_of_similar_length():
 
 
 def test_no_transcript_is_an_error_that_says_what_to_do():
-    with pytest.raises(TrainingError, match=r"no transcript[\s\S]*successes_only = false"):
+    with raises("no-transcripts", "successes_only = false"):
         Transcripts([], 4, 1)
 
 
@@ -173,10 +173,10 @@ def test_transcripts_hold_prompt_action_and_end_token(make_build):
 def test_a_share_of_transcripts_has_lessons_in_its_prompts(make_build):
     rows, tokenizer = collected(make_build, overrides=["warm_start.lessons=0.5"], lessons=0.5)
     prompts = {one.trajectory_id: tokenizer.decode(one.prompt_ids) for one in rows}
-    told = [prompt for prompt in prompts.values() if prompt.startswith("- ")]
-    assert 8 < len(told) < 32
-    assert all("\nQuestion " in prompt for prompt in told)
-    assert all(prompt.startswith("Question ") for prompt in prompts.values() if prompt not in told)
+    taught = [prompt for prompt in prompts.values() if prompt.startswith("- ")]
+    assert 8 < len(taught) < 32
+    assert all("\nQuestion " in prompt for prompt in taught)
+    assert all(prompt.startswith("Question ") for prompt in prompts.values() if prompt not in taught)
     assert all(tokenizer.unk_token_id not in one.prompt_ids + one.completion_ids for one in rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -53,16 +54,28 @@ def require_gradient(learner, wanted, tolerance):
         )
 
 
-@pytest.mark.parametrize("chunk_tokens", PACKINGS)
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "lora"])
-@pytest.mark.parametrize("attention", BACKENDS)
+# (back end, LoRA, recomputing, packing): each at least once; the slow tests take every combination.
+QUICK = {
+    ("rows", None, False, 1),
+    ("rows", LORA, True, 6000),
+    ("dense", LORA, True, 1),
+    ("gather", None, False, 70),
+    ("cascade", LORA, False, 70),
+    ("cascade", None, True, 1),
+}
+WAYS = [
+    pytest.param(*way, marks=() if way in QUICK else pytest.mark.slow)
+    for way in product(BACKENDS, (None, LORA), (False, True), PACKINGS)
+]
+
+
+@pytest.mark.parametrize(("attention", "lora", "recompute", "chunk_tokens"), WAYS)
 def test_every_way_to_compute_it_is_exact(attention, lora, recompute, chunk_tokens):
     config = LearnerConfig(attention=attention, lora=lora, recompute_activations=recompute, chunk_tokens=chunk_tokens)
     require_exact(learner_of(model_of("qwen2"), config), truth("qwen2", lora))
 
 
-@pytest.mark.parametrize("attention", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("attention", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_every_family_is_exact(family, attention):
     config = LearnerConfig(attention=attention, chunk_tokens=70)
@@ -80,7 +93,7 @@ def test_transformers_own_norm_costs_its_single_precision(family, attention):
 @pytest.mark.parametrize("attention", ["auto", "cascade"])
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 @pytest.mark.filterwarnings("ignore:.*sliding:UserWarning")
-def test_a_sliding_window_is_heeded(family, attention):
+def test_a_sliding_window_is_followed(family, attention):
     learner = learner_of(model_of(family, double_norm=False), LearnerConfig(attention=attention))
     require_exact(learner, truth(family, double_norm=False), 1e-6, 1e-6)
 

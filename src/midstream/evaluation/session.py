@@ -157,7 +157,7 @@ async def evaluate_set(
         raise InfrastructureError(
             f"all {len(errors)} runs on {evaluation.chosen.name} {sampling_name(evaluation.temperature)} ended without "
             f"a result; the first:\n{errors[0].message}",
-            code="no-results",
+            code="all-rollouts-failed",
             fix=f"fix that, then: midstream resume {run.root}",
         )
     run.evaluations.append(result)

@@ -1,7 +1,7 @@
 """Attention over a prefix trie: back ends behind one interface, registered with transformers.
 
-A packed token looks at itself and its ancestors. `Layout` says so for a forward pass of _N queries over _P keys that an
-earlier pass left and _N of its own; a back end computes it:
+A packed token attends to itself and its ancestors. `Layout` describes that for a forward pass of _N queries over _P
+keys of earlier passes and _N of its own; a back end computes it:
 
 - `dense`: one call under a boolean mask [_N, _P + _N]: the oracle of the tests;
 - `gather`: one call a segment, on the keys of its path gathered together;
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -28,15 +28,19 @@ Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
 ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values, both [1, _KvHeads, _P, _D]
 
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Layout", float], torch.Tensor]
+_BACKENDS: dict[Backend, Attention] = {}
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Node(NamedTuple):
-    """A run of keys [key_start, key_end) and who looks at it.
+    """A run of keys [key_start, key_end) and the queries that attend to it.
 
-    The queries [start, end) are its own tokens', causally (none where an earlier pass computed it); the queries
-    [end, below_end) its descendants', at all of it. `parent` is the index of the node before it on the path, or -1.
+    The queries [start, end) are its own tokens' and attend causally (none where an earlier pass computed it); the
+    queries [end, below_end) are its descendants' and attend to all of it. `parent` is the index of the node before it
+    on the path, or -1.
     """
 
     key_start: int
@@ -49,7 +53,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Who looks at whom in a forward pass of `queries` tokens over `keys` keys; nodes come after their parents."""
+    """Which queries attend to which keys in a forward pass; nodes come after their parents."""
 
     nodes: tuple[Node, ...]
     queries: int
@@ -57,29 +61,38 @@ class Layout:
 
     @classmethod
     def of(cls, segments: tuple[Segment, ...], past: int = 0) -> Layout:
-        """A pass over a whole trie, of which all tokens also look at all of `past` keys before its own."""
+        """A pass over a whole trie, whose tokens also attend to all of `past` keys before its own."""
         queries = segments[-1].end
         stem = (Node(0, past, 0, 0, queries, -1),) if past else ()
         own = (
-            Node(past + one.start, past + one.end, one.start, one.end, one.subtree_end, one.parent + len(stem))
-            for one in segments
+            Node(
+                past + segment.start,
+                past + segment.end,
+                segment.start,
+                segment.end,
+                segment.subtree_end,
+                segment.parent + len(stem),
+            )
+            for segment in segments
         )
         return cls((*stem, *own), queries, past + queries)
 
     @cached_property
     def causal(self) -> tuple[tuple[slice, slice], ...]:
-        """(keys, queries) of each run of tokens that looks at itself."""
+        """(keys, queries) of each run of tokens that attends to itself."""
         return tuple(
-            (slice(one.key_start, one.key_end), slice(one.start, one.end)) for one in self.nodes if one.end > one.start
+            (slice(node.key_start, node.key_end), slice(node.start, node.end))
+            for node in self.nodes
+            if node.end > node.start
         )
 
     @cached_property
     def unmasked(self) -> tuple[tuple[slice, slice], ...]:
-        """(keys, queries) of each run of tokens that its descendants look at."""
+        """(keys, queries) of each run of tokens that its descendants attend to."""
         return tuple(
-            (slice(one.key_start, one.key_end), slice(one.end, one.below_end))
-            for one in self.nodes
-            if one.below_end > one.end
+            (slice(node.key_start, node.key_end), slice(node.end, node.below_end))
+            for node in self.nodes
+            if node.below_end > node.end
         )
 
     @cached_property
@@ -102,7 +115,7 @@ class Layout:
 
     @cached_property
     def _cache(self) -> dict[Any, Any]:
-        """What a back end derives from the layout once for all layers, by its name and device."""
+        """Values that a back end derives from the layout once for all layers, by its name and device."""
         return {}
 
     def once(self, name: str, device: torch.device, make: Callable[[], Any]) -> Any:
@@ -115,10 +128,10 @@ class Layout:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Packed:
-    """What one forward pass over a trie gives to every attention layer, as the keyword `packed`.
+    """Arguments of one forward pass over a trie to every attention layer, passed as the keyword `packed`.
 
-    `past` are the keys and values that earlier passes left, from the first on, for each a list of layers; `kept`, where
-    it is given, receives this pass's own, by layer.
+    `past` are the keys and values of earlier passes, a list of layers for each, first pass first; `kept`, where given,
+    receives this pass's own, by layer.
     """
 
     layout: Layout
@@ -145,11 +158,11 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Transformers' attention interface: query [1, _H, _N, _D], key and value [1, _KvHeads, _N, _D] -> [1, _N, _H, _D].
 
-    Transformers makes no mask for an implementation that is not its own; a layer may make one. Dropout and sliding
-    windows were looked at before (`support.choose`).
+    Transformers makes no mask for an implementation that is not its own; a layer may make one. `support.choose` has
+    checked dropout and sliding windows.
 
     Raises:
-        NotImplementedError: the layer adds to its scores what no back end knows.
+        NotImplementedError: the layer adds something to its scores that no back end supports.
     """
     more["attention_mask"] = attention_mask
     added = sorted(name for name in ADDED_TO_SCORES if more.get(name) is not None)
@@ -159,7 +172,7 @@ def _attend(
     if packed.kept is not None:
         packed.kept[layer] = (key, value)
     if packed.past:
-        pieces = [*(one[layer] for one in packed.past), (key, value)]
+        pieces = [*(layers[layer] for layers in packed.past), (key, value)]
         key, value = (torch.cat([pair[i] for pair in pieces], 2) for i in (0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention(packed.backend, query, key, value, packed.layout, scale)
@@ -173,6 +186,18 @@ def attention(
     return _BACKENDS[backend](q, k, v, layout, scale)
 
 
+def _backend(name: Backend) -> Callable[[Attention], Attention]:
+    """Register a function as the back end `name`."""
+
+    def register(function: Attention) -> Attention:
+        _BACKENDS[name] = function
+        AttentionInterface.register(implementation(name), _attend)
+        return function
+
+    return register
+
+
+@_backend("dense")
 def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     def mask() -> torch.Tensor:
         first, last = layout.visible(q.device)
@@ -183,6 +208,7 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
     return functional.scaled_dot_product_attention(q, _per_head(k, q), _per_head(v, q), attn_mask=seen, scale=scale)
 
 
+@_backend("gather")
 def _gather(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     out = []
     k, v = _per_head(k, q), _per_head(v, q)
@@ -194,17 +220,14 @@ def _gather(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
         keys = torch.cat([k[:, :, a:b] for a, b in spans], 2)
         values = torch.cat([v[:, :, a:b] for a, b in spans], 2)
         alone = len(spans) == 1
-        mask = None if alone else _lower_right(count, keys.shape[2], q.device)
+        mask = None
+        if not alone:  # causal where the last query is at the last key
+            mask = torch.ones(count, keys.shape[2], dtype=torch.bool, device=q.device).tril(keys.shape[2] - count)
         piece = q[:, :, node.start : node.end]
         out.append(
             functional.scaled_dot_product_attention(piece, keys, values, attn_mask=mask, is_causal=alone, scale=scale)
         )
     return torch.cat(out, 2)
-
-
-def _lower_right(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Causal where the last query is at the last key: bool [queries, keys]."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def _per_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -231,7 +254,11 @@ class _Cascade(torch.autograd.Function):
         for keys, below in layout.unmasked:
             folded = _fold(q[:, :, below], k)
             more, more_lse = _flash(folded, k[:, :, keys], v[:, :, keys], 0.0, False, scale=scale)
-            _merge(out[:, :, below], lse[:, :, below], more, more_lse)
+            # Merge attention over further keys into the sums, in place.
+            so_far, lse_so_far = out[:, :, below], lse[:, :, below]
+            more, more_lse = more.reshape(so_far.shape), more_lse.reshape(lse_so_far.shape)
+            so_far.lerp_(more.to(so_far.dtype), torch.sigmoid(more_lse - lse_so_far)[..., None])
+            torch.logaddexp(lse_so_far, more_lse, out=lse_so_far)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
@@ -261,6 +288,7 @@ class _Cascade(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
+@_backend("cascade")
 def _cascade(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     return _Cascade.apply(q, k, v, layout, scale)  # type: ignore[no-any-return]
 
@@ -270,18 +298,12 @@ def _fold(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x.reshape(1, k.shape[1], -1, *x.shape[3:])
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> None:
-    """Add attention over further keys, folded, to `out` [1, _H, _Q, _D] and `lse` [1, _H, _Q], in place."""
-    more, more_lse = more.reshape(out.shape), more_lse.reshape(lse.shape)
-    out.lerp_(more.to(out.dtype), torch.sigmoid(more_lse - lse)[..., None])
-    torch.logaddexp(lse, more_lse, out=lse)
-
-
 def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The sum over the query heads that share a key head: [1, _H, _K, _D] -> [1, _KvHeads, _K, _D]."""
     return x.reshape(1, k.shape[1], -1, *x.shape[2:]).sum(2)
 
 
+@_backend("varlen")
 def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """Causal flash attention of each segment on its gathered path, aligned at the last key."""
     from torch.nn.attention.varlen import varlen_attn  # imported where used: it takes seconds
@@ -296,7 +318,7 @@ def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
                 query_ends.append(node.end)
                 key_ends.append(key_ends[-1] + keys)
                 longest_queries, longest_keys = max(longest_queries, node.end - node.start), max(longest_keys, keys)
-        ends = (torch.tensor(one, dtype=torch.int32, device=q.device) for one in (query_ends, key_ends))
+        ends = (torch.tensor(values, dtype=torch.int32, device=q.device) for values in (query_ends, key_ends))
         return torch.cat(index).to(q.device), *ends, longest_queries, longest_keys  # type: ignore[return-value]
 
     index, query_ends, key_ends, most_queries, most_keys = layout.once("varlen", q.device, spans)
@@ -316,6 +338,7 @@ def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
     return out.transpose(0, 1)[None]
 
 
+@_backend("flex")
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # takes a second
 
@@ -327,22 +350,11 @@ def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
 
         return create_block_mask(seen, None, None, layout.queries, layout.keys, device=q.device)
 
-    attend = _compiled(flex_attention) if q.is_cuda else flex_attention
+    attend = _compile(flex_attention) if q.is_cuda else flex_attention
     block_mask = layout.once("flex", q.device, mask)
     return attend(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
-
-
-_BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
-    "dense": _dense,
-    "gather": _gather,
-    "cascade": _cascade,
-    "varlen": _varlen,
-    "flex": _flex,
-}
-for _name in get_args(Backend):
-    AttentionInterface.register(implementation(_name), _attend)

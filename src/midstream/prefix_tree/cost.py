@@ -1,4 +1,4 @@
-"""What a forward pass costs, in floating-point operations told from a model's shape: no clock, so choices repeat.
+"""Cost of a forward pass in floating-point operations, estimated from a model's shape: no clock, so choices repeat.
 
 Counted are matrix products, two operations a multiply-add, of the forward pass; a backward pass is twice that
 throughout, and changes no comparison.
@@ -16,7 +16,7 @@ from midstream.prefix_tree.attention import Backend
 from midstream.prefix_tree.forward import causal_lm
 from midstream.prefix_tree.tree import Ints, Tree
 
-# Operations that a CPU core does in the time around one attention kernel; told from timings of a small planner.
+# Operations that a CPU core does in the time around one attention kernel; measured with a small planner.
 CALL = 2_500_000
 # Operations a token, two a weight. With a smaller model an update takes a fraction of a second, and sampling spends its
 # time on draws: little is to be gained, and what the tiny planners of the documented runs do stays the same to the bit.
@@ -44,7 +44,7 @@ class Cost:
         config = lm.config.get_text_config()
         embeddings = lm.get_input_embeddings().weight.numel()
         vocabulary, width = lm.get_output_embeddings().weight.shape
-        matrices = sum(one.numel() for one in lm.get_decoder().parameters() if one.dim() > 1)
+        matrices = sum(weight.numel() for weight in lm.get_decoder().parameters() if weight.dim() > 1)
         return cls(
             token=2 * (matrices - embeddings),
             pair=4 * config.hidden_size * config.num_hidden_layers,
@@ -60,7 +60,7 @@ class Cost:
 
     def trie(self, tree: Tree, backend: Backend) -> int:
         """Of a trie's tokens, each once."""
-        inner = sum(one.subtree_end > one.end for one in tree.segments)
+        inner = sum(segment.subtree_end > segment.end for segment in tree.segments)
         calls = len(tree.segments) + inner if backend in BLOCKWISE else 1
         return tree.unique * self.token + tree.pairs * self.pair + calls * self.call
 

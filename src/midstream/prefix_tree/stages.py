@@ -1,6 +1,6 @@
 """A trie cut into stages: forward passes that fit into a budget, each token in exactly one of them.
 
-A stage is a run of whole neighbouring subtrees. Where a subtree is too large, its trunk (down to where it forks) is a
+A stage is a run of whole neighboring subtrees. Where a subtree is too large, its trunk (down to where it forks) is a
 stage of its own, whose keys and values are kept for the stages of what descends from it:
 
     trunk 3500 tokens -- task 1 |  stages: trunk, then (task 1, task 2), then (task 3)
@@ -27,7 +27,7 @@ LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The segments [first, last) of a trie, and the stages that go on from the end of the last one.
+    """The segments [first, last) of a trie, and the stages that continue from the end of the last one.
 
     Its tokens are the packed ones [start, end).
     """
@@ -42,12 +42,12 @@ class Stage:
         """Its segments as a trie of their own, counted from 0; what descends from them in other stages is left out."""
         return tuple(
             Segment(
-                one.start - self.start,
-                one.end - self.start,
-                min(one.subtree_end, self.end) - self.start,
-                max(one.parent - self.first, -1),
+                segment.start - self.start,
+                segment.end - self.start,
+                min(segment.subtree_end, self.end) - self.start,
+                max(segment.parent - self.first, -1),
             )
-            for one in tree.segments[self.first : self.last]
+            for segment in tree.segments[self.first : self.last]
         )
 
 
@@ -60,7 +60,8 @@ def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[S
             that is a little too large and forks soon goes whole and alone, as any does below `MOST_TRUNKS` trunks.
         work: of each token, numbers [_N]; None counts tokens.
     """
-    own = _sums(tree, np.ones(tree.unique) if work is None else work)
+    work = np.ones(tree.unique) if work is None else work
+    own = np.add.reduceat(work, [segment.start for segment in tree.segments]).tolist()  # of each segment
     children: list[list[int]] = [[] for _ in range(len(own) + 1)]  # the last are the roots
     for index, segment in enumerate(tree.segments):
         children[segment.parent].append(index)
@@ -69,11 +70,6 @@ def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[S
         if tree.segments[index].parent >= 0:
             total[tree.segments[index].parent] += total[index]
     return _Planner(tree, own, total, children, budget).plan(children[-1], 0.0, 0)
-
-
-def _sums(tree: Tree, work: Numbers) -> list[float]:
-    """Each segment's work."""
-    return np.add.reduceat(work, [segment.start for segment in tree.segments]).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class _Planner:
     budget: float
 
     def plan(self, siblings: Sequence[int], held: float, trunks: int) -> tuple[Stage, ...]:
-        """Stages of neighbouring subtrees below `trunks` trunks of `held` work: as even as whole subtrees allow."""
+        """Stages of neighboring subtrees below `trunks` trunks of `held` work: as even as whole subtrees allow."""
         room = max(self.budget - held, self.budget / LEAST_SHARE)
         fitting = sum(self.total[i] for i in siblings if not self._is_cut(i, room))
         even = fitting / max(1, -(-fitting // room))

@@ -1,4 +1,4 @@
-"""Which attention back end a model can use, found out by trying: a few tokens by the trie and by plain forward passes.
+"""Which attention back end a model can use, found by trial: a few tokens by the trie and by plain forward passes.
 
 A model that keeps a state from token to token, or mixes tokens elsewhere than in attention, gives other hidden states
 by the trie. What a short trial cannot show (a window longer than it) is read off the configuration.
@@ -26,7 +26,7 @@ LENGTH_SCALED = {"dynamic", "longrope"}  # positions that depend on the longest 
 
 
 class Choice(NamedTuple):
-    """A back end for rows of at most `longest` tokens; None and why, where rows are computed one beside the other."""
+    """A back end for rows of at most `longest` tokens; None and the reason where rows are padded instead."""
 
     backend: Backend | None
     reason: str = ""
@@ -41,48 +41,47 @@ def choose(model: PreTrainedModel, wanted: Wanted = "auto") -> Choice:
     hindrance = _hindrance(model)
     if hindrance:
         return Choice(None, f"{name} {hindrance}")
+    candidates: tuple[Backend, ...]  # the fastest first
+    if wanted != "auto":
+        candidates = (wanted,)
+    elif model.device.type == "cpu":
+        candidates = ("cascade", "gather")
+    else:
+        half_on_cuda = _is_half(model) and model.device.type == "cuda"
+        candidates = ("varlen", "flex", "gather") if half_on_cuda else ("flex", "gather")
     failure = ""
-    for backend in _candidates(model) if wanted == "auto" else (wanted,):
+    for backend in candidates:
         failure = _failure(model, backend)
         if not failure:
-            return Choice(backend, longest=_window(model))
+            window = getattr(causal_lm(model).config.get_text_config(), "sliding_window", None)
+            return Choice(backend, longest=window or float("inf"))  # within its window, it is plain causal attention
     return Choice(None, f"{name} {failure}")
 
 
 def _hindrance(model: PreTrainedModel) -> str:
-    """What in a model's configuration speaks against the trie, or nothing."""
+    """Why a model's configuration rules out the trie, "" if it does not."""
     config = causal_lm(model).config.get_text_config()
     other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:
         return f"has layers of type {min(other)}"
     if not getattr(causal_lm(model), "_supports_attention_backend", False):
-        return "takes no attention function of others"
+        return "accepts no attention function from outside"
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in (rope, *rope.values()):  # of all layers, or a table a type of layer
-        if isinstance(one, dict) and one.get("rope_type") in LENGTH_SCALED:
-            return f"scales its positions by the longest row ({one['rope_type']})"
-    drops = any(one.training and one.p for one in model.modules() if isinstance(one, torch.nn.Dropout))
+    for table in (rope, *rope.values()):  # of all layers, or one table per type of layer
+        if isinstance(table, dict) and table.get("rope_type") in LENGTH_SCALED:
+            return f"scales its positions by the longest row ({table['rope_type']})"
+    drops = any(module.training and module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
     if drops or (model.training and getattr(config, "attention_dropout", 0)):
-        return "is in training mode and drops out at random"
+        return "is in training mode with dropout"
     return ""
 
 
-def _window(model: PreTrainedModel) -> float:
-    """How many tokens a sliding window spans; within it, it is plain causal attention."""
-    config = causal_lm(model).config.get_text_config()
-    return getattr(config, "sliding_window", None) or float("inf")
-
-
-def _candidates(model: PreTrainedModel) -> tuple[Backend, ...]:
-    """From the best on."""
-    if model.device.type == "cpu":
-        return ("cascade", "gather")
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    return ("varlen", "flex", "gather") if half and model.device.type == "cuda" else ("flex", "gather")
+def _is_half(model: PreTrainedModel) -> bool:
+    return model.dtype in (torch.bfloat16, torch.float16)
 
 
 def _failure(model: PreTrainedModel, backend: Backend) -> str:
-    """How a trial of the back end ended, or nothing where it went well."""
+    """Why the back end failed its trial, "" if it passed."""
     vocabulary = causal_lm(model).get_input_embeddings().weight.shape[0]
     tree = tree_of([[token % vocabulary for token in row] for row in TRIAL])
     layout = Layout.of(tree.segments)
@@ -98,8 +97,7 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"cannot attend over a trie: {backend}: {error}".splitlines()[0].split(". ")[0]
     distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    if not max(distances) <= (HALF_TOLERANCE if half else TOLERANCE):  # also where it is not a number
+    if not max(distances) <= (HALF_TOLERANCE if _is_half(model) else TOLERANCE):  # also where it is NaN
         return f"computes something else over a trie by {backend} (relative distance {max(distances):.1g})"
     return ""
 
@@ -118,11 +116,11 @@ def _plain_hidden(model: PreTrainedModel, tree: Tree) -> torch.Tensor:
 def _staged_hidden(
     model: PreTrainedModel, backend: Backend, tree: Tree, stages: Sequence[Stage], past: list[list[KeyValues]]
 ) -> list[torch.Tensor]:
-    """Hidden states of stages and of those below them, in packed order: a layer may run twice, and keep but one."""
+    """Hidden states of stages and of those below them, in packed order; finds layers that run twice and keep once."""
     hidden: list[torch.Tensor] = []
     for stage in stages:
         kept: dict[int, KeyValues] = {}
-        layout = Layout.of(stage.segments(tree), sum(one[0][0].shape[2] for one in past))
+        layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
         packed = Packed(layout=layout, backend=backend, past=past, kept=kept)
         hidden.append(packed_hidden(model, *_tensors(tree, slice(stage.start, stage.end), model.device), packed))
         pairs = [kept[layer] for layer in sorted(kept)]

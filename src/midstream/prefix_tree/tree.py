@@ -5,8 +5,8 @@
     1 2 3 5                    \\- 5         positions  0 1 2 3 3 2
     1 2 9                  \\- 9             segments   [0,2) [2,3) [3,4) [4,5) [5,6)
 
-Every token that sequences have in common is there once. In depth-first order whatever descends from a segment is one
-contiguous range, which is what makes attention over the trie a few calls on slices (`attention.py`).
+Tokens that sequences begin with in common are stored once. In depth-first order all descendants of a segment are one
+contiguous range, so attention over the trie is a few calls on slices (`attention.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Ints = NDArray[np.int64]
 
 
 class Segment(NamedTuple):
-    """An unbranched run of packed tokens [start, end); all that descends from it is [end, subtree_end).
+    """An unbranched run of packed tokens [start, end); all its descendants are [end, subtree_end).
 
-    `parent` is the index of the segment it goes on from; -1 for a root.
+    `parent` is the index of the segment that it continues; -1 for a root.
     """
 
     start: int
@@ -59,19 +59,26 @@ class Tree:
 
     @cached_property
     def pairs(self) -> int:
-        """Attention pairs of the trie: each token looks at itself and at those before it in its sequence."""
+        """Attention pairs of the trie: each token attends to itself and to those before it in its sequence."""
         return int(self.positions.sum()) + self.unique
 
 
 def tree_of(sequences: Sequence[Sequence[int]], *, share: bool = True) -> Tree:
     """The trie of `sequences`, none of them empty; with `share` off, each is a root of its own (padding-free rows)."""
-    arrays = [np.asarray(one, dtype=np.int64) for one in sequences]
+    arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     if not share:
-        return _side_by_side(arrays)
+        ends = np.cumsum([len(array) for array in arrays], dtype=np.int64).tolist()
+        spans = [(end - len(array), end) for end, array in zip(ends, arrays, strict=True)]
+        return Tree(
+            ids=np.concatenate(arrays),
+            positions=np.concatenate([np.arange(len(array)) for array in arrays]),
+            segments=tuple(Segment(start, end, end, -1) for start, end in spans),
+            paths=tuple(np.arange(start, end) for start, end in spans),
+        )
     order = sorted(range(len(arrays)), key=lambda i: tuple(sequences[i]))
-    pieces: list[Ints] = []  # what each sequence adds to those before it, in lexicographic order
+    pieces: list[Ints] = []  # the tokens that each sequence adds to those before it, in lexicographic order
     starts: list[int] = []
-    parents: list[int] = []  # the packed index that a piece goes on from
+    parents: list[int] = []  # the packed index that a piece continues
     paths: dict[int, Ints] = {}
     path, before, used = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     for i in order:
@@ -102,27 +109,16 @@ def common_prefix(a: Ints, b: Ints) -> int:
     return int(differ.argmax()) if differ.any() else shorter
 
 
-def _side_by_side(arrays: Sequence[Ints]) -> Tree:
-    ends = np.cumsum([len(one) for one in arrays], dtype=np.int64).tolist()
-    starts = [end - len(one) for end, one in zip(ends, arrays, strict=True)]
-    return Tree(
-        ids=np.concatenate(arrays),
-        positions=np.concatenate([np.arange(len(one)) for one in arrays]),
-        segments=tuple(Segment(start, end, end, -1) for start, end in zip(starts, ends, strict=True)),
-        paths=tuple(np.arange(start, end) for start, end in zip(starts, ends, strict=True)),
-    )
-
-
 def _segments(starts: Sequence[int], lengths: Sequence[int], parents: Sequence[int]) -> tuple[Segment, ...]:
-    """Pieces cut wherever another goes on from inside of them. Piece j begins at `starts[j]`, after `parents[j]`."""
+    """Cut pieces wherever another branches off inside them. Piece j begins at `starts[j]`, after `parents[j]`."""
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     cuts = sorted({*ends, *(parent + 1 for parent in parents if parent >= 0)})
     first = [0, *cuts[:-1]]
     ending_at = {end: index for index, end in enumerate(cuts)}  # which segment ends there
-    goes_on_from = {
+    continued = {
         start: ending_at[parent + 1] if parent >= 0 else -1 for start, parent in zip(starts, parents, strict=True)
     }
-    parent_of = [goes_on_from.get(start, index - 1) for index, start in enumerate(first)]
+    parent_of = [continued.get(start, index - 1) for index, start in enumerate(first)]
     subtree_ends = list(cuts)
     for index in range(len(cuts) - 1, -1, -1):  # children come after their parent
         if parent_of[index] >= 0:

@@ -1,4 +1,4 @@
-"""Rows as one batch of packed tokens: which hidden states predict which tokens, whichever way they are computed.
+"""Rows as one batch of packed tokens: which hidden states predict which tokens, however they are computed.
 
 Three levels, because rows share prefixes: a head is a packed position at a sampling temperature, where the
 language-model head runs once; a choice is a head and one of the tokens that were drawn there; a token is one row's.
@@ -41,7 +41,7 @@ class Batch:
     def of(cls, rows: Sequence[Row], tree: Tree, paths: Sequence[Ints]) -> Batch:
         """`paths[i]` are the packed indices of row i's tokens in `tree`."""
         places = [_sampled_places(row) for row in rows]
-        lengths = [len(one) for one in places]
+        lengths = [len(own) for own in places]
         predictors = np.concatenate([path[own - 1] for path, own in zip(paths, places, strict=True)])
         ids = tree.ids[np.concatenate([path[own] for path, own in zip(paths, places, strict=True)])]
         kinds, kind = np.unique([row.temperature or 1.0 for row in rows], return_inverse=True)
@@ -79,10 +79,11 @@ class Batch:
         )
 
     def by_row(self, values: torch.Tensor) -> list[tuple[float, ...]]:
-        """Values of choices [_U] as one a completion token, row by row; what was not sampled has 0."""
-        tokens = values[torch.from_numpy(self.choices).to(values.device)].tolist()
+        """Values of choices [_U], row by row, one for each completion token; 0 for those that were not sampled."""
+        left = iter(values[torch.from_numpy(self.choices).to(values.device)].tolist())
         return [
-            _spread(tokens[a:b], row.sampled) for row, (a, b) in zip(self.rows, pairwise(self.row_ends), strict=True)
+            tuple(next(left) if sampled else 0.0 for sampled in row.sampled or repeat(True, len(row.completion_ids)))
+            for row in self.rows
         ]
 
 
@@ -96,20 +97,15 @@ class Chunk:
 
 
 def _sampled_places(row: Row) -> Ints:
-    """Where in its sequence a row's sampled tokens are."""
+    """Positions of a row's sampled tokens in its sequence."""
     start = len(row.prompt_ids)
     if not start:
         raise TrainingError(
             f"a row of trajectory {row.trajectory_id} has no prompt",
+            code="empty-prompt",
             cause="no token comes before its first one, so nothing predicts it",
             fix="record at least one prompt token (the tokenizer's first one)",
         )
     if row.sampled:
         return start + np.flatnonzero(row.sampled)
     return np.arange(start, start + len(row.completion_ids))
-
-
-def _spread(values: Sequence[float], sampled: Sequence[bool]) -> tuple[float, ...]:
-    """One value a completion token, from those of the sampled ones."""
-    left = iter(values)
-    return tuple(next(left) if drawn else 0.0 for drawn in sampled) if sampled else tuple(values)

@@ -164,7 +164,7 @@ class FlowGRPO:
             raise TrainingError(
                 f"{len(errors)} of {len(everyone)} trajectories failed, and no group has two that finished; one of the "
                 f"errors:\n{errors[0].message if errors else 'none'}",
-                code="no-results",
+                code="all-rollouts-failed",
                 cause="what all trajectories need (the model's server, a tool, the reward) is down",
                 fix="fix it, then resume the run",
             )

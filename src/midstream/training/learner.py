@@ -1,7 +1,7 @@
 """The learner: forward, backward and AdamW on one process's weights, full or LoRA.
 
-Rows share their prefixes: what several begin with is computed once (`plan.py`, `passes.py`), whether the trie of the
-batch is, or, where that pays not or a model cannot, its rows one beside the other.
+Rows share their prefixes: `passes.py` computes the trie of the batch, or padded rows where that is cheaper or the model
+cannot attend over a trie.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
-from midstream.training.batch import Batch, Chunk
+from midstream.training.batch import Chunk
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import (
     Plan,
@@ -53,9 +53,13 @@ class LocalLearner:
         self.config = config
         require_plain_head(model)
         self.model: PreTrainedModel = _with_lora(model, config.lora) if config.lora else model
-        self.reference: PreTrainedModel | None = None if config.lora else _frozen_copy(self.model)
+        self.reference: PreTrainedModel | None = None
+        if not config.lora:
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
         if config.recompute_activations:
-            _recompute_activations(self.model)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version we allow
+                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.attention = choose(self.model, config.attention)
         self.cost = Cost.of(self.model)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -63,7 +67,7 @@ class LocalLearner:
 
     @property
     def unshared(self) -> str:
-        """Why prefixes that rows share are computed for each of them; "" where they are not, or so asked for."""
+        """Why shared prefixes are computed for each row; "" if they are not, or if the recipe asks for rows."""
         return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
 
     def before_step(self, seed: int) -> None:
@@ -80,23 +84,29 @@ class LocalLearner:
         if not _any_sampled(rows):
             return LossStats()
         tree, plan = self._plan(rows)
-        inputs = _LossInputs.of(plan.batch, self._like())
+        batch = plan.batch
+        # Flat tensors [_M] of the batch's tokens, on the device and in the type that log-probabilities have.
+        like = at_least_single(torch.empty(0, device=self.model.device, dtype=self.model.dtype))
+        choices = torch.from_numpy(batch.choices).to(like.device)
+        recorded = batch.recorded(like)
+        advantages = batch.per_token([row.advantage for row in batch.rows], like)
+        weights = batch.per_token([row.weight for row in batch.rows], like)
+        kl_weights = batch.per_token([row.kl_weight for row in batch.rows], like)
         reference = self._reference(plan) if loss.kl_coefficient else None
         stats = LossStats(total_tokens=tree.total, unique_tokens=tree.unique)
 
         def chunk_loss(chunk: Chunk, logprobs: torch.Tensor) -> torch.Tensor:
             nonlocal stats
             tokens = torch.from_numpy(chunk.tokens).to(logprobs.device)
-            choices = inputs.choices[tokens]
-            new_logprobs = logprobs[choices - chunk.choices.start]
-            old_logprobs = inputs.old_logprobs[tokens]
+            own_choices, old_logprobs = choices[tokens], recorded[tokens]
+            new_logprobs = logprobs[own_choices - chunk.choices.start]
             result = loss.per_token(
                 new_logprobs,
                 old_logprobs,
-                None if reference is None else reference[choices],
-                inputs.advantages[tokens],
-                inputs.weights[tokens],
-                inputs.kl_weights[tokens],
+                None if reference is None else reference[own_choices],
+                advantages[tokens],
+                weights[tokens],
+                kl_weights[tokens],
             )
             total = result.loss.sum()
             _require_finite(total.item(), "loss")
@@ -126,7 +136,7 @@ class LocalLearner:
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
         """Log-probabilities of each row's completion tokens under the policy or the reference policy.
 
-        As in a row's `old_logprobs`, what was not sampled has 0.
+        As in a row's `old_logprobs`, tokens that were not sampled have 0.
         """
         if not _any_sampled(rows):
             return [(0.0,) * len(row.completion_ids) for row in rows]
@@ -136,7 +146,7 @@ class LocalLearner:
     def supervised_step(self, rows: Sequence[Row], learning_rate: float, prompt_weight: float = 0.0) -> float:
         """One step of cross-entropy; returns the loss.
 
-        Sampled tokens have weight 1, prompt tokens `prompt_weight`, what the environment put in between 0.
+        Sampled tokens have weight 1, prompt tokens `prompt_weight`, text of the environment in between 0.
         """
         chunks = [
             _weighted([rows[i] for i in chunk], prompt_weight, self.model.device)
@@ -163,6 +173,7 @@ class LocalLearner:
         except SafetensorError as failure:
             raise StorageError(
                 f"the weights could not be written to {directory}: {failure}",
+                code="write-failed",
                 cause="the disk is full, or the directory cannot be written",
                 fix="make room, then resume the run",
             ) from failure
@@ -191,6 +202,7 @@ class LocalLearner:
         except (KeyError, RuntimeError, ValueError) as failure:
             raise CheckpointError(
                 f"{directory} does not fit the model: {failure}",
+                code="checkpoint-unfit",
                 cause="the recipe's model or LoRA settings changed since it was written",
                 fix="resume with the recipe in the run directory",
             ) from failure
@@ -209,9 +221,9 @@ class LocalLearner:
         """
         if self.reference is None:
             raise UnsupportedError(
-                "a LoRA learner holds no copy of its reference policy",
-                cause="it is the model without its adapter",
-                fix="make the model anew",
+                "a LoRA learner holds no copy of its reference policy, which is the model without its adapter",
+                code="lora-unsupported",
+                fix="load the model again",
             )
         self.model.load_state_dict(self.reference.state_dict())
 
@@ -230,32 +242,6 @@ class LocalLearner:
         tree = tree_of([row.prompt_ids + row.completion_ids for row in rows])
         return tree, plan_of(rows, tree, self.attention, self.cost, self.config)
 
-    def _like(self) -> torch.Tensor:
-        """An empty tensor of the device and type that log-probabilities have."""
-        return at_least_single(torch.empty(0, device=self.model.device, dtype=self.model.dtype))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LossInputs:
-    """Flat tensors [_M] of a batch's tokens; `choices` picks each token's log-probability."""
-
-    choices: torch.Tensor
-    old_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor
-    kl_weights: torch.Tensor
-
-    @classmethod
-    def of(cls, batch: Batch, like: torch.Tensor) -> _LossInputs:
-        """On `like`'s device, in its type."""
-        return cls(
-            choices=torch.from_numpy(batch.choices).to(like.device),
-            old_logprobs=batch.recorded(like),
-            advantages=batch.per_token([row.advantage for row in batch.rows], like),
-            weights=batch.per_token([row.weight for row in batch.rows], like),
-            kl_weights=batch.per_token([row.kl_weight for row in batch.rows], like),
-        )
-
 
 def _any_sampled(rows: Sequence[Row]) -> bool:
     """Whether the policy drew any token of them."""
@@ -263,7 +249,7 @@ def _any_sampled(rows: Sequence[Row]) -> bool:
 
 
 def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded ids [rows, longest] and each token's weight in the supervised loss; a first token is predicted by none."""
+    """Padded ids and each token's weight in the supervised loss, [rows, longest] each; a first token has weight 0."""
     longest = max(row.length for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
@@ -273,12 +259,6 @@ def _weighted(rows: Sequence[Row], prompt_weight: float, device: torch.device) -
         weights[i, 1:prompt] = prompt_weight
         weights[i, prompt : row.length] = torch.tensor(row.sampled, dtype=torch.float32) if row.sampled else 1.0
     return ids.to(device), weights.to(device)
-
-
-def _recompute_activations(model: PreTrainedModel) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every version we allow
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
@@ -292,29 +272,22 @@ def _with_lora(model: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
             cause="it is trained in its embeddings, too, which adapters leave alone",
             fix="remove [learner.lora]",
         )
-    if isinstance(model, PeftModel):  # trained further
-        _require_same_lora(model.peft_config["default"], config)
+    if isinstance(model, PeftModel):  # trained further: it keeps its rank and scale, and its own target modules
+        trained: Any = model.peft_config["default"]
+        if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
+            raise RecipeError(
+                f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
+                f"{trained.lora_alpha}",
+                code="setting-conflict",
+                cause="an adapter that is trained further keeps its shape",
+                fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
+            )
         return model  # type: ignore[return-value]
     settings = PeftConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.target, task_type="CAUSAL_LM")
     with warnings.catch_warnings(), torch.random.fork_rng():
         torch.manual_seed(0)  # half of an adapter starts random: equal runs must start equal
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being retired
         return get_peft_model(model, settings)  # type: ignore[return-value]
-
-
-def _require_same_lora(trained: Any, config: LoraConfig) -> None:
-    """An adapter that is trained further keeps its rank and scale; its target modules are its own."""
-    if (trained.r, trained.lora_alpha) != (config.rank, config.alpha):
-        raise RecipeError(
-            f"learner.lora has rank {config.rank} and alpha {config.alpha}, the engine's adapter {trained.r} and "
-            f"{trained.lora_alpha}",
-            cause="an adapter that is trained further keeps its shape",
-            fix=f"set learner.lora = {{ rank = {trained.r}, alpha = {trained.lora_alpha} }}, or remove `adapter`",
-        )
-
-
-def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).requires_grad_(False)
 
 
 def _trainable(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -326,6 +299,7 @@ def _require_finite(value: float, what: str) -> None:
     if not math.isfinite(value):
         raise TrainingError(
             f"the {what} is {value}",
+            code="not-finite",
             cause="the learning rate is too high, or a log-probability overflowed",
             fix="start again with a lower learning_rate, or lower it in the run's recipe.toml and resume",
         )

@@ -47,7 +47,7 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimise; rho = exp(logprobs - old_logprobs).
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimize; rho = exp(logprobs - old_logprobs).
 
     Args:
         logprobs: any shape, under the policy; carries the gradient.
@@ -107,7 +107,9 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind
         value = (inverse.exp() - inverse - 1).clamp(max=MAX_K3)
     else:
         raise UnsupportedError(
-            f"KL estimator {kind!r} is not supported", fix=f"use one of {', '.join(get_args(KlKind))}"
+            f"KL estimator {kind!r} is not supported",
+            code="unknown-type",
+            fix=f"use one of {', '.join(get_args(KlKind))}",
         )
     return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
 
@@ -156,7 +158,9 @@ def row_weights(
         return [1 / (rows * horizon) if n else 0.0 for n in lengths]
     if mode != "trajectory-turn-token":
         raise UnsupportedError(
-            f"aggregation {mode!r} is not supported", fix=f"use one of {', '.join(get_args(Aggregation))}"
+            f"aggregation {mode!r} is not supported",
+            code="unknown-type",
+            fix=f"use one of {', '.join(get_args(Aggregation))}",
         )
     if trajectory_ids is None or len(trajectory_ids) != len(lengths):
         given = "none" if trajectory_ids is None else len(trajectory_ids)
@@ -196,6 +200,7 @@ def policy_loss_variant(loss_type: str, importance_level: str = "token") -> Aggr
     if importance_level != "token" or loss_type not in _LOSS_TYPES:
         raise UnsupportedError(
             f"policy loss {loss_type!r} with {importance_level}-level importance is not supported",
+            code="unknown-type",
             cause="only losses with a clipped ratio per token are",
             fix=f"use one of {', '.join(_LOSS_TYPES)} with token-level importance",
         )
@@ -203,7 +208,7 @@ def policy_loss_variant(loss_type: str, importance_level: str = "token") -> Aggr
 
 
 class TokenLoss(NamedTuple):
-    """What `PolicyLoss.per_token` gives for _N tokens.
+    """Result of `PolicyLoss.per_token` for _N tokens.
 
     `loss` [_N] is weighted and carries the gradient: its sum is the batch's loss. `kl` [_N] is the unweighted estimate
     and `clipped` [_N] the tokens whose ratio was clipped, both for the log, without a gradient.
@@ -219,8 +224,8 @@ class PolicyLoss(Frozen):
 
     `clip_low` and `clip_high` bound the ratio to [1 - clip_low, 1 + clip_high]; `dual_clip` is verl's second bound
     (3.0 there); `kl_coefficient` is beta. k1 has a gradient of mean 0: as a penalty use k1+, k2 or k3.
-    `aggregation` is for whoever builds the rows, whose weights carry it; `horizon` is the constant number of tokens
-    that "seq-mean-token-sum-norm" divides by, None for the largest `max_tokens` that a call was sampled with.
+    `build_rows` applies `aggregation` in the rows' weights; `horizon` is the constant number of tokens that
+    "seq-mean-token-sum-norm" divides by, None for the largest `max_tokens` that a call was sampled with.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, allow_inf_nan=False)

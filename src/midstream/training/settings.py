@@ -50,7 +50,7 @@ class SupervisedConfig(Frozen):
     """Cross-entropy on recorded transcripts.
 
     The learning rate rises over `warmup_steps` and falls linearly to `final_share` of its peak. `prompt_weight` is the
-    weight of prompt tokens beside completions' 1.
+    weight of prompt tokens, next to 1 of completions.
     """
 
     transcripts: int = Field(default=5000, ge=1)
@@ -114,7 +114,7 @@ class OverlongConfig(Frozen):
         return self
 
     def added(self, tokens: int) -> float:
-        """What is added to the reward of a trajectory of that length: 0 or less."""
+        """The change, 0 or less, of the reward of a trajectory of that length."""
         share = (tokens - (self.limit - self.buffer)) / self.buffer
         return -self.penalty * min(1.0, max(0.0, share))
 
@@ -148,9 +148,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 _OTHER_LOSSES = {
-    "gspo": "gspo takes one ratio a sequence; only losses with a clipped ratio per token are there",
-    "cispo": "cispo clips a weight and not the ratio; only losses with a clipped ratio per token are there",
-    "sapo": "sapo has a soft gate; only losses with a clipped ratio per token are there",
+    "gspo": "gspo takes one ratio per sequence; only losses with a clipped ratio per token are supported",
+    "cispo": "cispo clips a weight and not the ratio; only losses with a clipped ratio per token are supported",
+    "sapo": "sapo has a soft gate; only losses with a clipped ratio per token are supported",
 }
 
 

@@ -1,12 +1,12 @@
-"""Where the rows of a task stop beginning alike, told once to whoever trains on prompts that share too little.
+"""Find where the rows of a task first differ, to warn once of prompts that share too little.
 
-The update computes once what rows begin with alike (`prefix_tree/tree.py`). What stands behind the first difference is
-computed for every row, be it the same text:
+The update computes shared prefixes once (`prefix_tree/tree.py`). Text after the first difference is computed for every
+row, even if it is the same in all of them:
 
-    You are the planner ...      alike in all rows of a task: computed once
+    You are the planner ...      equal in all rows of a task: computed once
     # Memory                     here they first differ
     {"turn":1,"action": ...
-    # How to decide ...          alike again, computed again for every row: it belongs before the memory
+    # How to decide ...          equal again, but computed for every row: it belongs before the memory
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.core.trajectory import Call, Trajectory
 from midstream.training.rows import joined
 
 WARN_BELOW = 1.5  # tokens for each unique one
-WARN_GAIN = 2.0  # how many times more another order of the prompt would make them: enough to warn of at a first step
+WARN_GAIN = 2.0  # how many times more another order of the prompt would make them: enough for a warning at step 1
 _WORTH_MOVING = 1.1  # ... and enough to advise it
 _SHOWN = 40  # characters of a line
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t#]*$", re.MULTILINE)
@@ -38,8 +38,8 @@ class Difference:
     """The first place where the rows of one task differ.
 
     `place` says where in the prompt that is ("in 'Memory'"), "" behind it. `shared` tokens come before it. Prompts have
-    `prompt_tokens` on average; `fixed_tokens` of those behind the place are lines that all of them hold, as far as
-    lines tell. `texts` are the rows, `moved` the same with those lines before everything else.
+    `prompt_tokens` on average; `fixed_tokens` of those behind the place are estimated to be in lines that all
+    of them hold. `texts` are the rows, `moved` the same with those lines before everything else.
     """
 
     place: str
@@ -51,28 +51,30 @@ class Difference:
 
 
 def sharing_warning(metrics: StepMetrics, trajectories: Sequence[Trajectory], role: str, decode: Decode) -> str | None:
-    """What to tell of a step whose rows share too little; None if they share enough, or were not counted.
+    """The warning about a step whose rows share too little; None if they share enough, or were not counted.
 
-    That is below `WARN_BELOW`, or, asked at the first step alone, far less than they would in another order.
+    Too little is below `WARN_BELOW`, or, at the first step only, far less than with another order of the prompt.
     """
     if metrics.sharing is None or (metrics.sharing >= WARN_BELOW and metrics.step > 1):
         return None
     tasks: dict[str, list[list[Call]]] = {}
-    for one in trajectories:
-        calls = [call for call in one.calls if call.role == role and call.prompt_ids and call.completion_ids]
-        tasks.setdefault(one.task_id, []).extend(joined(calls))
+    for trajectory in trajectories:
+        calls = [call for call in trajectory.calls if call.role == role and call.prompt_ids and call.completion_ids]
+        tasks.setdefault(trajectory.task_id, []).extend(joined(calls))
     found = [difference for runs in tasks.values() if (difference := first_difference(runs, decode))]
     if not found:
         return None
-    gain = _unique_characters(one.texts for one in found) / _unique_characters(one.moved for one in found)
+    gain = _unique_characters(part.texts for part in found) / _unique_characters(part.moved for part in found)
     if metrics.sharing >= WARN_BELOW and gain < WARN_GAIN:
         return None
-    said = f"step {metrics.step}: the rows of the update hold only {metrics.sharing:.2f} tokens for each unique one"
-    return f"{said}. {_advice(found, metrics.sharing, gain)}"
+    return (
+        f"step {metrics.step}: the rows of the update hold only {metrics.sharing:.2f} tokens for each unique one. "
+        f"{_advice(found, metrics.sharing, gain)}"
+    )
 
 
 def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Difference | None:
-    """Of the rows of one task, each a run of `sequences.joined`; None if they are all the same."""
+    """Where the rows of one task, each a run of `rows.joined`, first differ; None if they are all the same."""
     prompts = {run[-1].prompt_ids + run[-1].completion_ids: run[0].prompt_ids for run in runs}  # by row
     if len(prompts) < 2:
         return None
@@ -82,7 +84,15 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Differen
     replies = [decode(row[max(shared, len(prompt)) :]) for row, prompt in prompts.items()]
     fixed = reduce(and_, map(Counter, rests))
     lines = "".join(fixed.elements())
-    others = [_without(rest, fixed) for rest in rests]
+    others = []  # the rest of each row without the lines that all have, in its order
+    for rest in rests:
+        left, kept = fixed.copy(), []
+        for line in rest:
+            if left[line]:
+                left[line] -= 1
+            else:
+                kept.append(line)
+        others.append("".join(kept))
     prompt_tokens = fmean(map(len, prompts.values()))
     share_fixed = len(lines) / max(1.0, len(lines) + fmean(map(len, others)))
     in_prompt = shared < min(map(len, prompts.values()))
@@ -96,18 +106,6 @@ def first_difference(runs: Sequence[Sequence[Call]], decode: Decode) -> Differen
     )
 
 
-def _without(lines: Sequence[str], fixed: Counter[str]) -> str:
-    """What is left of lines, in their order, when `fixed` are taken out."""
-    left = fixed.copy()
-    kept = []
-    for line in lines:
-        if left[line]:
-            left[line] -= 1
-        else:
-            kept.append(line)
-    return "".join(kept)
-
-
 def _place(prompt: str, at: int) -> str:
     """The section that holds the character `at` of a prompt, by the heading above it, else by the line before it."""
     headings = [match[1] for match in _HEADING.finditer(prompt) if match.start() < at]
@@ -118,22 +116,23 @@ def _place(prompt: str, at: int) -> str:
 
 
 def _unique_characters(texts: Iterable[Sequence[str]]) -> int:
-    """Characters of texts where what they begin with alike is there once."""
+    """Characters of texts with shared prefixes counted once."""
     ordered = sorted(chain.from_iterable(texts))
     return sum(map(len, ordered)) - sum(_begin_alike(one, other) for one, other in pairwise(ordered))
 
 
 def _begin_alike(one: Sequence[int] | str, other: Sequence[int] | str) -> int:
-    """How many tokens or characters two rows begin with alike."""
+    """Length of the common prefix of two rows."""
     different = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(different, min(len(one), len(other)))
 
 
 def _advice(found: Sequence[Difference], sharing: float, gain: float) -> str:
-    """Where most tasks' rows first differ, and whether another order of the prompt would help."""
+    """Says where most tasks' rows first differ, and whether another order of the prompt would help."""
     worth_moving = gain >= _WORTH_MOVING
-    [(place, _)] = Counter(one.place for one in found if one.place or not worth_moving).most_common(1)
-    alike = sorted((one for one in found if one.place == place), key=lambda one: one.shared)
+    places = Counter(difference.place for difference in found if difference.place or not worth_moving)
+    [(place, _)] = places.most_common(1)
+    alike = sorted((difference for difference in found if difference.place == place), key=lambda part: part.shared)
     typical = alike[len(alike) // 2]
     if not place:
         return (

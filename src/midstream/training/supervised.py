@@ -14,9 +14,8 @@ from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, StepTiming
 from midstream.core.protocols import Request, Row, TaskSource, TrainableWorld
 from midstream.core.seeds import derive_seed
-from midstream.core.stream_template import Template
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Trajectory
+from midstream.core.trajectory import Trajectory
 from midstream.engines.local.engine import TransformersLocal
 from midstream.evaluation import SetConfig
 from midstream.rollout import Environment, rollout
@@ -38,8 +37,8 @@ class Transcripts:
     def __init__(self, rows: Sequence[Row], batch_size: int, seed: int) -> None:
         if not rows:
             raise TrainingError(
-                "no transcript is left to learn from",
-                cause="the policy succeeded on none of its tasks",
+                "no transcript is left to learn from: the policy succeeded on none of its tasks",
+                code="no-transcripts",
                 fix="raise `transcripts`, or set `successes_only = false`",
             )
         self.rows, self.batch_size, self.seed = rows, batch_size, seed
@@ -48,26 +47,23 @@ class Transcripts:
 
     def batch(self, index: int) -> list[Row]:
         """The batch at place `index`, counted from 0 over all epochs."""
-        number, place = divmod(index, self.batches_per_epoch)
-        if self._epoch[0] != number:
-            self._epoch = (number, self._shuffled(number))
+        epoch, place = divmod(index, self.batches_per_epoch)
+        if self._epoch[0] != epoch:
+            # Shuffle, sort within stretches of eight batches by length, cut, shuffle the batches.
+            rng, size = random.Random(derive_seed(self.seed, "epoch", epoch)), self.batch_size
+            order = list(self.rows)
+            rng.shuffle(order)
+            batches = []
+            for start in range(0, len(order), 8 * size):
+                stretch = sorted(order[start : start + 8 * size], key=lambda row: len(row.prompt_ids))
+                batches += [stretch[i : i + size] for i in range(0, len(stretch), size)]
+            rng.shuffle(batches)
+            self._epoch = (epoch, batches)
         return self._epoch[1][place]
-
-    def _shuffled(self, epoch: int) -> list[list[Row]]:
-        """Shuffle, sort within stretches of eight batches by length, cut, shuffle the batches."""
-        rng, size = random.Random(derive_seed(self.seed, "epoch", epoch)), self.batch_size
-        order = list(self.rows)
-        rng.shuffle(order)
-        stretches = [
-            sorted(order[i : i + 8 * size], key=lambda row: len(row.prompt_ids)) for i in range(0, len(order), 8 * size)
-        ]
-        batches = [stretch[i : i + size] for stretch in stretches for i in range(0, len(stretch), size)]
-        rng.shuffle(batches)
-        return batches
 
 
 def at_once(config: SupervisedConfig) -> int:
-    """How many different tasks are drawn at a time."""
+    """Number of different tasks that are drawn at a time."""
     return min(_COLLECTED_AT_ONCE, config.transcripts)
 
 
@@ -105,10 +101,14 @@ async def collect(
             broken += trajectory.status == "error"
             success = trajectory.reward is not None and trajectory.reward.value == 1
             if trajectory.status == "ok" and (success or not config.successes_only):
-                rows += _rows(trajectory, student) if template is None else _row(trajectory, template, student)
+                if template is None:
+                    rows += _rows(trajectory, student)
+                elif transcript := transcript_of(trajectory, template):  # None where nothing was written
+                    rows.append(row_of_transcript(transcript, student.codec, trajectory.id))
     if broken > config.transcripts * MAX_BROKEN:
         raise TrainingError(
             f"{broken} of {config.transcripts} transcripts ended in an error of a tool or its sandbox",
+            code="no-transcripts",
             cause="they were cut short, and would teach that",
             fix="fix the tool; `midstream eval` of the recipe names its errors",
         )
@@ -116,35 +116,30 @@ async def collect(
 
 
 def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
-    """Supervised rows are tokenised from text: nobody sampled them from the policy that learns.
+    """One row for each of the planner's actions; they are tokenized from text, nothing was sampled by the student.
 
-    A reply that was cut off has no end, and teaches none; one that is empty is no row.
+    A reply that was cut off has no end, and teaches none; an empty one makes no row.
     """
-    tokenizer = student.tokenizer
-
-    def learnt(call: Call) -> tuple[int, ...]:
+    tokenizer, rows = student.tokenizer, []
+    for call in trajectory.calls:
+        if call.role != "planner":
+            continue
         end = () if call.finish_reason == "length" else (tokenizer.eos_token_id,)
-        return (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
-
-    return [
-        Row(
-            prompt_ids=tuple(student.codec.encode(Request(role=call.role, messages=call.messages, prompt=call.prompt))),
-            completion_ids=completion,
-            old_logprobs=(),
-            advantage=0.0,
-            weight=1.0,
-            kl_weight=0.0,
-            trajectory_id=trajectory.id,
-        )
-        for call in trajectory.calls
-        if call.role == "planner" and (completion := learnt(call))
-    ]
-
-
-def _row(trajectory: Trajectory, template: Template, student: TransformersLocal) -> list[Row]:
-    """The row of an interleaved stream; none where nothing was written."""
-    transcript = transcript_of(trajectory, template)
-    return [row_of_transcript(transcript, student.codec, trajectory.id)] if transcript else []
+        completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
+        request = Request(role=call.role, messages=call.messages, prompt=call.prompt)
+        if completion:
+            rows.append(
+                Row(
+                    prompt_ids=tuple(student.codec.encode(request)),
+                    completion_ids=completion,
+                    old_logprobs=(),
+                    advantage=0.0,
+                    weight=1.0,
+                    kl_weight=0.0,
+                    trajectory_id=trajectory.id,
+                )
+            )
+    return rows
 
 
 def learning_rate(config: SupervisedConfig, step: int) -> float:
@@ -201,9 +196,8 @@ async def warm_start(
 class SupervisedTraining:
     """As many supervised updates as reinforcement makes, on the transcripts of the environment's policy.
 
-    A control on those of the scripted one; on those of a stronger planner it is distillation.
-
-    One step is `minibatches` updates at `supervised.learning_rate`, constant. Stateless but for the learner.
+    With the world's own teacher it is a control; with a stronger planner it is distillation. One step is `minibatches`
+    updates at `supervised.learning_rate`, constant.
     """
 
     def __init__(
@@ -241,7 +235,7 @@ class SupervisedTraining:
         return StepOutcome(metrics=metrics, timing=timing, trajectories=[])
 
     def state(self) -> dict[str, float]:
-        """Nothing beside the learner's state."""
+        """Nothing: the learner holds all state."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Transcripts as supervised rows: what a policy is to learn to write, and what it only reads in between.
+"""Transcripts as supervised rows: the text that a policy learns to write, and the text in between that it only reads.
 
 A transcript is a line of a user's JSONL file, or an interleaved trajectory of a policy that is imitated:
 
@@ -7,8 +7,8 @@ A transcript is a line of a user's JSONL file, or an interleaved trajectory of a
      "stream": [{"text": "<python>print(2 + 3)</python>", "sampled": true}, {"text": "<output>5</output>"},
                 {"text": "<answer>5</answer>", "sampled": true}]}
 
-Learnt are the assistant's messages, or the sampled parts of the stream, and the end token behind each message, or
-behind the whole stream. They are tokenised from text: nobody sampled them from the policy that learns.
+The policy learns the assistant's messages, or the sampled parts of the stream, and the end token after each message,
+or after the whole stream. They are tokenized from text: nothing was sampled from the policy that learns.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from midstream.core.trajectory import Message, Trajectory
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.engine import TransformersLocal
 
-_Part = tuple[tuple[int, ...], bool]  # token ids; whether they are to be learnt
+_Part = tuple[tuple[int, ...], bool]  # token ids; whether they are learned
 
 
 class StreamPart(Frozen):
-    """A stretch of a stream after its prompt; what is not `sampled`, tool output say, is read alone."""
+    """A stretch of a stream after its prompt; parts that are not `sampled`, such as tool output, are only read."""
 
     text: str
     sampled: bool = False
@@ -43,8 +43,8 @@ class Transcript(Frozen):
     """A chat, or a prompt and the stream that followed.
 
     The prompt is `messages`, or plain text in `prompt` for a model without a chat template. Without `stream`, the chat
-    goes on to an assistant's message at its end. `tools` are offered in the chat template's own form. `ended` False:
-    the last that was sampled was cut off, so no end is learnt from it.
+    ends with an assistant's message. `tools` are offered in the chat template's own form. `ended` False: the last
+    sampled text was cut off, so no end is learned from it.
     """
 
     messages: tuple[Message, ...] = ()
@@ -54,7 +54,7 @@ class Transcript(Frozen):
     ended: bool = True
 
     @model_validator(mode="after")
-    def _can_be_learnt(self) -> Self:
+    def _can_be_learned(self) -> Self:
         roles = [message.role for message in self.messages]
         if bool(self.messages) == bool(self.prompt):
             raise ValueError("give `messages` or, for a model without a chat template, `prompt`")
@@ -73,13 +73,13 @@ class Transcript(Frozen):
 
 
 def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
-    """Each transcript of a JSONL file with the number of its line; `RecipeError` names the line that is none."""
+    """Each transcript of a JSONL file with its line number; `RecipeError` names a line that is not a transcript."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # as some editors on Windows write it
     except (OSError, UnicodeDecodeError) as failure:
         raise RecipeError(
-            f"warm_start.file = {str(path)!r} could not be read",
-            cause=str(failure),
+            f"warm_start.file = {str(path)!r} could not be read: {failure}",
+            code="file-invalid",
             fix="name a JSONL file in UTF-8",
         ) from failure
     for number, line in enumerate(lines, start=1):
@@ -92,17 +92,17 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
             place = ".".join(map(str, problem["loc"]))
             raise RecipeError(
                 f"{path}, line {number}: " + ": ".join(filter(None, [place, problem["msg"]])),
-                cause="a line is one JSON object, a transcript",
+                code="file-invalid",
                 fix='e.g. {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
             ) from failure
 
 
 def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
-    """A row of every line, tokenised as the engine of the weights that learn would have it.
+    """A row of every line, tokenized as the `student` would tokenize it: the engine of the weights that learn.
 
     Raises:
-        RecipeError: the file holds none, or a line is no transcript, none for the model's chat template, or longer than
-            the model has positions.
+        RecipeError: the file is empty, or a line is not a transcript, does not fit the model's chat template, or is
+            longer than the model's context.
     """
     limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
     rows = []
@@ -111,27 +111,27 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
             row = row_of_transcript(transcript, student.codec, f"{path.name}:{number}")
         except RecipeError as failure:
             what = f"{path}, line {number}: {failure.what}"
-            raise RecipeError(what, cause=failure.cause, fix=failure.fix) from failure
+            raise RecipeError(what, code=failure.code, cause=failure.cause, fix=failure.fix) from failure
         length = len(row.prompt_ids) + len(row.completion_ids)
         if limit is not None and length > limit:
             raise RecipeError(
-                f"{path}, line {number} has {length} tokens",
-                cause=f"the model has {limit} positions",
+                f"{path}, line {number} has {length} tokens; the model has {limit} positions",
+                code="file-invalid",
                 fix="take the line out, or name a model with a longer context",
             )
         rows.append(row)
     if not rows:
         raise RecipeError(
-            f"{path} holds no transcript", cause="it is empty", fix="write one JSON object a line into it"
+            f"{path} holds no transcript", code="file-invalid", fix="write one JSON object a line into it"
         )
     return rows
 
 
 def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | None:
-    """What an interleaved policy wrote in a run, and what it read; None if it wrote nothing.
+    """The text that an interleaved policy wrote and read in a run; None if it wrote nothing.
 
     Raises:
-        UnsupportedError: the run does not say what its prompt held.
+        UnsupportedError: the run does not record which tools its prompt offered.
     """
     calls = [call for call in trajectory.calls if call.role == POLICY]
     if not any(call.completion for call in calls):
@@ -140,15 +140,16 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
     offered = first.sent.get("tools")
     if template.native and not isinstance(offered, list):
         raise UnsupportedError(
-            "the transcripts do not say which tools were offered",
+            "the transcripts do not record which tools were offered",
+            code="not-trainable",
             cause=f"template {template.name!r} offers them in the model's own form, which only a server's calls record",
             fix="imitate a policy behind a server, or write transcripts into a file and set warm_start.file",
         )
     tools = tuple(tool for tool in offered if isinstance(tool, dict)) if isinstance(offered, list) else ()
     ended = last.finish_reason != "length"
     if template.appends == "message":
-        said = Message(role="assistant", content=last.completion)
-        return Transcript(messages=(*last.messages, said), tools=tools, ended=ended)
+        reply = Message(role="assistant", content=last.completion)
+        return Transcript(messages=(*last.messages, reply), tools=tools, ended=ended)
     pieces = [StreamPart(text=piece.text, sampled=piece.sampled) for piece in stream_of(trajectory)]
     if not template.chat:
         return Transcript(prompt=first.prompt, stream=tuple(pieces), ended=ended)
@@ -158,12 +159,29 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
 
 
 def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) -> Row:
-    """A supervised row of weight 1: no log-probabilities, `sampled` on what is to be learnt."""
-    prompt, parts = _of_stream(transcript, codec) if transcript.stream else _of_chat(transcript, codec)
-    sampled = tuple(learnt for ids, learnt in parts for _ in ids)
+    """A supervised row of weight 1: no log-probabilities, `sampled` on the tokens to learn."""
+    messages = transcript.messages
+    parts: list[_Part] = []
+    if transcript.stream:
+        parts = [(codec.encode_text(part.text), part.sampled) for part in transcript.stream]
+        if transcript.ended and transcript.stream[-1].sampled:
+            parts.append((codec.end_ids[:1], True))
+    else:
+        stretches: Sequence[tuple[bool, list[Message]]] = [
+            (by, list(of)) for by, of in groupby(messages, lambda message: message.role == "assistant")
+        ]
+        messages = tuple(stretches[0][1])
+        for place, (by_assistant, stretch) in enumerate(stretches[1:], start=2):
+            if by_assistant:
+                end = codec.end_ids[:1] if place < len(stretches) or transcript.ended else ()
+                parts.append(((*codec.encode_text(stretch[0].content), *end), True))
+            else:
+                parts.append((codec.encode_reply(stretch, ended=True), False))
+    asked = Request(role=POLICY, messages=messages, prompt=transcript.prompt, tools=transcript.tools)
+    sampled = tuple(learned for ids, learned in parts for _ in ids)
     return Row(
-        prompt_ids=prompt,
-        completion_ids=tuple(one for ids, _ in parts for one in ids),
+        prompt_ids=tuple(codec.encode(asked)),
+        completion_ids=tuple(token for ids, _ in parts for token in ids),
         sampled=() if all(sampled) else sampled,
         old_logprobs=(),
         advantage=0.0,
@@ -171,26 +189,3 @@ def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) 
         kl_weight=0.0,
         trajectory_id=name,
     )
-
-
-def _of_stream(transcript: Transcript, codec: TokenizerCodec) -> tuple[tuple[int, ...], list[_Part]]:
-    asked = Request(role=POLICY, messages=transcript.messages, prompt=transcript.prompt, tools=transcript.tools)
-    parts = [(codec.encode_text(part.text), part.sampled) for part in transcript.stream]
-    if transcript.ended and transcript.stream[-1].sampled:
-        parts.append((codec.end_ids[:1], True))
-    return tuple(codec.encode(asked)), parts
-
-
-def _of_chat(transcript: Transcript, codec: TokenizerCodec) -> tuple[tuple[int, ...], list[_Part]]:
-    stretches: Sequence[tuple[bool, list[Message]]] = [
-        (by, list(of)) for by, of in groupby(transcript.messages, lambda message: message.role == "assistant")
-    ]
-    asked = Request(role=POLICY, messages=tuple(stretches[0][1]), tools=transcript.tools)
-    parts: list[_Part] = []
-    for place, (by_assistant, messages) in enumerate(stretches[1:], start=2):
-        if by_assistant:
-            end = codec.end_ids[:1] if place < len(stretches) or transcript.ended else ()
-            parts.append(((*codec.encode_text(messages[0].content), *end), True))
-        else:
-            parts.append((codec.encode_reply(messages, ended=True), False))
-    return tuple(codec.encode(asked)), parts

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, Request
 from midstream.core.trajectory import Message
 from midstream.engines.local.codec import TokenizerCodec
+from support.errors import raises
 from support.small_tokenizers import CHATML, FORGETFUL, HEADERS, SPECIAL, STRICT, byte_pairs, sentence_pieces
 
 PLAIN = TokenizerCodec(byte_pairs(), "policy")
@@ -127,34 +127,34 @@ def test_any_end_token_stands_for_the_templates_own():
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
-    [("strict", r"refuses user\+assistant\+tool messages[\s\S]*must alternate"), ("forgetful", "leaves out messages")],
+    ("family", "reasons"),
+    [("strict", ("user+assistant+tool", "must alternate")), ("forgetful", ("messages of the role",))],
 )
-def test_a_template_without_tools_is_named(family: str, reason: str):
+def test_a_template_without_tools_is_named(family: str, reasons: tuple[str, ...]):
     codec = CHATS[family]
     for _ in range(2):  # what is known of a role is no accident of the first time
-        with pytest.raises(RecipeError, match=rf"policy {reason}[\s\S]*fix"):
+        with raises("chat-template", "policy", *reasons):
             codec.encode_reply(NEXT["a tool and a user"], ended=True)
     assert codec.encode_reply(NEXT["a user"], ended=True)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
-    with pytest.raises(RecipeError, match=r"policy was sent chat messages but has no chat template"):
+    with raises("chat-template", "policy", "chat messages"):
         PLAIN.encode_reply(NEXT["a user"], ended=True)
-    with pytest.raises(RecipeError, match="no chat template"):
+    with raises("chat-template"):
         chat(PLAIN, *ASKED)
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def test_tools_are_told_as_the_template_does():
+def test_tools_are_reported_as_the_template_does():
     codec = CHATS["chatml"]
-    told = text_of(codec, chat(codec, *ASKED, tools=(ADD,)))
-    assert told.startswith('<|im_start|>system\nBe helpful.\n{"type": "function", "function": {"name": "add"')
+    offered = text_of(codec, chat(codec, *ASKED, tools=(ADD,)))
+    assert offered.startswith('<|im_start|>system\nBe helpful.\n{"type": "function", "function": {"name": "add"')
     assert "add" not in text_of(codec, chat(codec, *ASKED))
 
 
 def test_a_template_that_leaves_tools_out_is_named():
-    with pytest.raises(RecipeError, match=r"policy leaves out the 1 tools[\s\S]*fix"):
+    with raises("chat-template", "policy", "1 tools"):
         chat(CHATS["headers"], *ASKED, tools=(ADD,))

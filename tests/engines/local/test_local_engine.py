@@ -9,12 +9,13 @@ import random
 import pytest
 import torch
 
-from midstream.core.errors import EngineError, RecipeError, UnsupportedError
+from midstream.core.errors import EngineError
 from midstream.core.protocols import Engine, LockstepEngine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.local import engine as transformers_local
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
+from support.errors import raises
 from support.hf_models import FAMILIES, TEMPLATE, forward_logprobs
 
 EOS = 1
@@ -42,7 +43,7 @@ def test_logprobs_are_those_of_a_plain_forward_at_the_sampling_temperature(tiny_
     sampled = generate(model, requests, end_ids=(EOS,))
     for (prompt, _), (ids, logprobs) in zip(requests, sampled, strict=True):
         assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids, temperature), abs=1e-5)
-    if temperature != 1.0:  # the check above can tell temperatures apart
+    if temperature != 1.0:  # the check above distinguishes temperatures
         ids, logprobs = sampled[3]
         assert logprobs != pytest.approx(forward_logprobs(model, PROMPTS[3], ids, 1.0), abs=1e-2)
 
@@ -68,7 +69,7 @@ def test_greedy_takes_the_likeliest_token_and_records_temperature_one(tiny_model
         assert logprobs == pytest.approx(forward_logprobs(model, prompt, ids), abs=1e-5)
 
 
-def test_a_sample_does_not_depend_on_its_neighbours(tiny_model):
+def test_a_sample_does_not_depend_on_its_neighbors(tiny_model):
     model, _ = tiny_model(embedding_std=0.3)
     together = generate(model, mixed_requests(), end_ids=(EOS,))
     for one, (ids, logprobs) in zip(mixed_requests(), together, strict=True):
@@ -200,14 +201,14 @@ def test_a_stop_string_inside_a_batch_ends_its_own_request_alone(tiny_model):
 def test_what_does_not_fit_is_an_engine_error(tiny_model):
     engine = engine_of(tiny_model)
     prompt = " How" * 60
-    with pytest.raises(EngineError, match=r"prompt of 60 tokens and 5 new ones[\s\S]*64 positions[\s\S]*fix"):
+    with raises("prompt-too-long", "60 tokens", "5 new", "64 positions"):
         asyncio.run(engine.sample(request(prompt=prompt, max_tokens=5)))
     assert asyncio.run(engine.sample(request(prompt=prompt, max_tokens=4))).completion_ids
 
 
 def test_messages_without_a_chat_template_are_refused(tiny_model):
     chat = Request(role="planner", messages=(Message(role="user", content="hi"),))
-    with pytest.raises(RecipeError, match=r"no chat template[\s\S]*compact"):
+    with raises("chat-template", "compact"):
         asyncio.run(engine_of(tiny_model).sample(chat))
 
 
@@ -288,7 +289,7 @@ def test_one_that_is_cancelled_while_waiting_does_not_hold_up_the_others(tiny_mo
     assert second.completion_ids
 
 
-def test_one_that_leaves_lets_the_waiting_go_on(tiny_model):
+def test_one_that_leaves_lets_the_waiting_continue(tiny_model):
     engine = engine_of(tiny_model)
 
     async def play():
@@ -303,7 +304,7 @@ def test_one_that_leaves_lets_the_waiting_go_on(tiny_model):
     assert asyncio.run(play()).completion_ids
 
 
-def test_a_bug_while_sampling_reaches_whoever_came_last_and_strands_nobody(tiny_model, monkeypatch):
+def test_a_bug_while_sampling_reaches_the_caller_who_came_last_and_strands_nobody(tiny_model, monkeypatch):
     def broken(model, prompts, **settings):
         raise AttributeError("a bug")
 
@@ -328,7 +329,7 @@ def test_two_requests_of_one_trajectory_at_once_are_refused_not_lost(tiny_model)
         engine.join(1)
         first = asyncio.create_task(engine.sample(request(order=0, prompt=" is", max_tokens=4)))
         await asyncio.sleep(0)
-        with pytest.raises(UnsupportedError, match="twice at once"):
+        with raises("engine-busy"):
             await engine.sample(request(order=0, prompt=" is", max_tokens=4))
         engine.leave(1)
         return await asyncio.wait_for(first, 10)
@@ -403,14 +404,14 @@ def test_a_template_that_refuses_the_messages_is_named(saved_model):
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     model, tokenizer = load_model(saved_model("gemma2", template=template + TEMPLATE), "float32", "cpu")
     engine = TransformersLocal(model, tokenizer, name="policy")
-    with pytest.raises(RecipeError, match=r"policy refuses system\+user[\s\S]*not supported[\s\S]*cause[\s\S]*fix"):
+    with raises("chat-template", "policy", "system+user", "not supported"):
         chat(engine)
     assert chat(engine, CHAT[1:], max_tokens=2).completion_ids
 
 
 def test_a_model_without_a_chat_template_is_refused(saved_model):
     model, tokenizer = load_model(saved_model("gpt2", template=None), "float32", "cpu")
-    with pytest.raises(RecipeError, match=r"no chat template[\s\S]*base model"):
+    with raises("chat-template", "base model"):
         chat(TransformersLocal(model, tokenizer))
 
 
@@ -421,10 +422,10 @@ def test_a_model_without_a_limit_of_positions_is_given_none(saved_model):
     assert len(call.prompt_ids) == 70
 
 
-# -- a stream that goes on -------------------------------------------------------------------------------------------
+# -- a stream that continues -------------------------------------------------------------------------------------------
 
 
-def test_a_stream_goes_on_from_the_ids_that_were_sampled(saved_model):
+def test_a_stream_continues_the_ids_that_were_sampled(saved_model):
     """A reply ends at a mark, output is put in, and the next reply's log-probabilities are those of all of it."""
     engine = TransformersLocal(*load_model(saved_model("qwen2"), "float32", "cpu"))
     first = chat(engine, CHAT[1:], max_tokens=30)

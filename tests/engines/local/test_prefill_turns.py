@@ -1,4 +1,4 @@
-"""The in-process engine over a rollout's turns: what it holds, for how long, and that nothing comes of it but speed."""
+"""The in-process engine over a rollout's turns: what it holds, for how long, and that it changes nothing but speed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_one_that_ends_early_is_held_no_longer(trie_always, tiny_model, monkeypa
     assert sizes[-2:] == [12 + 2, len(calls[0][1].prompt_ids)]
 
 
-def test_weights_that_change_between_turns_sample_anew(trie_always, tiny_model, passes):
+def test_weights_that_change_between_turns_sample_again(trie_always, tiny_model, passes):
     """As a learner's step would, if it came in the middle of a rollout."""
     engine = engine_of(tiny_model)
 

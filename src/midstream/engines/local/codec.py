@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer and its chat template as `core.protocols.Codec`.
 
-What is put into a stream is tokenised once, by itself, and what was sampled never: the ids before and after a piece of
-tool output do not depend on it.
+Text that is put into a stream is tokenized once, by itself, and sampled text never: the ids before and after a piece
+of tool output do not depend on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LINE = "\n"
 
 
 class TokenizerCodec:
-    """`core.protocols.Codec` of one model; `name` is what errors call it.
+    """`core.protocols.Codec` of one model; errors call it `name`.
 
-    `end_ids` are the tokens that end a completion: the tokenizer's own where none are given.
+    `end_ids` are the tokens that end a completion; by default the tokenizer's end token.
     """
 
     def __init__(
@@ -53,30 +53,44 @@ class TokenizerCodec:
             return list(request.prompt_ids)
         if not request.messages:
             return self._plain(request.prompt)
-        if request.tools:
-            return self._with_tools(request)
-        return self._apply(request.messages)
+        if not request.tools:
+            return self._apply(request.messages)
+        ids = self._apply(request.messages, tools=[dict(tool) for tool in request.tools])
+        if ids == self._apply(request.messages):
+            raise RecipeError(
+                f"the chat template of {self.name} leaves out the {len(request.tools)} tools that it was given",
+                code="chat-template",
+                cause="the model was not made to call tools in its own form",
+                fix="use an agent template that describes its tools in the prompt, or name another model",
+            )
+        return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Ids of text that is put into a stream; what looks like a special token in it is plain text."""
         return tuple(self._within(text, split_special_tokens=True))
 
     def encode_reply(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """Ids that the chat template puts between an assistant's message and its next: `messages` and what is around.
+        """Ids that the chat template puts between an assistant's message and its next: `messages` and their marks.
 
-        That is what it writes after a reply, whatever it writes before. `ended`: the assistant's end token was sampled
-        and is in the stream already.
+        `ended`: the assistant's end token was sampled and is in the stream already.
 
         Raises:
             RecipeError: there is no chat template, or it refuses the messages or leaves some out.
         """
-        for role in dict.fromkeys(message.role for message in messages):
-            self._require(role)
+        for role in {message.role: None for message in messages if message.role not in self._known_roles}:
+            if _ASKED not in self._after_reply([Message.model_validate({"role": role, "content": _ASKED})]):
+                raise RecipeError(
+                    f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
+                    code="chat-template",
+                    cause="the model was made for chats without them",
+                    fix='set output_role = "user" in the agent\'s template, or name another model',
+                )
+            self._known_roles.add(role)
         ids = self._within(self._after_reply(messages))
         return tuple(ids[1:] if ended and ids and ids[0] in self.end_ids else ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; an end token at their end is none of it."""
+        """The text of ids, without an end token at their end."""
         kept = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return self.tokenizer.decode(list(kept), clean_up_tokenization_spaces=False)
 
@@ -89,39 +103,17 @@ class TokenizerCodec:
             return self._plain(text, **settings)
         return self._plain(_LINE + text, **settings)[len(self._plain(_LINE)) :]
 
-    def _with_tools(self, request: Request) -> list[int]:
-        tools = [dict(tool) for tool in request.tools]
-        ids = self._apply(request.messages, tools=tools)
-        if ids == self._apply(request.messages):
-            raise RecipeError(
-                f"the chat template of {self.name} leaves out the {len(tools)} tools that it was given",
-                cause="the model was not made to call tools in a form of its own",
-                fix="use an agent template that describes its tools in the prompt, or name another model",
-            )
-        return ids
-
     def _after_reply(self, messages: Sequence[Message]) -> str:
-        """What the chat template writes after an assistant's words when `messages` follow."""
+        """Text that the chat template writes after an assistant's words when `messages` follow."""
         said = (Message(role="user", content=_ASKED), Message(role="assistant", content=_REPLY))
         return self._apply((*said, *messages), tokenize=False).partition(_REPLY)[2]
 
-    def _require(self, role: str) -> None:
-        """Refuse messages of a role that the chat template passes over."""
-        if role in self._known_roles:
-            return
-        if _ASKED not in self._after_reply([Message.model_validate({"role": role, "content": _ASKED})]):
-            raise RecipeError(
-                f"the chat template of {self.name} leaves out messages of the role {role!r} after a reply",
-                cause="the model was made for chats without them",
-                fix='set output_role = "user" in the agent\'s template, or name another model',
-            )
-        self._known_roles.add(role)
-
     def _apply(self, messages: Sequence[Message], **settings: Any) -> Any:
-        """What the chat template makes of messages before a reply: ids, or a text with `tokenize=False`."""
+        """Apply the chat template to messages before a reply: ids, or a text with `tokenize=False`."""
         if self.tokenizer.chat_template is None:
             raise RecipeError(
                 f"{self.name} was sent chat messages but has no chat template",
+                code="chat-template",
                 cause="it is a base model or a small planner that reads plain text",
                 fix='set the planner\'s type to "compact", or name an instruction-tuned model',
             )
@@ -135,8 +127,9 @@ class TokenizerCodec:
             )
         except (TemplateError, TypeError) as failure:
             raise RecipeError(
-                f"the chat template of {self.name} refuses {'+'.join(one.role for one in messages)} messages "
-                f"with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
+                f"the chat template of {self.name} refuses {'+'.join(message.role for message in messages)} "
+                f"messages with chat_template_kwargs = {self.chat_template_kwargs}: {one_line(failure)}",
+                code="chat-template",
                 cause="it knows no such role (Gemma's first versions take no system message) or setting",
                 fix="name another model, or correct chat_template_kwargs",
             ) from failure

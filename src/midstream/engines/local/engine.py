@@ -66,10 +66,27 @@ class TransformersLocal:
     async def sample(self, request: Request) -> Call:
         """Queue the request and wait for the batch that answers it."""
         prompt_ids = tuple(self.codec.encode(request))
-        self._require_fit(prompt_ids, request.sampling.max_tokens)
+        # What the model cannot compute is refused before it gets among the requests of others.
+        if not prompt_ids:
+            raise EngineError(
+                f"{self.name} was asked to continue a prompt of no tokens",
+                code="empty-prompt",
+                cause="the task's question and what the agent puts around it are empty",
+                fix="put something into the prompt",
+            )
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        max_tokens = request.sampling.max_tokens
+        if limit is not None and len(prompt_ids) + max_tokens > limit:
+            raise PromptTooLongError(
+                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
+                code="prompt-too-long",
+                cause=f"{self.name} has {limit} positions",
+                fix="lower max_tokens or the number of turns, or use a model with a longer context",
+            )
         if request.order in self._waiting:
             raise UnsupportedError(
                 f"trajectory {request.order} asked {self.name} twice at once",
+                code="engine-busy",
                 cause="the in-process engine answers one request a trajectory at a time, and one rollout at a time",
                 fix="await a trajectory's requests one after the other, and rollouts too",
             )
@@ -84,22 +101,6 @@ class TransformersLocal:
     async def close(self) -> None:
         """Nothing to release."""
 
-    def _require_fit(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        """Refuse what the model cannot compute before it gets among the requests of others."""
-        if not prompt_ids:
-            raise EngineError(
-                f"{self.name} was asked to go on from a prompt of no tokens",
-                cause="the task's question and what the agent puts around it are empty",
-                fix="put something into the prompt",
-            )
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and len(prompt_ids) + max_tokens > limit:
-            raise PromptTooLongError(
-                f"a prompt of {len(prompt_ids)} tokens and {max_tokens} new ones do not fit",
-                cause=f"{self.name} has {limit} positions",
-                fix="lower max_tokens or the number of turns, or use a model with a longer context",
-            )
-
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""
         if not self._waiting or not self._live <= self._waiting.keys():
@@ -109,67 +110,71 @@ class TransformersLocal:
         try:
             for start in range(0, len(waiting), self.max_batch):
                 self._answer(waiting[start : start + self.max_batch])
-        except Exception as failure:  # a bug, raised to whoever came last; the others must not wait for ever
+        except Exception as failure:  # a bug, raised to the last caller; the others must not wait forever
             self._fail(waiting, failure)
             raise
         finally:
             self._forget_if_none_live()
 
     def _forget_if_none_live(self) -> None:
-        """What a rollout samples must not depend on what was asked before it."""
+        """Drop what is held: a rollout's samples must not depend on requests before it."""
         if not self._live:
             self._prefill.prefixes.clear()
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
-            asked = [(one.prompt_ids, one.request) for one in batch]
+            asked = [(waiting.prompt_ids, waiting.request) for waiting in batch]
             sampled = generate(
                 self.model, asked, end_ids=self.codec.end_ids, decode=self.codec.decode, prefill=self._prefill
             )
         except (RuntimeError, ValueError, IndexError) as failure:
             self._fail(batch, failure)  # raised here, it would reach one trajectory and leave the others waiting
             return
-        for one, (ids, logprobs) in zip(batch, sampled, strict=True):
-            if one.future.done():  # its trajectory was cancelled by a deadline
+        for waiting, (ids, logprobs) in zip(batch, sampled, strict=True):
+            if waiting.future.done():  # its trajectory was cancelled by a deadline
                 continue
-            whole = self.codec.decode(ids)
-            text = _before_stop(whole, one.request.sampling.stop)
+            request, whole = waiting.request, self.codec.decode(ids)
+            # The text up to the first stop string in it.
+            places = [place for stop in request.sampling.stop if (place := whole.find(stop)) >= 0]
+            text = whole[: min(places, default=len(whole))]
             stopped = ids[-1] in self.codec.end_ids or text != whole
-            one.future.set_result(
+            waiting.future.set_result(
                 Call(
-                    role=one.request.role,
+                    role=request.role,
                     engine=self.name,
-                    prompt=one.request.prompt,
-                    messages=one.request.messages,
-                    completion=whole if one.request.keep_stop else text,
-                    prompt_ids=one.prompt_ids,
+                    prompt=request.prompt,
+                    messages=request.messages,
+                    completion=whole if request.keep_stop else text,
+                    prompt_ids=waiting.prompt_ids,
                     completion_ids=ids,
                     logprobs=logprobs,
-                    sampling=one.request.sampling,
+                    sampling=request.sampling,
                     policy_version=self.policy_version,
                     finish_reason="stop" if stopped else "length",
-                    usage=Usage(prompt_tokens=len(one.prompt_ids), completion_tokens=len(ids)),
+                    usage=Usage(prompt_tokens=len(waiting.prompt_ids), completion_tokens=len(ids)),
                 )
             )
 
     def _fail(self, batch: Sequence[_Waiting], failure: Exception) -> None:
         self._prefill.prefixes.clear()  # they may be half written; where memory ran out, it is needed
-        for one in batch:
-            if not one.future.done():
+        for waiting in batch:
+            if not waiting.future.done():
                 error = EngineError(
                     f"{self.name} could not sample {len(batch)} completions: {failure}",
+                    code="sampling-failed",
                     cause="the device is out of memory, or the model and its tokenizer do not fit",
                     fix="lower max_batch or max_tokens",
                 )
                 error.__cause__ = failure
-                one.future.set_exception(error)
+                waiting.future.set_exception(error)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Token ids that end a completion: the tokenizer's and those of the model's generation settings."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys(int(one) for one in (tokenizer.eos_token_id, *listed) if one is not None))  # type: ignore[arg-type]
+    ids = (tokenizer.eos_token_id, *listed)
+    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))  # type: ignore[arg-type]
 
 
 Sampled = tuple[tuple[int, ...], tuple[float, ...]]
@@ -187,7 +192,7 @@ def generate(
     """Sample one completion a request with a key-value cache.
 
     A finished row leaves the batch. Token t of a request is drawn by inverting its distribution at the t-th uniform
-    number of its own seed, so it does not depend on its neighbours' draws. `decode` gives the text in which stop
+    number of its own seed, so it does not depend on its neighbors' draws. `decode` gives the text in which stop
     strings are looked for; `prefill` may know prompts of the batches before.
 
     Returns:
@@ -203,13 +208,13 @@ def generate(
     out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for step in range(draws.longest):
         token, logprob = draws.draw(logits, rows, step)
-        for row, one, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
-            out[row][0].append(one)
+        for row, drawn, value in zip(rows.tolist(), token.tolist(), logprob.tolist(), strict=True):
+            out[row][0].append(drawn)
             out[row][1].append(value)
         keep = ~torch.isin(token, ends) & (draws.limits[rows] > step + 1)
         if stops is not None:
-            said = [stops.said(row, out[row][0]) for row in rows.tolist()]
-            keep &= ~torch.tensor(said, device=device)
+            ended = [stops.ends(row, out[row][0]) for row in rows.tolist()]
+            keep &= ~torch.tensor(ended, device=device)
         if not keep.any():
             break
         if not keep.all():
@@ -225,8 +230,8 @@ def generate(
 class _Stops:
     """Finds stop strings as tokens come, across tokens and inside of one.
 
-    What a token says alone tells nearly always that it ends none: decoding the text before it would take as long as a
-    small model's forward pass.
+    A token alone nearly always shows that it ends none: decoding the text before it would take as long as a small
+    model's forward pass.
     """
 
     def __init__(self, stops: Sequence[Sequence[str]], decode: Callable[[list[int]], str]) -> None:
@@ -234,25 +239,16 @@ class _Stops:
         self._ends = {stop[-1] for each in stops for stop in each if stop}
         self._may_end: dict[int, bool] = {}
 
-    def said(self, row: int, ids: list[int]) -> bool:
-        """Whether the newest of a row's tokens ends one of its stop strings; a character is at most four tokens."""
-        stops = self._stops[row]
-        if not stops or not self._could(ids[-1]):
-            return False
-        text = self._decode(ids[-4 * max(map(len, stops)) - 1 :])
-        return any(stop in text for stop in stops)
-
-    def _could(self, token: int) -> bool:
-        """Whether a token may end a stop string; alone it may lose its spaces, or be a part of a character."""
-        if token not in self._may_end:
+    def ends(self, row: int, ids: list[int]) -> bool:
+        """Whether the newest of a row's tokens ends one of its stop strings."""
+        stops, token = self._stops[row], ids[-1]
+        if stops and token not in self._may_end:  # alone, a token may lose its spaces, or be a part of a character
             text = self._decode([token])
             self._may_end[token] = not text or any(end in text or end.isspace() for end in (*self._ends, "\ufffd"))
-        return self._may_end[token]
-
-
-def _before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first stop string in it."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+        if not stops or not self._may_end[token]:
+            return False
+        text = self._decode(ids[-4 * max(map(len, stops)) - 1 :])  # a character is at most four tokens
+        return any(stop in text for stop in stops)
 
 
 class _Draws:

@@ -1,7 +1,6 @@
-"""Loads a Hugging Face causal language model and, merged into it or beside it, a LoRA adapter.
+"""Load a Hugging Face causal language model and a LoRA adapter, merged into its weights or kept apart to be trained.
 
-What transformers or peft would fix in silence (missing weights drawn at random, an adapter of another model) is an
-error that names it.
+Problems that transformers or peft hide (missing weights drawn at random, an adapter of another model) are errors.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load weights and tokenizer from a directory or the hub, and a LoRA adapter from its directory.
 
-    The adapter is merged into the weights, or, to train it further, stays beside them (`trainable`: a peft model).
+    The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model.
 
     Raises:
         RecipeError: model, adapter, dtype or device is missing, unknown, or does not fit the others.
@@ -42,6 +41,7 @@ def load_model(
     if (Path(name) / _ADAPTER_CONFIG).is_file():
         raise RecipeError(
             f"model {name!r} is a LoRA adapter, not a whole model",
+            code="model-not-loaded",
             cause="it is the policy of a run with [learner.lora]",
             fix=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
         )
@@ -52,13 +52,15 @@ def load_model(
     except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
         raise RecipeError(
             f"model {name!r} could not be loaded: {one_line(failure)}",
+            code="model-not-loaded",
             cause="it is neither a whole model's directory nor a model name that can be downloaded from here",
             fix="correct `model` in the recipe's [engines.*] table",
         ) from failure
     if loaded["missing_keys"]:  # transformers would draw them at random and say so in a log
         raise RecipeError(
             f"model {name!r} lacks {len(loaded['missing_keys'])} weights, {min(loaded['missing_keys'])} among them",
-            cause="it is no causal language model (an encoder, a classifier), or its files are incomplete",
+            code="model-not-loaded",
+            cause="it is not a causal language model (an encoder, a classifier), or its files are incomplete",
             fix="name another model, or save it again",
         )
     if adapter is not None:
@@ -82,8 +84,8 @@ def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise RecipeError(
-            f"dtype {name!r} does not exist",
-            cause="it is none of PyTorch's names",
+            f"dtype {name!r} does not exist in PyTorch",
+            code="unknown-name",
             fix='set dtype = "float32", "bfloat16" or "float16"',
         )
     return dtype
@@ -95,13 +97,14 @@ def _require_device(device: str) -> None:
     except (RuntimeError, AssertionError) as failure:  # PyTorch without CUDA asserts
         raise RecipeError(
             f"device {device!r} cannot be used: {one_line(failure)}",
+            code="no-device",
             cause="the name is unknown, or this machine or this build of PyTorch has no such device",
             fix='set device = "cpu", or install PyTorch for the device',
         ) from failure
 
 
 def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: bool) -> Any:
-    """The model with a LoRA adapter: merged, or beside its weights and trainable."""
+    """The model with a LoRA adapter: merged, or apart from its weights and trainable."""
     config = _adapter_config(adapter)
     base = str(config.get("base_model_name_or_path") or "")
     if Path(base).name not in ("", Path(name).name):  # the same model may lie elsewhere now
@@ -121,14 +124,15 @@ def _with_adapter(model: PreTrainedModel, name: str, adapter: Path, trainable: b
 
 
 def _adapter_config(adapter: Path) -> Mapping[str, Any]:
-    """What a LoRA adapter's directory says of it."""
+    """The configuration in a LoRA adapter's directory."""
     try:
         config = json.loads((adapter / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
         if config["peft_type"] != "LORA":
             raise ValueError(f"peft_type is {config['peft_type']!r}")
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise RecipeError(
-            f"adapter {str(adapter)!r} is no LoRA adapter: {one_line(failure)}",
+            f"adapter {str(adapter)!r} is not a LoRA adapter: {one_line(failure)}",
+            code="adapter-invalid",
             cause="it is not there, or not the `policy` directory of a run with [learner.lora]",
             fix="correct `adapter` in the recipe's [engines.*] table",
         ) from failure
@@ -138,6 +142,7 @@ def _adapter_config(adapter: Path) -> Mapping[str, Any]:
 def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
     return RecipeError(
         f"adapter {str(adapter)!r} does not fit model {name!r}: {reason}",
+        code="adapter-invalid",
         cause="an adapter changes the weights of the one model that it was trained on",
         fix="set `model` to that one; if it only has another name here, correct base_model_name_or_path in "
         f"{_ADAPTER_CONFIG}",
@@ -145,5 +150,5 @@ def _other_base(adapter: Path, name: str, reason: str) -> RecipeError:
 
 
 def one_line(failure: Exception) -> str:
-    """What a library's error says, short and without line breaks."""
+    """A library's error message, short and without line breaks."""
     return " ".join(str(failure).split())[:300]
