@@ -412,13 +412,6 @@ def evaluate(
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, listener=listener)
 
 
-def evaluate_sets(recipe: Recipe) -> list[EvaluationResult]:
-    """Evaluate a recipe's agent on every set at every temperature, in memory."""
-    build = Build(recipe)
-    with event_loop(build) as run_coroutine:
-        return [run_coroutine(_evaluate_in_memory(part)) for part in _set_evaluations(build)]
-
-
 def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
     """What the directory evaluates, if that is what is asked for.
 
@@ -591,19 +584,6 @@ async def _evaluate_sets(
             "\n".join(lost), code="no-results", fix=f"fix that, then: midstream resume {root}{others}"
         )
     listener(RunFinished())
-
-
-async def _evaluate_in_memory(part: SetEvaluation) -> EvaluationResult:
-    result, _ = await evaluation.evaluate(
-        part.environment,
-        part.tasks,
-        policy=part.policy,
-        chosen=part.chosen,
-        temperature=part.temperature,
-        seed=part.seed,
-        trials=part.trials,
-    )
-    return result
 
 
 # --- one question -----------------------------------------------------------------------------------------------------

@@ -81,14 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `midstream library ACTION`."""
-    actions = {
-        "show": _show, "versions": _versions, "diff": _diff, "rollback": _rollback, "edit": _edit,
-        "validate": _validate,
-    }  # fmt: skip
-    return actions[options.action](options)
+    return ACTIONS[options.action](options)
 
 
-def _show(options: argparse.Namespace) -> int:
+def show_library(options: argparse.Namespace) -> int:
+    """Print every lesson."""
     found = read(options.named)
     if options.json:
         print(to_json(found), end="")
@@ -99,7 +96,8 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _versions(options: argparse.Namespace) -> int:
+def list_versions(options: argparse.Namespace) -> int:
+    """Print every version of a run's library."""
     path = Path(options.named)
     if path.is_file():
         raise _no_versions(path)
@@ -113,7 +111,8 @@ def _versions(options: argparse.Namespace) -> int:
     return 0
 
 
-def _diff(options: argparse.Namespace) -> int:
+def show_diff(options: argparse.Namespace) -> int:
+    """Print what one library has and another has not."""
     found = diff(read(options.named), read(options.other))
     if options.json:
         print(found.model_dump_json())
@@ -122,7 +121,8 @@ def _diff(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rollback(options: argparse.Namespace) -> int:
+def roll_back(options: argparse.Namespace) -> int:
+    """Make a new version that equals an old one."""
     with editable_library(options.named) as place:
         if not place.path.is_dir():
             raise _no_versions(place.path)
@@ -134,7 +134,7 @@ def _no_versions(path: Path) -> UsageError:
     return UsageError(f"{path} has no versions", code="wrong-kind-of-run", fix="name a practice run, not a file")
 
 
-def _edit(options: argparse.Namespace) -> int:
+def edit_library(options: argparse.Namespace) -> int:
     """Open the lessons as Markdown in the person's editor; a draft that cannot be used is kept."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command:
@@ -191,7 +191,7 @@ def _save(place: EditableLibrary, text: str) -> tuple[Library, str] | None:
     return changed, place.save(changed, by="edit", operations=operations, note=note)
 
 
-def _validate(options: argparse.Namespace) -> int:
+def validate_library(options: argparse.Namespace) -> int:
     """Test the library; returns 0 if it helps the agent, 1 if no test shows that."""
     changes = shared.agent_changes(options)
     if options.dry_run:
@@ -255,3 +255,13 @@ def _print_notes(notes: Sequence[str], prefix: str = "") -> None:
 
 def _print(renderable: RenderableType) -> None:
     Console().print(renderable, soft_wrap=isinstance(renderable, Text))
+
+
+ACTIONS = {
+    "show": show_library,
+    "versions": list_versions,
+    "diff": show_diff,
+    "rollback": roll_back,
+    "edit": edit_library,
+    "validate": validate_library,
+}

@@ -54,11 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List the tools, show one, or call it."""
     recipe = agent_recipe(options.recipe or RECIPE, **shared.agent_changes(options))
+    types = registered("tool")
     if options.name is None:
-        views = _listed(recipe, every=options.recipe is None)
+        unset: list[str] = []
+        if options.recipe is None:  # every type there is, with the recipe's settings where it has some
+            unset = [name for name in types if name not in recipe.tools and needs_settings(name)]
+            names = [name for name in dict.fromkeys([*recipe.tools, *types]) if name not in unset]
+            recipe = _with_tools(recipe, ",".join(names))
+        views = [*(_view(recipe, name) for name in recipe.tools), *map(_unset_view, unset)]
         _print_views(views, options, one_table=True)
         return 0
-    is_type = options.name in registered("tool") and options.name not in recipe.tools
+    is_type = options.name in types and options.name not in recipe.tools
     if is_type and needs_settings(options.name) and not options.arguments:
         _print_views([_unset_view(options.name)], options)
     else:
@@ -98,17 +104,6 @@ def _with_tools(recipe: Recipe, names: str) -> Recipe:
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
-
-
-def _listed(recipe: Recipe, *, every: bool) -> list[ToolView]:
-    """The tools of the recipe, or every type of tool there is, with the recipe's settings where it has some."""
-    types = registered("tool")
-    unset = [name for name in types if every and name not in recipe.tools and needs_settings(name)]
-    if every:
-        names = [name for name in dict.fromkeys([*recipe.tools, *types]) if name not in unset]
-        recipe = _with_tools(recipe, ",".join(names))
-    views = [_view(recipe, name) for name in recipe.tools]
-    return views + [_unset_view(name) for name in unset]
 
 
 def _view(recipe: Recipe, name: str, named: str = "") -> ToolView:

@@ -1,0 +1,142 @@
+"""The functions that start and continue work, called as a library calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream import api
+from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunStarted, StepFinished
+from midstream.recipe.build import Build
+from midstream.recipe.overrides import training_recipe
+from midstream.recipe.schema import load_recipe
+from midstream.runs import RunDirectory
+
+SHORT = ("training.steps=1", "warm_start.steps=1", "warm_start.transcripts=5")
+
+
+@pytest.fixture(scope="module")
+def trained(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, list[object]]:
+    """A run of one step, and its events."""
+    events: list[object] = []
+    root = tmp_path_factory.mktemp("api") / "run"
+    run = api.train(training_recipe(str(ten_steps), overrides=SHORT), root, listener=events.append)
+    return run, events
+
+
+def test_training_returns_the_finished_run_and_emits_its_events(trained, capsys):
+    run, events = trained
+    assert run.status().state == "finished"
+    assert (run.root / "report.html").is_file()
+    assert isinstance(events[0], AgentBuilt)
+    assert (events[0].work, events[0].replay) == ("training", "")
+    kinds = [type(event) for event in events]
+    assert kinds.index(RunStarted) < kinds.index(StepFinished) < kinds.index(RunFinished)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_finished_run_of_the_same_recipe_is_returned_and_another_is_refused(trained, ten_steps):
+    run, _ = trained
+    before = run.status()
+    same = training_recipe(str(ten_steps), overrides=SHORT)
+    assert api.train(same, run.root, exist_ok=True).status() == before
+    assert api.resume(run).status() == before
+    with pytest.raises(UsageError) as caught:
+        api.train(same, run.root)
+    assert caught.value.code == "run-exists"
+    with pytest.raises(UsageError) as caught:
+        api.train(training_recipe(str(ten_steps), overrides=SHORT, seed=9), run.root, exist_ok=True)
+    assert caught.value.code == "run-exists"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"overrides": ["training.steps=5"]}, "inputs-changed"), ({"retry_errors": True}, "option-without-effect")],
+)
+def test_a_training_run_resumes_as_it_began(trained, changes, code):
+    with pytest.raises(UsageError) as caught:
+        api.resume(trained[0], **changes)
+    assert caught.value.code == code
+
+
+def test_an_evaluation_is_kept_and_its_settings_are_arguments(trained, tmp_path):
+    run, _ = trained
+    events: list[object] = []
+    overrides = ["evaluation.temperatures=[0.0]"]
+    evaluated = api.evaluate(run, tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append)
+    [result] = evaluated.evaluations.read()
+    assert (result.tasks, result.trials, result.step) == (2, 2, 1)
+    assert [event for event in events if isinstance(event, EvaluationFinished)] == [EvaluationFinished(result)]
+    events.clear()
+    api.evaluate(str(run.root), tmp_path / "e", count=2, trials=2, overrides=overrides, listener=events.append)
+    assert events == []  # finished: nothing runs again
+    with pytest.raises(UsageError) as caught:
+        api.evaluate(run, tmp_path / "e", count=3, trials=2, overrides=overrides)
+    assert caught.value.code == "run-exists"
+    with pytest.raises(UsageError) as caught:
+        api.evaluate(evaluated.root)
+    assert caught.value.code == "wrong-kind-of-run"
+
+
+def test_evaluations_are_compared_and_those_without_a_common_set_are_refused(trained):
+    run, _ = trained
+    comparison = api.compare(f"{run.root}@0", str(run.root))
+    assert [compared.name for compared in comparison.runs] == [f"{run.root}@0", str(run.root)]
+    assert {(paired.set_name, paired.sampling) for paired in comparison.found} >= {("test", "T=1"), ("test", "greedy")}
+    with pytest.raises(UsageError) as caught:
+        api.compare(str(run.root), f"{run.root}@7")
+    assert caught.value.code == "no-evaluation"
+
+
+def test_a_question_is_answered_by_a_runs_planner(trained):
+    run, _ = trained
+    trajectory = api.solve("What is 45 plus 17 ?", run, listener=lambda event: None)
+    assert (trajectory.status, trajectory.gold, trajectory.reward) == ("ok", None, None)
+    with pytest.raises(UsageError) as caught:
+        api.solve(" ", run)
+    assert caught.value.code == "empty-value"
+    with pytest.raises(UsageError) as caught:
+        api.solve("What is 45 plus 17 ?", "flow-grpo-tiny")
+    assert caught.value.code == "untrained"
+
+
+def test_warnings_are_printed_where_no_listener_is_given(capsys):
+    api.print_warnings(Note("[bold]careful[/bold]"))
+    api.print_warnings(RunFinished())
+    assert capsys.readouterr() == ("", "warning: [bold]careful[/bold]\n")
+
+
+def test_an_interrupted_coroutine_leaves_no_task_behind():
+    """Ctrl-C that ends the loop itself: the tasks are cancelled before the caller closes what they use."""
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+
+    async def interrupted() -> None:
+        asyncio.create_task(work("a")).add_done_callback(lambda task: None)
+        await asyncio.sleep(0)
+        raise KeyboardInterrupt
+
+    with api.event_loop(Build(load_recipe("agentflow-prompted"))) as run_coroutine:
+        with pytest.raises(KeyboardInterrupt):
+            run_coroutine(interrupted())
+        assert ended == ["a"]
+
+
+def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise MidstreamError("it broke", code="broken", fix="repair it")
+
+    monkeypatch.setattr(api, "write_report", fail)
+    with pytest.raises(MidstreamError):
+        api.train(training_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), tmp_path / "run")
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], "it broke" in status["message"]) == ("failed", True)
