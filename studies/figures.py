@@ -46,7 +46,7 @@ def dots(path: Path, rows: Sequence[StudyRow], metrics: Sequence[str], title: st
         if half is not None:
             low, high = max(0.0, middle - half), min(1.0, middle + half)
             axes.barh(y, high - low, left=low, height=height * 0.7, color=COLORS[place], alpha=0.2)
-        axes.plot(row.values, [y] * len(row.values), "o", color=COLORS[place], markersize=4)
+        axes.plot(row.values, [y] * len(row.values), "o", color=COLORS[place], markersize=4, clip_on=False)
         axes.annotate(percent(middle), (1.02, y), va="center", fontsize=8, annotation_clip=False)
     for metric, color in zip(metrics, COLORS, strict=False):
         axes.plot([], [], "o", color=color, label=metric)

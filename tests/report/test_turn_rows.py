@@ -1,10 +1,37 @@
+"""Turns and streams as labeled rows, on the terminal and on the page."""
+
+from __future__ import annotations
+
+import io
+
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.text import Text
 
-from midstream.core.trajectory import Command, Observation
-from midstream.report.turn_rows import command_text, observation_rows, plain, turn_rows
+from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.stream_template import Template, load_template
+from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
+from midstream.report.tables import trajectory_view
+from midstream.report.turn_rows import (
+    call_part,
+    closing_parts,
+    command_text,
+    format_words,
+    observation_rows,
+    outcome_words,
+    output_part,
+    part_words,
+    plain,
+    reply_parts,
+    stream_words,
+    template_of,
+    turn_parts,
+    turn_rows,
+)
+from midstream.report.turns import sample_runs
 from support.fake_run import broken, malformed, solved
+from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
 
 def said(rows: list[tuple[str, Text]]) -> list[tuple[str, str]]:
@@ -52,3 +79,182 @@ def test_no_text_is_markup_or_steers_the_terminal(evil):
     assert shown.plain.startswith("[bold]")
     assert not shown.spans
     assert not set(shown.plain) & {"\x1b", "\x9b", "\x07", "\r", "\x08", "\u202e"}
+
+
+MATH = load_template("artist-math")
+CALLING = Template.model_validate(
+    {
+        "think": {"open": "<reasoning>", "close": "</reasoning>"},
+        "call": {"open": "<tool>", "close": "</tool>"},
+        "output": {"open": "<result>", "close": "</result>"},
+        "body": "json",
+        "appends": "message",
+    }
+)
+
+
+def shown(trajectory: Trajectory, template: Template | None = MATH, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(trajectory_view(trajectory, template=template))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def rows(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def labels(turn: Turn, template: Template = MATH) -> list[str]:
+    return [part.marked for part in turn_parts(turn, template)]
+
+
+def test_a_stream_reads_in_its_order_and_says_who_wrote_what():
+    assert rows(shown(math_stream()))[:12] == [
+        "What is the sum of the first 40 square numbers?",
+        "▸ written by the policy ◂ put in by tools and users",
+        "turn 1",
+        "▸ think Add the squares up.",
+        '▸ call python(code="print(sum(n * n for n in rnge(1, 41)))")',
+        "◂ error NameError: name 'rnge' is not defined",
+        "turn 2",
+        "▸ think A slip in the name.",
+        "▸ call total = sum(n * n for n in range(1, 41))",
+        "print(total)",
+        "◂ output 22140",
+        "last reply",
+    ]
+    assert "format strict: every part is there, closed, in order" in rows(shown(math_stream()))
+
+
+def test_many_parts_of_a_reward_have_a_line_each():
+    text = rows(shown(math_stream()))
+    place = text.index("reward 1")
+    assert text[place + 1 : place + 5] == ["answer 2", "relaxed format 0.5", "strict format 0.5", "tool success 1"]
+
+
+def test_what_is_malformed_says_what_is_wrong():
+    text = rows(shown(unclosed_stream()))
+    assert "malformed never closed: </think> is missing, the next mark ends it" in text
+    assert "malformed the policy wrote this itself, no tool did" in text
+    assert "format not strict: think, call, output and answer missing" in text
+    assert "stopped the policy ended its reply without an answer, 0 turns" in text
+    text = rows(shown(cut_stream()))
+    assert "malformed never closed: </python> is missing" in text
+    assert "▸ cut off the limit of tokens ended the reply here" in text
+    assert "stopped limit of tokens, the stream was cut off, 1 turn" in text
+
+
+def test_a_dialogue_shows_user_turns_bad_calls_and_what_its_check_found():
+    text = rows(shown(dialogue_stream(), CALLING))
+    for line in (
+        "◂ user Fill the tank with 20 litres.",
+        "▸ call fill_tank(litres=20)",
+        "▸ reply The tank holds 45 litres now.",
+        '▸ bad call {"name": "ignite"}',
+        "◂ error no function is called 'ignite'",
+        "outcome not done, 3 user turns",
+        "user turn 2: state 3 of 4, calls 0 of 1",
+    ):
+        assert text.count(line) == 1, line
+    second = dialogue_stream().turns[1]
+    assert labels(second, CALLING) == ["▸ call", "◂ output"], "the reply stands in the turn of its first call"
+
+
+def test_without_its_template_a_reply_stays_in_one_piece():
+    text = rows(shown(math_stream(), None, 200))
+    assert "▸ reply <think>Done.</think><answer>22140</answer>" in text
+    assert not any(line.startswith("format") for line in text)
+    assert template_of({"agent": {"template": "no-such-template"}}) is None
+    assert template_of({"agent": {"type": "agentflow"}}) is None
+    assert template_of({"agent": {"template": "artist-math"}}) == MATH
+
+
+def test_only_the_first_reply_follows_the_opening():
+    opened = MATH.model_copy(update={"opening": "<think>"})
+    first, later = (reply_parts([reply("So.</think>")], opened, first=one, with_calls=False) for one in (True, False))
+    assert [part.label for part in first] == ["think"]
+    assert [part.label for part in later] == ["text"]
+
+
+def test_a_call_of_the_last_reply_is_shown_as_it_was_written():
+    last = math_stream().model_copy(update={"turns": (), "closing_calls": (reply("<python>print(1)</python>"),)})
+    assert [(part.label, part.text) for part in closing_parts(last, MATH)] == [("call", "print(1)")]
+
+
+def test_a_reply_of_several_requests_is_read_as_one():
+    calls = [reply("<think>it prints </python>"), reply(" and more</think><answer>5</answer>")]
+    assert [(part.label, part.text) for part in reply_parts(calls, MATH, first=True, with_calls=False)] == [
+        ("think", "it prints </python> and more"),
+        ("answer", "5"),
+    ]
+
+
+def test_requests_of_tools_and_users_are_no_part_of_the_stream():
+    turn = math_stream().turns[1]
+    busy = turn.model_copy(update={"calls": (*turn.calls, Call(role="user", completion="hello"))})
+    assert turn_parts(busy, MATH) == turn_parts(turn, MATH)
+
+
+def test_parts_of_calls_and_outputs():
+    assert call_part(Action(context="x"), Command(tool="t", error="no such argument")).label == "bad call"
+    assert call_part(Action(context="x", error="no JSON"), None).failed
+    assert output_part(Observation(status="error", text="x")).marked == "◂ error"
+
+
+def test_outcomes_in_words():
+    assert outcome_words({}) == []
+    assert outcome_words({"success": True}) == ["done"]
+    assert outcome_words({"success": True, "turns": [{"state": [2, 2]}]}) == ["done, 1 user turn"]
+    assert outcome_words({"turns": [1, {"state": [0, 2], "note": "x"}]}) == [
+        "not done, 2 user turns",
+        "user turn 2: state 0 of 2",
+    ]
+
+
+def test_format_in_words():
+    assert format_words(math_stream(), MATH).startswith("strict")
+    swapped = reply("<answer>1</answer><think>why</think><python>2</python>")
+    one = math_stream().model_copy(update={"turns": math_stream().turns[:1], "closing_calls": (swapped,)})
+    assert format_words(one, MATH) == "not strict: every part is there, not in order"
+
+
+def test_measures_in_words():
+    one = StreamMetrics(trajectories=4, calls=6, correct=3, reasoning_per_call=31.5, answered=4, steps_to_answer=1.5)
+    said = "1.50 calls a run, 50.0% of them with a result, 31.5 tokens of reasoning a call, 1.50 calls to an answer"
+    assert stream_words(one) == said
+    assert stream_words(StreamMetrics(trajectories=2)) == "0.00 calls a run, - of them with a result"
+    assert part_words({"tool_success": 0.5, "total": 2.0}) == "tool success 0.5, total 2"
+
+
+def test_the_page_marks_what_was_put_in_by_color_and_by_a_sign():
+    html = sample_runs([("after", math_stream()), ("after", dialogue_stream())], MATH)
+    assert html.count("written by the policy") == 1
+    assert '<dt>◂ output</dt><dd><pre class="put-in">22140</pre></dd>' in html
+    assert "<dt>▸ think</dt><dd>Add the squares up.</dd>" in html
+    assert "malformed call" in html
+    assert "<dt>Reward</dt><dd>answer 2, relaxed format 0.5, strict format 0.5, tool success 1, total 4</dd>" in html
+    assert "user turn 3: state 2 of 4, calls 0 of 1" in html
+
+
+@given(st.text(st.characters(codec=None), max_size=40), st.sampled_from(["", "<think>", "</python>", "<answer>"]))
+def test_no_text_is_markup_or_steers_terminal_or_page(evil, mark):
+    hostile = f"[bold]{mark}{evil}<script>\x1b[2J"
+    turn = (
+        math_stream()
+        .turns[0]
+        .model_copy(
+            update={
+                "user": hostile,
+                "action": Action(context=hostile, error=hostile),
+                "observation": Observation(status="error", text=hostile),
+                "calls": (reply(hostile),),
+            }
+        )
+    )
+    one = math_stream().model_copy(
+        update={"turns": (turn,), "closing_calls": (reply(hostile, "length"),), "outcome": {"turns": [{evil: [0, 1]}]}}
+    )
+    text = shown(one, width=400)
+    assert "\x1b" not in text
+    assert "[bold]" in text
+    assert "<script>" not in sample_runs([("x", one)], MATH)

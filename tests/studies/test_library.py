@@ -21,6 +21,21 @@ def study(root: Path, *more: str) -> list[str]:
     return ["--seeds", "1", "--out", str(root), "--quiet", *overrides, *more]
 
 
+def test_an_analysis_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = study(tmp_path, "--only", "tools")
+    assert main([*arguments, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out).values()
+    assert [(row["name"], row["metric"]) for row in found] == [
+        (epoch, metric) for epoch in ("1", "2") for metric in ("reward", "turns")
+    ]
+    [path] = tmp_path.glob("*/updates.jsonl")
+    written = path.stat().st_mtime_ns
+    assert main(arguments) == 0
+    assert path.stat().st_mtime_ns == written
+    assert "While it learns" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*study(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
