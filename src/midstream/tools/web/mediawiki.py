@@ -58,7 +58,15 @@ class MediaWiki:
             raise QueryError(f"a search has {MAX_WORDS} bytes at most; this one has {len(words.encode())}")
         wanted = {"list": "search", "srsearch": words, "srlimit": str(limit), "srnamespace": "0"}
         wanted |= {"srinfo": "suggestion", "srprop": ""}
-        query = (await self._service.get(_ALWAYS | wanted, _check_search))["query"]
+
+        def check(data: Any, pause_s: float) -> None:
+            hits = _check(data, pause_s).get("search")
+            if not isinstance(hits, list) or not all(
+                isinstance(hit, dict) and isinstance(hit.get("title"), str) for hit in hits
+            ):
+                raise TransientError("the answer holds no list of titles")
+
+        query = (await self._service.get(_ALWAYS | wanted, check))["query"]
         info = query.get("searchinfo")
         suggestion = info.get("suggestion") if isinstance(info, dict) else None
         return [api.valid(hit["title"]) for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
@@ -90,7 +98,14 @@ class MediaWiki:
     async def links(self, title: str) -> list[str]:
         """Titles of the articles that a page links to, in the wiki's order, 500 at most; raises as `page`."""
         wanted = {"prop": "links", "titles": title, "plnamespace": "0", "pllimit": "500"}
-        query = (await self._service.get(_ALWAYS | wanted, _check_links))["query"]
+
+        def check(data: Any, pause_s: float) -> None:
+            page = _first(_check(data, pause_s).get("pages"))
+            links = page.get("links", []) if page else None
+            if not isinstance(links, list) or not all(isinstance(_first([link]).get("title"), str) for link in links):
+                raise TransientError("the answer holds no links")
+
+        query = (await self._service.get(_ALWAYS | wanted, check))["query"]
         return [link["title"] for link in _first(query.get("pages")).get("links", [])]
 
     async def close(self) -> None:
@@ -121,14 +136,6 @@ def _check(data: Any, pause_s: float) -> dict[str, Any]:
     return query
 
 
-def _check_search(data: Any, pause_s: float) -> None:
-    hits = _check(data, pause_s).get("search")
-    if not isinstance(hits, list) or not all(
-        isinstance(hit, dict) and isinstance(hit.get("title"), str) for hit in hits
-    ):
-        raise TransientError("the answer holds no list of titles")
-
-
 def _check_page(data: Any, pause_s: float) -> None:
     query = _check(data, pause_s)
     pages = query.get("pages")
@@ -145,13 +152,6 @@ def _check_page(data: Any, pause_s: float) -> None:
             cause="the wiki lacks the extension TextExtracts",
             fix="set the tool's base_url to a wiki that has it, as Wikipedia does",
         )
-
-
-def _check_links(data: Any, pause_s: float) -> None:
-    page = _first(_check(data, pause_s).get("pages"))
-    links = page.get("links", []) if page else None
-    if not isinstance(links, list) or not all(isinstance(_first([link]).get("title"), str) for link in links):
-        raise TransientError("the answer holds no links")
 
 
 def _first(value: Any) -> dict[str, Any]:

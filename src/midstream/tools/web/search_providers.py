@@ -58,9 +58,29 @@ class Serper:
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """As `Provider.search`."""
+
+        def check(data: Any, pause_s: float) -> None:
+            # Every answer of Serper has a list of pages, empty if Google finds nothing.
+            if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
+                raise TransientError("the answer holds no list of results", pause_s)
+
         body = {"q": query, "num": top_k, "gl": self._country, "hl": self._language}
-        data = await self._service.post(body, _check_serper)
-        extra = [hit for hit in (_answer_box(data), _knowledge_graph(data)) if hit]
+        data = await self._service.post(body, check)
+        extra: list[Hit] = []
+        box, graph = data.get("answerBox"), data.get("knowledgeGraph")
+        if isinstance(box, dict) and (text := _text(box, "answer") or _text(box, "snippet")):
+            extra.append(Hit(title=f"answer box: {_text(box, 'title')}", url=_text(box, "link"), snippet=text))
+        if isinstance(graph, dict) and _text(graph, "title"):
+            attributes = graph.get("attributes")
+            facts = [f"{name}: {fact}" for name, fact in attributes.items()] if isinstance(attributes, dict) else []
+            kind, description = _text(graph, "type"), _text(graph, "description")
+            extra.append(
+                Hit(
+                    title=f"knowledge panel: {_text(graph, 'title')}" + (f" ({kind})" if kind else ""),
+                    url=_text(graph, "descriptionLink") or _text(graph, "website"),
+                    snippet="; ".join([description, *facts] if description else facts),
+                )
+            )
         pages = [
             Hit(title=_text(item, "title"), url=_text(item, "link"), snippet=_text(item, "snippet"))
             for item in data.get("organic", [])
@@ -71,34 +91,6 @@ class Serper:
     async def close(self) -> None:
         """Close the running loop's connections."""
         await self._service.close()
-
-
-def _check_serper(data: Any, pause_s: float) -> None:
-    """Every answer of Serper has a list of pages, empty if Google finds nothing."""
-    if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
-        raise TransientError("the answer holds no list of results", pause_s)
-
-
-def _answer_box(data: Mapping[str, Any]) -> Hit | None:
-    box = data.get("answerBox")
-    if not isinstance(box, dict):
-        return None
-    text = _text(box, "answer") or _text(box, "snippet")
-    return Hit(title=f"answer box: {_text(box, 'title')}", url=_text(box, "link"), snippet=text) if text else None
-
-
-def _knowledge_graph(data: Mapping[str, Any]) -> Hit | None:
-    graph = data.get("knowledgeGraph")
-    if not isinstance(graph, dict) or not _text(graph, "title"):
-        return None
-    attributes = graph.get("attributes")
-    facts = [f"{name}: {fact}" for name, fact in attributes.items()] if isinstance(attributes, dict) else []
-    kind = _text(graph, "type")
-    return Hit(
-        title=f"knowledge panel: {_text(graph, 'title')}" + (f" ({kind})" if kind else ""),
-        url=_text(graph, "descriptionLink") or _text(graph, "website"),
-        snippet="; ".join([text for text in (_text(graph, "description"),) if text] + facts),
-    )
 
 
 def _text(item: Mapping[str, Any], name: str) -> str:
