@@ -40,7 +40,7 @@ class Varied:
         self.under_way -= 1
         if self.error:
             raise self.error
-        prompt = self.random.randint(1, sum(len(one.content) for one in request.messages))
+        prompt = self.random.randint(1, sum(len(message.content) for message in request.messages))
         completion = self.random.randint(0, request.sampling.max_tokens)
         cost = (prompt * 2.0 + completion * 8.0) / 1e6
         self.tokens += prompt + completion

@@ -37,10 +37,10 @@ class Agent:
 
     async def play(self, name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
         self.names.append(name.split("-")[0])
-        self.ids += [one.task.id for one in matches]
+        self.ids += [match.task.id for match in matches]
         order = reversed(matches) if self.backwards else matches
         found = {one.task.id: self.pair(one) for one in order}
-        return [found[one.task.id] for one in matches]
+        return [found[match.task.id] for match in matches]
 
     def pair(self, match: Match) -> tuple[float, float] | None:
         one, two = (self.reward(match, side, library) for side, library in (("a", match.first), ("b", match.other)))
@@ -50,7 +50,7 @@ class Agent:
         draw = random.Random(derive_seed(self.seed, match.task.id, side))
         if draw.random() < self.broken:
             return None
-        return float(draw.random() < 0.4 + sum(float(one.text.split()[0]) for one in library.rendered))
+        return float(draw.random() < 0.4 + sum(float(lesson.text.split()[0]) for lesson in library.rendered))
 
 
 def batch(*effects: float) -> list[Operation]:
@@ -72,7 +72,7 @@ def decided(changes: Sequence[Operation], agent: Agent | None = None, *, seed: i
 
 
 def fates(decision: Decision) -> list[str]:
-    return [one.fate for one in decision.changes]
+    return [change.fate for change in decision.changes]
 
 
 def test_a_good_change_is_accepted_and_a_clear_case_costs_little():
@@ -112,11 +112,11 @@ def test_a_mixed_batch_that_fails_keeps_its_good_changes():
     decision = decided(changes, agent)
     assert fates(decision) == ["accepted", "rejected", "accepted", "rejected"]
     assert decision.library == applied(OLD, [changes[0], changes[2]])
-    assert [(one.name, one.changes) for one in decision.tests] == [("whole", (0, 1, 2, 3)), ("kept", (0, 2))]
-    assert [one.verdict == "better" for one in decision.tests] == [False, True]
+    assert [(test.name, test.changes) for test in decision.tests] == [("whole", (0, 1, 2, 3)), ("kept", (0, 2))]
+    assert [test.verdict == "better" for test in decision.tests] == [False, True]
     assert decision.bisect_pairs == 32 * agent.names.count("halves")
-    effects = [one.effect for one in decision.changes if one.effect]
-    assert [one.interval[0] < 0.12 < one.interval[1] for one in effects] == [True, False, True, False]
+    effects = [change.effect for change in decision.changes if change.effect]
+    assert [effect.interval[0] < 0.12 < effect.interval[1] for effect in effects] == [True, False, True, False]
 
 
 def test_the_numbers_of_a_decision_stay_the_same():
@@ -137,7 +137,7 @@ def test_the_numbers_of_a_decision_stay_the_same():
 
 def test_a_batch_that_passes_is_rid_of_its_bad_changes():
     decision = decided(batch(0.2, 0.15, -0.1))
-    assert [one.verdict for one in decision.tests] == ["better", "better"]
+    assert [test.verdict for test in decision.tests] == ["better", "better"]
     assert fates(decision) == ["accepted", "accepted", "rejected"]
 
 
@@ -146,24 +146,24 @@ def test_a_batch_that_passes_is_accepted_as_it_is_where_its_better_part_fails():
     found = [decided(batch(0.12, 0.12, 0.0, 0.0), seed=seed, test_pairs=160) for seed in range(12)]
     mixed = [one for one in found if [test.verdict == "better" for test in one.tests] == [True, False]]
     assert mixed
-    assert all(fates(one) == ["accepted"] * 4 for one in mixed)
+    assert all(fates(decision) == ["accepted"] * 4 for decision in mixed)
 
 
 def test_kept_changes_that_do_not_pass_are_pending():
     found = [decided(batch(0.06, -0.06, 0.06, -0.06), seed=seed, test_pairs=64) for seed in range(8)]
     undecided = [one for one in found if len(one.tests) == 2 and one.tests[1].verdict == "undecided"]
     assert undecided
-    for one in undecided:
-        kept = one.tests[1].changes
-        assert fates(one) == ["pending" if i in kept else "rejected" for i in range(4)]
-        assert one.library == OLD
+    for decision in undecided:
+        kept = decision.tests[1].changes
+        assert fates(decision) == ["pending" if i in kept else "rejected" for i in range(4)]
+        assert decision.library == OLD
 
 
 def test_without_halves_a_batch_is_decided_on_as_a_whole():
     decision = decided(batch(0.2, 0.2, -0.1), bisect_pairs=0)
     assert fates(decision) == ["accepted"] * 3
     assert decision.bisect_pairs == 0
-    effects = [one.effect for one in decision.changes]
+    effects = [change.effect for change in decision.changes]
     assert effects[0] == effects[2]
     assert effects[0] is not None
     assert not effects[0].alone
@@ -175,7 +175,7 @@ def test_deletes_and_modifies_are_tested_too():
     decision = asyncio.run(
         decide(harmful, changes, tasks=TASKS, play=Agent().play, config=GateConfig(), updates=3, seed=0)
     )
-    assert [one.text for one in decision.library.lessons] == ["0.2 bright"]
+    assert [lesson.text for lesson in decision.library.lessons] == ["0.2 bright"]
 
 
 def test_no_change_needs_no_rollouts():

@@ -31,10 +31,10 @@ def halve(
     draw = random.Random(seed)
 
     def reward(library: Library) -> float:
-        return 0.5 + sum(float(one.text) for one in library.rendered) + draw.uniform(-noise, noise)
+        return 0.5 + sum(float(lesson.text) for lesson in library.rendered) + draw.uniform(-noise, noise)
 
     async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
-        return [(reward(one.first), reward(one.other)) for one in matches]
+        return [(reward(match.first), reward(match.other)) for match in matches]
 
     total = Differences()
     for _ in range(10_000):
@@ -54,7 +54,7 @@ def test_halves_are_even_and_sides_are_fair(count: int):
 
 def test_of_two_changes_each_effect_is_exact():
     found = halve([0.2, -0.1])
-    assert [one.mean for one in found.effects] == pytest.approx([0.2, -0.1])
+    assert [effect.mean for effect in found.effects] == pytest.approx([0.2, -0.1])
     assert found.kept == (0,)
 
 
@@ -81,7 +81,7 @@ def test_intervals_hold_the_truth():
 def test_what_helps_is_kept():
     found = halve([0.1, -0.1, 0.1, -0.05, 0.08, 0.05], noise=0.3)
     assert found.kept == (0, 2, 4, 5)
-    assert all(one.alone for one in found.effects)
+    assert all(effect.alone for effect in found.effects)
 
 
 def test_of_a_harmful_batch_the_better_part_is_kept():
@@ -91,7 +91,7 @@ def test_of_a_harmful_batch_the_better_part_is_kept():
 
 def test_rewards_too_small_to_square_are_no_error():
     async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
-        return [(len(one.first.rendered) * 1e-200, len(one.other.rendered) * 2e-200) for one in matches]
+        return [(len(match.first.rendered) * 1e-200, len(match.other.rendered) * 2e-200) for match in matches]
 
     pairs = Pairs(TASKS, play, name="halves", limit=20, size=10, seed=0)
     total = Differences(pairs=10, total=1e-199, above=10)

@@ -25,7 +25,7 @@ def history(tmp_path) -> History:
 def test_versions_are_numbered_and_read_back(history):
     again = History(history.directory)
     assert again.all() == history.all()
-    assert [(one.number, one.parent, one.by, one.update) for one in again.all()] == [
+    assert [(version.number, version.parent, version.by, version.update) for version in again.all()] == [
         (1, None, "start", 0),
         (2, 1, "learning", 1),
     ]
@@ -54,7 +54,7 @@ def test_a_rollback_is_a_new_version_and_no_id_is_used_again(history):
     assert version.library.next_number == 3  # L2 was given
     assert version.library.proven_for == ""
     assert history.rollback(2).library == SECOND  # which was proven as it is
-    assert [one.number for one in History(history.directory).all()] == [1, 2, 3, 4]
+    assert [version.number for version in History(history.directory).all()] == [1, 2, 3, 4]
 
 
 def test_a_rollback_to_a_version_that_is_not_there_is_refused(history):
@@ -72,7 +72,7 @@ def test_a_torn_last_record_is_cut_off(history):
     again = History(history.directory)
     assert len(again.all()) == 2
     assert again.add(FIRST, by="edit").number == 3
-    assert [one.by for one in History(history.directory).all()] == ["start", "learning", "edit"]
+    assert [version.by for version in History(history.directory).all()] == ["start", "learning", "edit"]
 
 
 def test_files_that_a_crash_left_behind_are_made_again(history):

@@ -108,5 +108,5 @@ def test_a_library_never_grows_beyond_its_bound(tmp_path: Path):
     changes = {"practice.gate.enabled": False, "practice.library.max_tokens": 40, "practice.epochs": 3}
     practise(tmp_path, changes)
     versions = History(RunDirectory(tmp_path).library_dir).all()
-    sizes = [sum(tokens(f"- {one.text}") for one in version.library.rendered) for version in versions]
+    sizes = [sum(tokens(f"- {lesson.text}") for lesson in version.library.rendered) for version in versions]
     assert 0 < max(sizes) <= 40

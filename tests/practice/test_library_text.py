@@ -45,13 +45,19 @@ def test_a_file_of_a_windows_editor_is_read(tmp_path):
 def test_markdown_carries_what_prompts_hold(library: Library):
     again = from_markdown(to_markdown(library))
     assert render_modules(again) == render_modules(library)
-    assert {(one.id, one.state) for one in again.lessons} == {(one.id, one.state) for one in library.lessons}
-    assert all(one.origin == Origin(source="imported") for one in again.lessons)
+    assert {(lesson.id, lesson.state) for lesson in again.lessons} == {
+        (lesson.id, lesson.state) for lesson in library.lessons
+    }
+    assert all(lesson.origin == Origin(source="imported") for lesson in again.lessons)
 
 
 def test_lessons_without_an_id_get_one_that_nobody_has():
     library = from_markdown("- Look first.\n- [L1] Act.\n- Rest.\n")
-    assert [(one.id, one.text) for one in library.lessons] == [("L2", "Look first."), ("L1", "Act."), ("L3", "Rest.")]
+    assert [(lesson.id, lesson.text) for lesson in library.lessons] == [
+        ("L2", "Look first."),
+        ("L1", "Act."),
+        ("L3", "Rest."),
+    ]
     assert library.next_number == 4
 
 

@@ -28,7 +28,7 @@ def edit(*changes: tuple[str, str]) -> tuple[Library, list[str]]:
         assert before in text
         text = text.replace(before, after)
     library, outcomes = edited(LIBRARY, text, RULES)
-    return library, [one.refused for one in outcomes]
+    return library, [outcome.refused for outcome in outcomes]
 
 
 def test_how_it_looks():
@@ -68,7 +68,7 @@ def test_a_changed_text_is_a_persons_modification():
 
 def test_a_bullet_taken_out_is_a_deletion_and_a_new_one_an_addition():
     library, _ = edit(("- [L2 pinned] Ask for units.", "- [pinned] Ask for scales.\n* Breathe."))
-    assert [(one.id, one.text, one.module, one.state) for one in library.lessons[2:]] == [
+    assert [(lesson.id, lesson.text, lesson.module, lesson.state) for lesson in library.lessons[2:]] == [
         ("L6", "Ask for scales.", "executor", "pinned"),
         ("L7", "Breathe.", "executor", "active"),
     ]
@@ -78,7 +78,7 @@ def test_a_bullet_taken_out_is_a_deletion_and_a_new_one_an_addition():
 
 def test_marks_are_set_and_taken_away():
     library, refused = edit(("[L1]", "[L1, vetoed]"), ("[L4 vetoed]", "[L4]"), ("[L2 pinned]", "[L2]"))
-    assert [one.state for one in library.lessons] == ["vetoed", "active", "active"]
+    assert [lesson.state for lesson in library.lessons] == ["vetoed", "active", "active"]
     assert library.find("L1") == LIBRARY.lessons[0].model_copy(update={"state": "vetoed"})
     assert refused == []
 
@@ -96,8 +96,8 @@ def test_what_the_rules_refuse_stays_as_it_was():
 
 def test_bullets_above_all_headings_are_for_the_first_module():
     library, outcomes = edited(Library(), "A few of mine:\n\n- Look first.\n- Breathe.\n", RULES)
-    assert [(one.id, one.module) for one in library.lessons] == [("L1", "planner"), ("L2", "planner")]
-    assert [one.refused for one in outcomes] == ["", ""]
+    assert [(lesson.id, lesson.module) for lesson in library.lessons] == [("L1", "planner"), ("L2", "planner")]
+    assert [outcome.refused for outcome in outcomes] == ["", ""]
 
 
 def test_windows_line_ends_and_wrapped_bullets():

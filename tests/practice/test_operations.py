@@ -46,7 +46,7 @@ def add(text: str, module: str = "", **more) -> Operation:
 
 
 def sound(outcomes: Sequence[Outcome]) -> list[Operation]:
-    return [one.operation for one in outcomes if not one.refused]
+    return [outcome.operation for outcome in outcomes if not outcome.refused]
 
 
 def refusal(operation: Operation, rules: Rules = STRICT) -> str:
@@ -66,7 +66,7 @@ def test_add_delete_modify_and_keep_arrive_exactly():
     ]
     moved, outcomes = screened(LIBRARY, asked, OPEN)
     assert moved == LIBRARY.model_copy(update={"next_number": 7})
-    assert [one.refused for one in outcomes] == [""] * 4
+    assert [outcome.refused for outcome in outcomes] == [""] * 4
     library = applied(moved, sound(outcomes))
     assert (
         library.lessons
@@ -87,7 +87,7 @@ def test_a_modified_lesson_may_move_to_another_module():
 
 
 def test_keeping_changes_nothing():
-    keeps = [Operation(kind="keep", id=one.id) for one in LIBRARY.lessons]
+    keeps = [Operation(kind="keep", id=lesson.id) for lesson in LIBRARY.lessons]
     moved, outcomes = screened(LIBRARY, keeps, STRICT)
     assert len(sound(outcomes)) == 4
     assert applied(moved, sound(outcomes)) == LIBRARY
@@ -130,7 +130,7 @@ def test_a_full_library_takes_nothing_that_makes_it_longer():
     ]
     outcomes = screened(full, batch, Rules(modules=MODULES, max_tokens=50))[1]
     reason = "the library is full: 50 of 50 tokens, this needs 1 more"
-    assert [one.refused for one in outcomes] == ["", reason, reason, ""]
+    assert [outcome.refused for outcome in outcomes] == ["", reason, reason, ""]
 
 
 def test_one_operation_a_lesson_and_batch():
@@ -141,12 +141,12 @@ def test_one_operation_a_lesson_and_batch():
         Operation(kind="delete", id="L6"),  # the id that the add was given
     ]
     outcomes = screened(LIBRARY, batch, OPEN)[1]
-    assert [one.refused for one in outcomes] == ["", "a second operation on L1", "", "a second operation on L6"]
+    assert [outcome.refused for outcome in outcomes] == ["", "a second operation on L1", "", "a second operation on L6"]
 
 
 def test_a_repetition_inside_a_batch_is_found():
     outcomes = screened(LIBRARY, [add("Check the sign."), add("check sign")], STRICT)[1]
-    assert [one.refused for one in outcomes] == ["", "repeats L6"]
+    assert [outcome.refused for outcome in outcomes] == ["", "repeats L6"]
 
 
 def test_another_module_may_have_the_same_lesson():
@@ -170,8 +170,8 @@ def test_a_person_may_change_what_a_person_marked():
     ]
     moved, outcomes = screened(LIBRARY, batch, STRICT)
     library = applied(moved, sound(outcomes))
-    assert [one.refused for one in outcomes] == ["", "", ""]
-    assert [(one.id, one.state) for one in library.lessons] == [
+    assert [outcome.refused for outcome in outcomes] == ["", "", ""]
+    assert [(lesson.id, lesson.state) for lesson in library.lessons] == [
         ("L1", "active"),
         ("L2", "pinned"),
         ("L4", "active"),
@@ -183,9 +183,9 @@ def test_a_delete_makes_room_only_where_all_is_carried_out():
     full = Library(lessons=(Lesson(id="L1", text="x" * 80), Lesson(id="L2", text="y" * 80)), next_number=3)
     batch = [Operation(kind="delete", id="L1"), add("z" * 80)]
     outcomes = screened(full, batch, Rules(modules=MODULES, max_tokens=50))[1]
-    assert [bool(one.refused) for one in outcomes] == [False, True]
+    assert [bool(outcome.refused) for outcome in outcomes] == [False, True]
     outcomes = screened(full, batch, Rules(modules=MODULES, max_tokens=50, subsets=False))[1]
-    assert [bool(one.refused) for one in outcomes] == [False, False]
+    assert [bool(outcome.refused) for outcome in outcomes] == [False, False]
 
 
 # --- ids -----------------------------------------------------------------------------------------------------------
@@ -200,13 +200,13 @@ def test_a_pending_lesson_keeps_its_id():
     pending = [outcomes[1].operation]
     after = applied(moved, [outcomes[0].operation])
     again, outcomes = screened(after, [*pending, add("Third.")], OPEN, pending=1)
-    assert [one.operation.id for one in outcomes] == ["L7", "L8"]
+    assert [outcome.operation.id for outcome in outcomes] == ["L7", "L8"]
     assert again.next_number == 9
 
 
 @given(st.lists(batches, min_size=1, max_size=4), libraries, all_rules, st.randoms(use_true_random=False))
 def test_over_a_whole_run_no_id_is_given_twice(run, library, rules, chance):
-    given_ids: set[str] = {one.id for one in library.lessons}
+    given_ids: set[str] = {lesson.id for lesson in library.lessons}
     pending: list[Operation] = []
     for batch in run:
         moved, outcomes = screened(library, [*pending, *batch], rules, pending=len(pending))
@@ -216,8 +216,8 @@ def test_over_a_whole_run_no_id_is_given_twice(run, library, rules, chance):
         assert given_ids.isdisjoint(new)
         given_ids |= set(new)
         changes = [one for one in sound(outcomes) if one.kind != "keep"]
-        accepted = [one for one in changes if chance.random() < 0.5]
-        pending = [one for one in changes if one not in accepted and chance.random() < 0.5]
+        accepted = [change for change in changes if chance.random() < 0.5]
+        pending = [change for change in changes if change not in accepted and chance.random() < 0.5]
         library = applied(moved, accepted)
         assert all(number(one) < library.next_number for one in given_ids)
 
@@ -244,24 +244,26 @@ def test_any_subset_of_sound_operations_keeps_the_promises(library, batch, rules
     everything = sound(outcomes)
     subset = [one for one in everything if not rules.subsets or data.draw(st.booleans())]
     after = applied(moved, subset)
-    assert len({one.id for one in after.lessons}) == len(after.lessons)
+    assert len({lesson.id for lesson in after.lessons}) == len(after.lessons)
     # adds have the ids that screening gave them, in order behind the others, which stay in order
     added = [one.id for one in subset if one.kind == "add"]
-    kept = [one.id for one in library.lessons if ("delete", one.id) not in {(two.kind, two.id) for two in subset}]
-    assert [one.id for one in after.lessons] == kept + added
+    kept = [
+        lesson.id for lesson in library.lessons if ("delete", lesson.id) not in {(two.kind, two.id) for two in subset}
+    ]
+    assert [lesson.id for lesson in after.lessons] == kept + added
     if rules.max_tokens is not None:
         bound = max(rules.max_tokens, size(library))  # one that is over it already grows no more
         assert size(after) <= bound
         assert sum(tokens(text) for text in render_modules(after).values()) <= bound
-    untouched = {one.id: one for one in library.lessons if one.id not in {two.id for two in subset}}
+    untouched = {lesson.id: lesson for lesson in library.lessons if lesson.id not in {two.id for two in subset}}
     assert all(after.find(name) == lesson for name, lesson in untouched.items())
 
 
 @given(libraries, batches, batches)
 def test_applying_is_total_even_without_screening(library, batch, more):
     after = applied(applied(library, batch), more)
-    assert len({one.id for one in after.lessons}) == len(after.lessons)
-    assert all(number(one.id) < after.next_number for one in after.lessons)
+    assert len({lesson.id for lesson in after.lessons}) == len(after.lessons)
+    assert all(number(lesson.id) < after.next_number for lesson in after.lessons)
 
 
 @given(libraries, batches, all_rules)
@@ -269,9 +271,9 @@ def test_learning_never_touches_what_a_person_marked(library, batch, rules):
     learned = [one.model_copy(update={"origin": Origin()}) for one in batch]
     moved, outcomes = screened(library, learned, rules)
     for after in (applied(moved, sound(outcomes)), applied(library, learned)):
-        for one in library.lessons:
-            if one.state != "active":
-                assert after.find(one.id) == one
+        for lesson in library.lessons:
+            if lesson.state != "active":
+                assert after.find(lesson.id) == lesson
 
 
 @given(libraries, batches, all_rules)

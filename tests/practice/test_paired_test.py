@@ -102,8 +102,8 @@ def test_the_interval_is_that_of_the_paired_comparison():
     assert effect.mean == pytest.approx(sum(values) / 300)
     assert effect.interval == pytest.approx(difference_interval(values), abs=0.01)
     assert (effect.helped, effect.harmed, effect.pairs) == (
-        sum(one > 0 for one in values),
-        sum(one < 0 for one in values),
+        sum(value > 0 for value in values),
+        sum(value < 0 for value in values),
         300,
     )
 

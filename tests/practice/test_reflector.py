@@ -124,7 +124,7 @@ def test_lessons_from_the_model_are_asked_for_with_the_question_alone():
 def test_each_role_may_have_an_engine_of_its_own():
     engines = {role: ScriptedEngine(lambda request: '{"summary": "a", "operations": []}') for role in ROLES}
     work_through(Reflector(settings(), engines, Ledger(), 7))
-    assert {role: [one.role for one in engine.requests] for role, engine in engines.items()} == {
+    assert {role: [request.role for request in engine.requests] for role, engine in engines.items()} == {
         role: [role] for role in ROLES
     }
 

@@ -108,7 +108,7 @@ def test_no_change_is_a_reply():
 def test_json_that_is_almost_json_is_repaired_on_request():
     reply = "{'operations': [{'kind': 'delete', 'id': 'L5'},]}"
     assert read_operations(reply).value is None
-    assert [one.id for one in changes(reply, repair=True)] == ["L5"]
+    assert [change.id for change in changes(reply, repair=True)] == ["L5"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ GONE = proposal("t3", "delete", id="L4")
 
 
 def merged(proposed: list[Operation], *changes: dict[str, Any]) -> Merged:
-    made = [Change.model_validate(one) for one in changes]
+    made = [Change.model_validate(change) for change in changes]
     return Proposals(proposed).merged(made, ("planner",), "merger")
 
 
@@ -45,7 +45,7 @@ def test_a_merged_operation_has_the_origins_of_those_it_names():
     assert operation.origin == Origin(
         update=2, tasks=("t1", "t2"), trajectories=("t1#0", "t1#1", "t2#0", "t2#1"), model="merger", why="both"
     )
-    assert [(one.operation, one.refused) for one in made.left_out] == [
+    assert [(outcome.operation, outcome.refused) for outcome in made.left_out] == [
         (ONE, "merged into: add When a, do b or c."),
         (TWO, "merged into: add When a, do b or c."),
         (GONE, "left out by the merger"),
@@ -64,13 +64,13 @@ def test_without_numbers_the_same_lesson_or_text_says_where_it_came_from():
     made = merged(
         [ONE, TWO, GONE, better], {"kind": "add", "text": TWO.text}, {"kind": "modify", "id": "L4", "text": "z"}
     )
-    assert [one.origin.tasks for one in made.operations] == [("t2",), ("t3", "t5")]
+    assert [operation.origin.tasks for operation in made.operations] == [("t2",), ("t3", "t5")]
 
 
 def test_without_any_clue_it_came_from_the_whole_batch():
     made = merged([ONE, GONE], {"kind": "add", "text": "something new", "from": [0, 9, -1]})
     assert made.operations[0].origin.tasks == ("t1", "t3")
-    assert [one.refused for one in made.left_out] == ["left out by the merger"] * 2
+    assert [outcome.refused for outcome in made.left_out] == ["left out by the merger"] * 2
 
 
 KINDS = st.sampled_from(["add", "modify", "delete", "keep"])
@@ -90,6 +90,6 @@ def test_no_proposal_is_lost_whatever_the_merger_says(proposed: list[dict], chan
     ]
     made = merged(operations, *changes)
     content = {(one.kind, one.id, one.text) for one in (*made.operations, *(out.operation for out in made.left_out))}
-    assert {(one.kind, one.id, one.text) for one in operations} <= content
+    assert {(operation.kind, operation.id, operation.text) for operation in operations} <= content
     assert len(made.operations) == len(changes)
-    assert all(one.origin.tasks for one in made.operations)
+    assert all(operation.origin.tasks for operation in made.operations)

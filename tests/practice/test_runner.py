@@ -62,7 +62,7 @@ def test_what_is_in_the_ledger_is_not_run_again_unless_its_lessons_were_others()
 def test_rewards_are_dealt_out_among_all_and_what_is_kept_has_its_own():
     ledger, answers = Ledger(), ["0"] * 4 + ["x"] * 4 + ["2"] * 4
     groups = played(runner(answers, ledger, shuffle=True).groups("step-1", TASKS[:3], LIBRARY, 4))
-    values = [[one.reward.value for one in group.trajectories] for group in groups]
+    values = [[trajectory.reward.value for trajectory in group.trajectories] for group in groups]
     assert sorted(value for group in values for value in group) == [0.0] * 4 + [1.0] * 8
     assert values != [[1.0] * 4, [0.0] * 4, [1.0] * 4]
     assert {one.task_id: one.reward.value for one in ledger.gathered("step-1")} == {"t0": 1.0, "t1": 0.0, "t2": 1.0}

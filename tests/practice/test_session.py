@@ -33,17 +33,23 @@ def test_a_run_leaves_everything_behind(whole):
     root, calls = whole
     run = RunDirectory.open(root)
     updates, evaluations = read_updates(run), run.evaluations.read()
-    assert [one.step for one in updates] == [one.step for one in run.timings.read()] == [1, 2]
-    assert [(one.policy, one.step, one.tasks) for one in evaluations] == [("no lessons", 0, 3), ("with lessons", 2, 3)]
-    assert len({task for one in updates for task in one.tasks}) == 6
-    assert [[change.fate for change in one.changes] for one in updates] == [["accepted"] * 2, ["rejected", "pending"]]
+    assert [update.step for update in updates] == [one.step for one in run.timings.read()] == [1, 2]
+    assert [(evaluation.policy, evaluation.step, evaluation.tasks) for evaluation in evaluations] == [
+        ("no lessons", 0, 3),
+        ("with lessons", 2, 3),
+    ]
+    assert len({task for update in updates for task in update.tasks}) == 6
+    assert [[change.fate for change in update.changes] for update in updates] == [
+        ["accepted"] * 2,
+        ["rejected", "pending"],
+    ]
     assert (updates[0].epoch, updates[0].groups) == (1, 3)
     found = trajectories(root)
     assert len(found["step-000001"]) == len(found["step-000002"]) == 9
     assert sum(map(len, found.values())) == updates[-1].spent.rollouts + 3
     assert calls > updates[-1].spent.calls > updates[0].spent.calls > 0
     spent = read_spent(run.ledger_dir / "spent.jsonl")
-    assert sum(one.calls for one in spent.values()) == calls
+    assert sum(value.calls for value in spent.values()) == calls
     assert {phase for phase, _ in spent} == {"evaluation 0", "learning", "gate", "evaluation 2"}
     assert {role for phase, role in spent if phase == "learning"} >= {"", "planner", "summariser", "critic"}
 
@@ -64,11 +70,11 @@ def test_the_ledger_is_empty_at_the_end(whole):
 
 def test_learning_and_evaluation_have_the_librarys_lessons_in_their_prompts(whole):
     run, found = RunDirectory.open(whole[0]), trajectories(whole[0])
-    versions = {one.number: one.library for one in History(run.library_dir).all()}
+    versions = {version.number: version.library for version in History(run.library_dir).all()}
     updates = read_updates(run)
     assert {one.lessons for one in found["step-000001"]} == {""}
     assert {one.lessons for one in found["eval-test-T0.7-0"]} == {""}
-    after = [digest(render_modules(versions[one.version])) for one in updates]
+    after = [digest(render_modules(versions[update.version])) for update in updates]
     assert {one.lessons for one in found["step-000002"]} == {after[0]}
     assert {one.lessons for one in found["eval-test-T0.7-2"]} == {after[1]}
 
@@ -94,10 +100,10 @@ def test_without_a_gate_everything_is_accepted_and_nothing_is_proven(tmp_path):
     practise(tmp_path / "run", UNGATED)
     run = RunDirectory.open(tmp_path / "run")
     updates, library = read_updates(run), History(run.library_dir).current().library
-    assert {change.fate for one in updates for change in one.changes} == {"accepted"}
+    assert {change.fate for update in updates for change in update.changes} == {"accepted"}
     assert library.rendered
     assert library.proven_for == ""
-    assert next(one.used for one in library.lessons if one.origin.update == 1) == 9
+    assert next(lesson.used for lesson in library.lessons if lesson.origin.update == 1) == 9
 
 
 def test_where_nothing_was_learned_the_last_evaluation_is_the_first(tmp_path, monkeypatch):
@@ -147,7 +153,7 @@ def test_a_limit_ends_the_run_with_what_was_accepted_and_an_evaluation(tmp_path,
     assert f"the budget of {int(value):,} ({name}) is spent" in ended
     run = RunDirectory.open(tmp_path / "run")
     spent = read_spent(run.ledger_dir / "spent.jsonl")
-    assert sum(getattr(one, name) for one in spent.values()) <= int(value)
+    assert sum(getattr(value, name) for value in spent.values()) <= int(value)
     updates, steps = read_updates(run), [one.step for one in run.evaluations.read()]
     assert steps == ([0, len(updates)] if updates else [0])
     assert all(one.errors == 0 for one in run.evaluations.read())
@@ -200,7 +206,7 @@ def test_a_rollout_that_broke_is_named_and_no_reward_of_zero(tmp_path, monkeypat
     [first, _] = read_updates(RunDirectory.open(tmp_path / "run"))
     [(name, reason)] = first.failed.items()
     assert reason == "EngineError: the server is down"
-    ended = [one for one in trajectories(tmp_path / "run")["step-000001"] if one.id != name]
+    ended = [trajectory for trajectory in trajectories(tmp_path / "run")["step-000001"] if trajectory.id != name]
     assert first.mean_reward == sum(one.reward.value for one in ended) / 8
 
 
@@ -214,7 +220,7 @@ def test_a_library_edited_between_two_updates_is_the_one_that_is_used(tmp_path, 
     kept = history.current().library.lessons[0].id
     history.add(marked(history.current().library, kept, "pinned"), by="edit")
     practise(root, UNGATED)
-    assert [one.by for one in history.all()] == ["start", "learning", "edit", "learning"]
+    assert [version.by for version in history.all()] == ["start", "learning", "edit", "learning"]
     assert history.current().library.find(kept).state == "pinned"
 
 
@@ -229,8 +235,8 @@ def test_an_edit_while_an_update_was_half_written_is_not_lost(tmp_path, monkeypa
     history = History(RunDirectory(root).library_dir)
     history.add(history.current().library, by="edit", note="looked at")
     practise(root, UNGATED)
-    assert [one.by for one in history.all()] == ["start", "edit", "learning", "learning"]
-    assert [one.version for one in read_updates(RunDirectory(root))] == [3, 4]
+    assert [version.by for version in history.all()] == ["start", "edit", "learning", "learning"]
+    assert [record.version for record in read_updates(RunDirectory(root))] == [3, 4]
 
 
 def test_a_run_begins_with_the_library_it_is_given(whole, tmp_path):
@@ -240,10 +246,10 @@ def test_a_run_begins_with_the_library_it_is_given(whole, tmp_path):
     first = History(run.library_dir).get(1)
     assert first.by == "start"
     assert first.library == History(whole[0] / "library").current().library
-    assert {one.lessons for one in trajectories(tmp_path / "run")["step-000001"]} == {
+    assert {trajectory.lessons for trajectory in trajectories(tmp_path / "run")["step-000001"]} == {
         digest(render_modules(first.library))
     }
-    assert {one.lessons for one in trajectories(tmp_path / "run")["eval-test-T0.7-0"]} == {""}
+    assert {trajectory.lessons for trajectory in trajectories(tmp_path / "run")["eval-test-T0.7-0"]} == {""}
 
 
 def test_a_damaged_update_is_reported(tmp_path):
@@ -297,5 +303,5 @@ def test_at_30_percent_faults_no_limit_is_passed(tmp_path, limit):
         ended = practise(tmp_path / "run", changes)
     assert f"({name}) is spent" in ended
     run = RunDirectory.open(tmp_path / "run")
-    assert sum(getattr(one, name) for one in read_spent(run.ledger_dir / "spent.jsonl").values()) <= float(value)
+    assert sum(getattr(value, name) for value in read_spent(run.ledger_dir / "spent.jsonl").values()) <= float(value)
     assert all(one.errors == 0 for one in run.evaluations.read())

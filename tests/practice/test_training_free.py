@@ -47,7 +47,7 @@ def by_task(**replies: str) -> ScriptedEngine:
 
 
 def requests(engine: ScriptedEngine, role: str) -> list[Request]:
-    return [one for one in engine.requests if one.role == role]
+    return [request for request in engine.requests if request.role == role]
 
 
 def test_add_delete_modify_and_keep_arrive_exactly():
@@ -58,13 +58,13 @@ def test_add_delete_modify_and_keep_arrive_exactly():
         {"kind": "keep", "id": "L4"},
     )
     made = learn(CONTRAST, role_engine(operations(*changes)), TASKS[:1], changes_per_group=3)
-    assert [one.model_dump(include={"kind", "id", "text", "module"}) for one in made.operations] == [
+    assert [operation.model_dump(include={"kind", "id", "text", "module"}) for operation in made.operations] == [
         {"kind": "add", "id": "", "text": ADD["text"], "module": "planner"},
         {"kind": "delete", "id": "L2", "text": "", "module": ""},
         {"kind": "modify", "id": "L3", "text": "When 3, do it twice.", "module": ""},
         {"kind": "keep", "id": "L4", "text": "", "module": ""},
     ]
-    assert all(one.origin.trajectories == ("t0#0", "t0#1") for one in made.operations)
+    assert all(operation.origin.trajectories == ("t0#0", "t0#1") for operation in made.operations)
     assert (made.uniform, made.broken, made.left_out, made.unreadable) == (0, {}, [], [])
 
 
@@ -84,7 +84,7 @@ def test_groups_without_contrast_are_skipped_and_counted():
     made = learn(["right", "right", "wrong", "wrong", *CONTRAST], engine)
     assert made.uniform == 2
     assert made.broken == {}
-    assert [one.role for one in engine.requests] == ["summariser", "summariser", "critic"]
+    assert [request.role for request in engine.requests] == ["summariser", "summariser", "critic"]
     assert len(made.groups) == 3
 
 
@@ -110,7 +110,7 @@ def test_a_group_of_one_is_uniform_and_can_be_studied_alone():
     engine = role_engine(operations(ADD))
     assert learn(["right"], engine, TASKS[:1], group_size=1).uniform == 1
     made = learn(["right"], engine, TASKS[:1], group_size=1, skip_uniform=False)
-    assert [one.text for one in made.operations] == [ADD["text"]]
+    assert [operation.text for operation in made.operations] == [ADD["text"]]
     assert made.broken == {}
 
 
@@ -126,14 +126,14 @@ def test_equal_questions_stay_two_tasks():
 def test_a_reply_that_cannot_be_used_is_asked_for_again():
     replies = iter(["no json", operations(ADD)])
     made = learn(CONTRAST, role_engine(lambda request: next(replies)), TASKS[:1])
-    assert [one.text for one in made.operations] == [ADD["text"]]
+    assert [operation.text for operation in made.operations] == [ADD["text"]]
     assert made.unreadable == []
 
 
 def test_a_critic_that_never_gives_json_breaks_its_group_alone():
     engine = by_task(t0="no json at all", t1=operations(ADD))
     made = learn([*CONTRAST, *CONTRAST], engine, TASKS[:2])
-    assert [one.text for one in made.operations] == [ADD["text"]]
+    assert [operation.text for operation in made.operations] == [ADD["text"]]
     assert made.broken == {"t0": "the critic gave no reply that could be used"}
     (lost,) = made.unreadable
     assert lost.startswith("critic, task t0: no usable reply when asked 3 times")
@@ -163,8 +163,8 @@ def test_a_rollout_without_a_summary_keeps_its_reward_in_the_contrast(unusable: 
 def test_more_changes_than_a_group_may_make_are_left_out_by_name():
     many = [{**ADD, "text": f"When {i}, do it."} for i in range(4)]
     made = learn(CONTRAST, role_engine(operations(*many, {"kind": "keep", "id": "L1"})), TASKS[:1])
-    assert [one.kind for one in made.operations] == ["add", "add", "keep"]
-    assert [(one.operation.text, one.refused) for one in made.left_out] == [
+    assert [operation.kind for operation in made.operations] == ["add", "add", "keep"]
+    assert [(outcome.operation.text, outcome.refused) for outcome in made.left_out] == [
         (f"When {i}, do it.", "beyond the 2 changes of a group") for i in (2, 3)
     ]
 
@@ -172,21 +172,27 @@ def test_more_changes_than_a_group_may_make_are_left_out_by_name():
 def test_the_merger_is_asked_where_changes_come_from_several_groups():
     engine = by_task(t0=operations(ADD), t1=operations({"kind": "keep", "id": "L1"}))
     made = learn([*CONTRAST] * 3, engine)
-    assert [one.kind for one in made.operations] == ["add", "keep"]
+    assert [operation.kind for operation in made.operations] == ["add", "keep"]
     assert not requests(engine, "merger")
     engine = by_task(t0=operations(ADD), t1=operations({"kind": "keep", "id": "L1"}), t2=operations(ADD))
     made = learn([*CONTRAST] * 3, engine)
     (merger,) = requests(engine, "merger")
     assert [json.loads(line)["groups"] for line in section(asked(merger), "Proposals").splitlines()] == [2, 1]
-    assert [(one.kind, one.origin.tasks) for one in made.operations] == [("add", ("t0", "t2")), ("keep", ("t1",))]
+    assert [(operation.kind, operation.origin.tasks) for operation in made.operations] == [
+        ("add", ("t0", "t2")),
+        ("keep", ("t1",)),
+    ]
 
 
 def test_what_the_merger_leaves_out_is_reported():
     joined = operations({"kind": "add", "text": "When asked, look.", "from": [1]})
     engine = role_engine(lambda request: operations({**ADD, "text": section(asked(request), "Question")}), joined)
     made = learn([*CONTRAST] * 2, engine, TASKS[:2])
-    assert [one.text for one in made.operations] == ["When asked, look."]
-    assert [one.refused for one in made.left_out] == ["merged into: add When asked, look.", "left out by the merger"]
+    assert [operation.text for operation in made.operations] == ["When asked, look."]
+    assert [outcome.refused for outcome in made.left_out] == [
+        "merged into: add When asked, look.",
+        "left out by the merger",
+    ]
 
 
 def test_a_merger_that_fails_loses_no_proposal():
@@ -244,7 +250,7 @@ def test_an_engine_that_fails_stops_the_run_and_what_was_paid_for_is_kept():
         learn(CONTRAST, role_engine(fails), TASKS[:1], ledger=ledger)
     engine = role_engine(operations(ADD))
     assert propose(algorithm([], engine, settings(), ledger), TASKS[:1], LIBRARY).operations
-    assert [one.role for one in engine.requests] == ["critic"]
+    assert [request.role for request in engine.requests] == ["critic"]
 
 
 @pytest.mark.parametrize("role", ["summariser", "critic"])
@@ -258,7 +264,7 @@ def test_a_prompt_that_is_too_long_breaks_its_group_alone(role: str):
 
     made = learn([*CONTRAST] * 2, ScriptedEngine(reply), TASKS[:2])
     assert made.broken == {"t0": "a prompt of 9000 tokens does not fit"}
-    assert [one.origin.tasks for one in made.operations] == [("t1",)]
+    assert [operation.origin.tasks for operation in made.operations] == [("t1",)]
 
 
 def test_a_merge_that_does_not_fit_loses_no_proposal():
@@ -266,7 +272,7 @@ def test_a_merge_that_does_not_fit_loses_no_proposal():
         raise PromptTooLongError("a prompt of 9000 tokens does not fit")
 
     made = learn([*CONTRAST] * 2, role_engine(operations(ADD), too_long), TASKS[:2])
-    assert [one.origin.tasks for one in made.operations] == [("t0", "t1")]
+    assert [operation.origin.tasks for operation in made.operations] == [("t0", "t1")]
     assert made.unreadable == ["merger: a prompt of 9000 tokens does not fit"]
 
 
@@ -292,11 +298,11 @@ def test_no_role_sees_the_gold_answer():
     made = majority(["7", "7", "8"], engine)
     assert made.operations
     assert made.groups[0].trajectories[0].gold == "GOLD"
-    assert not any("GOLD" in message.content for one in engine.requests for message in one.messages)
+    assert not any("GOLD" in message.content for request in engine.requests for message in request.messages)
     assert "not known" in section(asked(requests(engine, "critic")[0]), "Gold answer")
     shown = role_engine(operations(ADD))
     learn(["GOLD", "8"], shown, [Task(id="t0", question="?", answer="GOLD")])
-    assert any("GOLD" in message.content for one in shown.requests for message in one.messages)
+    assert any("GOLD" in message.content for request in shown.requests for message in request.messages)
 
 
 @pytest.mark.parametrize("answers", [["7", "8"], ["7", "7", "8", "8", "9"], [None, None], ["", "7", "8"]])
@@ -316,17 +322,17 @@ def test_a_unanimous_group_has_no_contrast():
 def test_lessons_without_rollouts_come_from_the_questions_alone():
     engine = role_engine(operations(ADD))
     made = learn([], engine, lessons_from="model")
-    assert [one.role for one in engine.requests] == ["critic"] * 3 + ["merger"]
+    assert [request.role for request in engine.requests] == ["critic"] * 3 + ["merger"]
     assert made.groups == []
-    assert [one.origin.tasks for one in made.operations] == [("t0", "t1", "t2")]
-    assert not any("right" in asked(one) for one in engine.requests)
+    assert [operation.origin.tasks for operation in made.operations] == [("t0", "t1", "t2")]
+    assert not any("right" in asked(request) for request in engine.requests)
 
 
 def test_each_role_is_asked_at_its_own_engine():
     engines = {role: role_engine(operations(ADD)) for role in ("summariser", "critic", "merger")}
     made = algorithm([*CONTRAST] * 2, engines, settings())
     assert propose(made, TASKS[:2], LIBRARY).operations
-    assert {role: {one.role for one in engine.requests} for role, engine in engines.items()} == {
+    assert {role: {request.role for request in engine.requests} for role, engine in engines.items()} == {
         role: {role} for role in engines
     }
 
@@ -334,7 +340,7 @@ def test_each_role_is_asked_at_its_own_engine():
 def test_lessons_for_every_module_arrive_for_that_module():
     changes = (ADD, {**ADD, "module": "executor", "text": "Write units out."})
     made = learn(CONTRAST, role_engine(operations(*changes)), TASKS[:1], modules=("planner", "executor"))
-    assert [one.module for one in made.operations] == ["planner", "executor"]
+    assert [operation.module for operation in made.operations] == ["planner", "executor"]
 
 
 def test_a_budget_that_is_spent_stops_the_batch():

@@ -80,13 +80,13 @@ def test_an_accepted_change_is_proven_and_has_its_effect(monkeypatch):
     assert [one.id for one in found.accepted] == ["L3"]
     record = found.record
     assert (record.step, record.epoch, record.version, record.lessons, record.mean_reward) == (2, 2, 5, 2, 0.5)
-    assert [one.fate for one in record.changes] == ["accepted", "rejected"]
+    assert [change.fate for change in record.changes] == ["accepted", "rejected"]
     assert (record.tests[0].verdict, record.bisect_pairs, record.groups, record.uniform) == ("better", 2, 1, 0)
 
 
 def test_lessons_count_the_rollouts_that_had_them_in_a_prompt(monkeypatch):
     found = updated(monkeypatch, ["0", "1"], gate(["accepted", "rejected"], plays=["a", "b", "c"]))
-    used = {one.id: one.used for one in found.library.lessons}
+    used = {lesson.id: lesson.used for lesson in found.library.lessons}
     assert used == {"L1": 10 + 2 + 6, "L2": 0, "L3": 3}
 
 
@@ -98,13 +98,13 @@ def test_pending_changes_join_the_next_batch_and_keep_their_ids(monkeypatch):
     again = updated(monkeypatch, ["0", "0"], gate(["accepted"]), before=first.library, pending=first.pending)
     assert again.library.find("L3").text == "write units down"
     assert (again.record.uniform, again.record.proposed) == (1, ())
-    assert [one.operation.id for one in again.record.changes] == ["L3"]
+    assert [change.operation.id for change in again.record.changes] == ["L3"]
 
 
 def test_a_pending_change_that_is_sound_no_longer_is_on_record(monkeypatch):
     put_off = Operation(kind="delete", id="L9")
     found = updated(monkeypatch, ["0", "0"], gate([]), pending=[put_off])
-    assert [(one.operation.id, bool(one.refused)) for one in found.record.proposed] == [("L9", True)]
+    assert [(outcome.operation.id, bool(outcome.refused)) for outcome in found.record.proposed] == [("L9", True)]
 
 
 def test_what_is_added_to_an_unproven_library_does_not_prove_it(monkeypatch):
@@ -118,7 +118,7 @@ def test_what_is_added_to_an_unproven_library_does_not_prove_it(monkeypatch):
 
 def test_without_a_gate_a_changed_library_is_unproven(monkeypatch):
     found = updated(monkeypatch, ["0", "1"], gate={"enabled": False})
-    assert [one.fate for one in found.record.changes] == ["accepted", "accepted"]
+    assert [change.fate for change in found.record.changes] == ["accepted", "accepted"]
     assert found.library.proven_for == ""
     same = updated(monkeypatch, ["0", "0"], gate={"enabled": False})
     assert same.library.proven_for == "the agent"
@@ -174,11 +174,11 @@ def test_what_no_embedding_server_takes_is_not_sent_to_it(monkeypatch):
         more = {"proposed": operations(*changes), "library": rules, "changes_per_group": 3}
         found = updated(monkeypatch, ["0", "1"], gate(["accepted", "accepted"]), **more)
     assert [asked.body["input"] for asked in server.asked] == [["x", "look first", "guess"]]
-    assert [one.text for one in found.library.lessons] == ["guess", "x"]
-    assert [one.refused[:8] for one in found.record.proposed] == ["too long", "", ""]
+    assert [lesson.text for lesson in found.library.lessons] == ["guess", "x"]
+    assert [outcome.refused[:8] for outcome in found.record.proposed] == ["too long", "", ""]
 
 
 def apart(asked: Asked) -> Any:
     """Vectors in which no text is like another."""
     texts = asked.body["input"]
-    return {"data": [{"embedding": [float(one == other) for other in texts]} for one in texts]}
+    return {"data": [{"embedding": [float(text == other) for other in texts]} for text in texts]}

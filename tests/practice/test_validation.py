@@ -43,7 +43,7 @@ class World:
         return first, other
 
     def _reward(self, side: Library) -> float:
-        return float(self.draw.random() < 0.4 + sum(self.adds.get(one.id, 0) for one in side.rendered))
+        return float(self.draw.random() < 0.4 + sum(self.adds.get(lesson.id, 0) for lesson in side.rendered))
 
 
 def run(world: World, found: Library, config: GateConfig = CONFIG, seed: int = 1) -> Validation:
@@ -83,9 +83,9 @@ def test_the_two_sides_are_the_library_and_nothing_then_complementary_halves():
     assert {(match.first.lessons, match.other) for match in tested} == {((), whole)}
     halves = [match for name, match in world.played if name.startswith("halves")]
     for match in halves:
-        ids = [one.id for side in (match.first, match.other) for one in side.rendered]
+        ids = [lesson.id for side in (match.first, match.other) for lesson in side.rendered]
         assert sorted(ids) == ["L1", "L2", "L3"]
-    assert len({tuple(one.id for one in match.first.rendered) for match in halves}) >= 6
+    assert len({tuple(lesson.id for lesson in match.first.rendered) for match in halves}) >= 6
     assert len({match.task.id for _, match in world.played}) == len(world.played), "each pair has a task of its own"
 
 

@@ -72,17 +72,17 @@ class Played:
 
     def gain(self, library: Library) -> float:
         """What the library adds to the mean chance over the test set."""
-        texts = [one.text for one in library.rendered]
+        texts = [lesson.text for lesson in library.rendered]
         return fmean(self.chance(task, texts) - self.chance(task, ()) for task in self.test)
 
     async def play(self, name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
         """Every match once with either library."""
         self.rollouts += 2 * len(matches)
-        return [(self.reward(one, one.first), self.reward(one, one.other)) for one in matches]
+        return [(self.reward(match, match.first), self.reward(match, match.other)) for match in matches]
 
     def reward(self, match: Match, library: Library) -> float:
         task = self.validation[int(match.task.id.split("@")[0])]
-        return float(self.draw.random() < self.chance(task, [one.text for one in library.rendered]))
+        return float(self.draw.random() < self.chance(task, [lesson.text for lesson in library.rendered]))
 
     def proposed(self, library: Library, pending: Sequence[Operation]) -> list[Operation]:
         """New lessons about rules that no lesson is about."""
@@ -103,7 +103,7 @@ class Outcome:
 
 def accepted(outcome: Outcome) -> bool:
     """Whether any change was accepted."""
-    return any(one.fate == "accepted" for decision in outcome.decisions for one in decision.changes)
+    return any(change.fate == "accepted" for decision in outcome.decisions for change in decision.changes)
 
 
 Way = Callable[[Played, Library, list[Operation], int], Decision]
@@ -116,7 +116,7 @@ def run(world: World, seed: int, way: Way) -> Outcome:
     for update in range(1, world.updates + 1):
         operations = [*pending, *played.proposed(library, pending)]
         library, outcomes = screened(library, operations, Rules(modules=["planner"]), pending=len(pending))
-        decision = way(played, library, [one.operation for one in outcomes if not one.refused], update)
+        decision = way(played, library, [outcome.operation for outcome in outcomes if not outcome.refused], update)
         library, pending = decision.library, decision.pending
         decisions.append(decision)
     rollouts = played.rollouts + world.updates * LEARNING
