@@ -141,10 +141,10 @@ def _gate(options: argparse.Namespace, report: Callable[[str], None]) -> list[di
             rows.append({
                 "harm": harm,
                 "arm": name,
-                "gains": [one.gain for one in runs],
-                "possible": fmean(one.best - one.before for one in runs),
-                "lessons": fmean(one.lessons for one in runs),
-                "rollouts": fmean(one.rollouts for one in runs) / fmean(one.rollouts for one in free),
+                "gains": [run.gain for run in runs],
+                "possible": fmean(run.best - run.before for run in runs),
+                "lessons": fmean(run.lessons for run in runs),
+                "rollouts": fmean(run.rollouts for run in runs) / fmean(run.rollouts for run in free),
             })  # fmt: skip
     return rows
 
@@ -154,7 +154,7 @@ def _controls(options: argparse.Namespace, report: Callable[[str], None]) -> lis
     rows: list[dict[str, Any]] = []
     for name, changes in CONTROLS.items():
         runs = _runs(options, (*SMALL, *changes), report, name)
-        accepted = sum(one.accepted > 0 for one in runs)
+        accepted = sum(run.accepted > 0 for run in runs)
         rows.append({"control": name, "runs": len(runs), "accepted": accepted})
     return rows
 
@@ -202,7 +202,7 @@ def practised(name: str, overrides: Sequence[str]) -> Learned:
         tasks = build.set_tasks(chosen)
         return Learned(
             before=world.mean_success(tasks, []),
-            after=world.mean_success(tasks, [one.text for one in library.rendered]),
+            after=world.mean_success(tasks, [lesson.text for lesson in library.rendered]),
             best=world.mean_success(tasks, world.best(tasks)),
             lessons=len(library.rendered),
             accepted=accepted,

@@ -191,7 +191,9 @@ def _by_epoch(
 def _before_and_after(run: RunDirectory) -> tuple[EvaluationResult, EvaluationResult]:
     """The first set's evaluation without lessons, and with those learned."""
     results = run.evaluations.read()
-    first = [one for one in results if (one.set_name, one.sampling) == (results[0].set_name, results[0].sampling)]
+    first = [
+        result for result in results if (result.set_name, result.sampling) == (results[0].set_name, results[0].sampling)
+    ]
     return first[0], first[-1]
 
 

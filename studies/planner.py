@@ -53,10 +53,13 @@ class Scene:
                 code="missing-key",
                 fix='add [[evaluation.sets]], e.g. name = "test", split = "test", per_family = 60',
             )
-        temperatures = {"greedy" if one == 0 else "sampled": one for one in reversed(recipe.evaluation.temperatures)}
+        temperatures = {
+            "greedy" if temperature == 0 else "sampled": temperature
+            for temperature in reversed(recipe.evaluation.temperatures)
+        }
         order = [name for name in ("sampled", "greedy") if name in temperatures]
         return cls(
-            sets=tuple(one.name for one in recipe.evaluation.sets),
+            sets=tuple(chosen.name for chosen in recipe.evaluation.sets),
             temperatures={name: temperatures[name] for name in order},
         )
 
@@ -99,19 +102,19 @@ def _rows(
         StudyRow(
             name=name,
             metric=metric,
-            values=tuple(value for one in seeds if (value := number(one)) is not None),
+            values=tuple(value for measurement in seeds if (value := number(measurement)) is not None),
             as_percent=not metric.startswith(PLAIN),
         )
         for metric, number in metrics.items()
     ]
 
 
-def _success(one: Measured) -> float:
-    return one.result.success
+def _success(measurement: Measured) -> float:
+    return measurement.result.success
 
 
-def _turns(one: Measured) -> float:
-    return one.result.turns_mean
+def _turns(measurement: Measured) -> float:
+    return measurement.result.turns_mean
 
 
 def planners(study: Study, scene: Scene) -> list[StudyRow]:
@@ -129,7 +132,7 @@ def planners(study: Study, scene: Scene) -> list[StudyRow]:
             rows += _rows(study, label, arm, condition, {name: _success})
         for other in scene.sets[1:]:
             rows += _rows(study, label, arm, scene.on(other, before=before), {other: _success})
-        habits = {"tool errors": lambda one: one.use.error_rate, "turns": _turns}
+        habits = {"tool errors": lambda measurement: measurement.use.error_rate, "turns": _turns}
         rows += _rows(study, label, arm, scene.on(scene.sets[0], before=before), habits)
     return rows
 
@@ -140,10 +143,14 @@ def tools(study: Study, scene: Scene) -> list[StudyRow]:
     for metric, before in {"before": True, "after": False}.items():
         condition = scene.on(scene.sets[0], before=before)
         sides[metric] = [measured(study, "trained", seed, condition) for seed in range(study.seeds)]
-    every = [one for seeds in sides.values() for one in seeds]
-    names = sorted({name for one in every for name in one.use.share})
+    every = [measurement for seeds in sides.values() for measurement in seeds]
+    names = sorted({name for measurement in every for name in measurement.use.share})
     return [
-        StudyRow(name=f"{family}: {name}", metric=metric, values=tuple(one.share(family, name) for one in seeds))
+        StudyRow(
+            name=f"{family}: {name}",
+            metric=metric,
+            values=tuple(measurement.share(family, name) for measurement in seeds),
+        )
         for family in (ALL, *every[0].families)
         for name in names
         for metric, seeds in sides.items()
@@ -211,9 +218,9 @@ def recovery(study: Study, scene: Scene) -> list[StudyRow]:
     for name in scene.sets:
         for label, before in BEFORE_AFTER.items():
             numbers = {
-                "tool errors": lambda one: one.use.error_rate,
-                "recovered": lambda one: one.use.recovery_rate,
-                "repeats": lambda one: one.use.repeat_rate,
+                "tool errors": lambda measurement: measurement.use.error_rate,
+                "recovered": lambda measurement: measurement.use.recovery_rate,
+                "repeats": lambda measurement: measurement.use.repeat_rate,
             }
             rows += _rows(study, f"{name}, {label}", "trained", scene.on(name, before=before), numbers)
     return rows

@@ -225,15 +225,19 @@ def with_tools(recipe: Recipe, study: Study, condition: Condition) -> Recipe:
 
 
 def _chosen(recipe: Recipe, condition: Condition) -> SetConfig:
-    chosen = next(one for one in recipe.evaluation.sets if one.name == condition.set_name)
+    chosen = next(found for found in recipe.evaluation.sets if found.name == condition.set_name)
     return chosen if condition.max_turns is None else chosen.model_copy(update={"max_turns": condition.max_turns})
 
 
 def _read(run: RunDirectory, condition: Condition) -> Measured:
     """A run's own evaluation, before its first step or after its last."""
     sampling = evaluation.sampling_name(condition.temperature)
-    found = [one for one in run.evaluations.read() if (one.set_name, one.sampling) == (condition.set_name, sampling)]
-    steps = [one.step or 0 for one in found]
+    found = [
+        result
+        for result in run.evaluations.read()
+        if (result.set_name, result.sampling) == (condition.set_name, sampling)
+    ]
+    steps = [result.step or 0 for result in found]
     result = found[steps.index(min(steps) if condition.before else max(steps))]
     name = evaluation.result_name(condition.set_name, sampling, result.step)
     return summed(result, run.trajectories.read_evaluation(name))
@@ -261,7 +265,7 @@ def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condi
 
 def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured:
     """An evaluation with its use of tools; `InfrastructureError` if tasks without a result would decide it."""
-    errors = [one.error for one in trajectories if one.error]
+    errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if len(errors) > MAX_LOST * len(trajectories):
         raise InfrastructureError(
             f"{len(errors)} of {len(trajectories)} tasks of {result.set_name} ended without a result; the first:\n"
@@ -270,7 +274,7 @@ def summed(result: EvaluationResult, trajectories: list[Trajectory]) -> Measured
             fix="fix it, then start the study again: what is done is not repeated",
         )
     families: dict[str, list[Trajectory]] = {}
-    for one in trajectories:
-        families.setdefault(one.family, []).append(one)
+    for trajectory in trajectories:
+        families.setdefault(trajectory.family, []).append(trajectory)
     uses = {name: tool_use(members) for name, members in families.items()}
     return Measured(result=result, tools={ALL: tool_use(trajectories), **uses})

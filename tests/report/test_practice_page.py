@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
@@ -204,7 +204,6 @@ HOSTILE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=40)
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_hostile_texts_stay_text(text, module, why):
     lesson = Lesson(

@@ -25,13 +25,15 @@ def library_screen(title: str, library: Library) -> Group:
         Text(visible(title), "bold"),
         Text(visible(proven(library)), "green" if library.proven_for else "yellow"),
     ]
-    for module in dict.fromkeys(one.module for one in library.lessons):
+    for module in dict.fromkeys(lesson.module for lesson in library.lessons):
         rows = _grid()
-        for one in (lesson for lesson in library.lessons if lesson.module == module):
+        for lesson in (each for each in library.lessons if each.module == module):
             facts = [
-                Text(visible(line), "dim") for line in (_measured(one), came_from(one.origin), one.origin.why) if line
+                Text(visible(line), "dim")
+                for line in (_measured(lesson), came_from(lesson.origin), lesson.origin.why)
+                if line
             ]
-            rows.add_row(visible(one.id), Group(Text(visible(one.text), _STYLES[one.state]), *facts))
+            rows.add_row(visible(lesson.id), Group(Text(visible(lesson.text), _STYLES[lesson.state]), *facts))
         parts += [Text(), Text(visible(module), "bold cyan"), rows]
     if not library.lessons:
         parts += [Text(), Text("no lessons")]
@@ -46,16 +48,16 @@ def size_of(library: Library) -> str:
     )
 
 
-def _measured(one: Lesson) -> str:
+def _measured(lesson: Lesson) -> str:
     """What a lesson did, and how a person marked it."""
-    parts = [one.state] if one.state != "active" else []
-    if one.effect is not None:
-        together = "" if one.effect.alone else " together with others"
-        parts.append(f"effect {points(one.effect)} points{together}, {counted(one.effect.pairs, 'pair')}")
-    if one.used:
-        parts.append(f"used in {counted(one.used, 'rollout')}")
-    if one.helped or one.harmed:
-        parts.append(f"helped {one.helped:,}, harmed {one.harmed:,}")
+    parts = [lesson.state] if lesson.state != "active" else []
+    if lesson.effect is not None:
+        together = "" if lesson.effect.alone else " together with others"
+        parts.append(f"effect {points(lesson.effect)} points{together}, {counted(lesson.effect.pairs, 'pair')}")
+    if lesson.used:
+        parts.append(f"used in {counted(lesson.used, 'rollout')}")
+    if lesson.helped or lesson.harmed:
+        parts.append(f"helped {lesson.helped:,}, harmed {lesson.harmed:,}")
     return "; ".join(parts)
 
 
@@ -75,13 +77,16 @@ def diff_screen(found: Diff, none: str) -> RenderableType:
     if found.empty:
         return Text(visible(none), "dim")
     rows = _grid()
-    for one in found.added:
-        rows.add_row(Text(f"+ {one.id}", "green"), Text(visible(f"{one.module}: {one.text}"), "green"))
-    for one in found.deleted:
-        rows.add_row(Text(f"- {one.id}", "red"), Text(visible(f"{one.module}: {one.text}"), "red"))
+    for lesson in found.added:
+        rows.add_row(Text(f"+ {lesson.id}", "green"), Text(visible(f"{lesson.module}: {lesson.text}"), "green"))
+    for lesson in found.deleted:
+        rows.add_row(Text(f"- {lesson.id}", "red"), Text(visible(f"{lesson.module}: {lesson.text}"), "red"))
     for old, new in found.modified:
         both = Group(
-            *(Text(visible(f"{one.module}: {one.text}"), style) for one, style in ((old, "red"), (new, "green")))
+            *(
+                Text(visible(f"{lesson.module}: {lesson.text}"), style)
+                for lesson, style in ((old, "red"), (new, "green"))
+            )
         )
         rows.add_row(Text(f"~ {new.id}", "yellow"), both)
     for old, new in found.marked:
@@ -95,18 +100,20 @@ def versions_screen(versions: Sequence[Version]) -> Table:
     for name in ("version", "by", "lessons", "proven"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("version", "lessons") else "left")
     table.add_column("changes")
-    for one in versions:
-        by = f"{one.by} {one.update}" if one.update else one.by
-        yes = "yes" if one.library.proven_for else "no"
-        table.add_row(str(one.number), by, str(len(one.library.rendered)), yes, Text(visible(_changes(one))))
+    for version in versions:
+        by = f"{version.by} {version.update}" if version.update else version.by
+        yes = "yes" if version.library.proven_for else "no"
+        table.add_row(
+            str(version.number), by, str(len(version.library.rendered)), yes, Text(visible(_changes(version)))
+        )
     return table
 
 
 def _changes(version: Version) -> str:
     ids: dict[str, list[str]] = {}
-    for one in version.operations:
-        if one.kind != "keep":
-            ids.setdefault(one.kind, []).append(one.id)
+    for operation in version.operations:
+        if operation.kind != "keep":
+            ids.setdefault(operation.kind, []).append(operation.id)
     said = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
     return "; ".join([*said, *([version.note] if version.note else [])])
 
@@ -122,10 +129,10 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
     for name in ("lesson", "effect (95% interval)", "helped", "harmed"):
         rows.add_column(name, no_wrap=True, justify="left" if name[0] in "le" else "right")
     rows.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
-    for one in library.rendered:
-        if effect := found.effects.get(one.id):
-            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(one.text)))
-            rows.add_row(one.id, *texts, style=_sign(effect))
+    for lesson in library.rendered:
+        if effect := found.effects.get(lesson.id):
+            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(lesson.text)))
+            rows.add_row(lesson.id, *texts, style=_sign(effect))
     evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
     return Group(
         Text(visible(said), "green" if test.verdict == "better" else "yellow"),

@@ -268,7 +268,7 @@ class Timeline:
         calls, self._reply = self._reply, []
         parts = reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
         self._answer_note = self._note() or self._answer_note
-        self._parts([one for one in parts if one.label != "answer" or one.wrong], self._note())
+        self._parts([part for part in parts if part.label != "answer" or part.wrong], self._note())
         if calls:
             self._begin("")
 
@@ -318,7 +318,7 @@ class Timeline:
         text = Text(visible(self._text.strip()), "dim")
         most = max(1, min(_MOST_TEXT_LINES, self._console.height // 3))
         written = text.wrap(self._console, max(1, self._width - 2), overflow="fold")[-most:] if text else []
-        return Group(*(Padding(one, (0, 0, 0, 2)) for one in written), line)
+        return Group(*(Padding(text, (0, 0, 0, 2)) for text in written), line)
 
 
 def elapsed(seconds: float) -> str:
