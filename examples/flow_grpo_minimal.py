@@ -12,8 +12,7 @@ the answer off the memory. Flow-GRPO (AgentFlow, arXiv 2510.05592) trains the pl
     4. clipped policy gradient with a KL term, AdamW                       loss_of, equations 5, 6 and 10
 
 Taken from midstream: the world, its tools, the fixed verifier and generator, the action language, an untrained model.
-The reward printed is that of fresh training questions about a small world. Held-out places, controls and everything
-that goes wrong in long runs are left to `src/midstream/training/` and described in `docs/flow-grpo.md`.
+The reward printed is that of new training questions; `docs/flow-grpo.md` has held-out places, controls and long runs.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     comparison = api.compare(*names)
     first, *others = comparison.runs
     letters = {compared.name: letter for compared, letter in zip(comparison.runs, string.ascii_uppercase, strict=False)}
-    notes = [f"not compared: {error.what} ({error.cause})" for error in comparison.refused]
+    notes = [f"not compared: {error.what}" + f" ({error.cause})" * bool(error.cause) for error in comparison.refused]
     for compared in comparison.runs:
         if (state := compared.run.status().state) != "finished":
             notes.append(f"{letters[compared.name]} is {state}: its results so far are compared")
