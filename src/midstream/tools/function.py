@@ -148,9 +148,15 @@ class FunctionTool(Generic[P, R]):
         done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
         context = contextvars.copy_context()
 
+        def call_function() -> ToolResult:
+            try:
+                return self._result_of(self._function(**self._validated(arguments)))
+            except BaseException as error:  # noqa: BLE001 - SystemExit, too, must not end the thread without a result
+                return self._answer_or_raise(error)
+
         def run() -> None:
             try:
-                done.set_result(context.run(self._call_function, arguments))
+                done.set_result(context.run(call_function))
             except BaseException as error:  # noqa: BLE001 - the caller gets every exception
                 done.set_exception(error)
 
@@ -159,12 +165,6 @@ class FunctionTool(Generic[P, R]):
 
     async def close(self) -> None:
         """Do nothing; the `Tool` protocol requires it."""
-
-    def _call_function(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        try:
-            return self._result_of(self._function(**self._validated(arguments)))
-        except BaseException as error:  # noqa: BLE001 - SystemExit, too, must not end the thread without a result
-            return self._answer_or_raise(error)
 
     def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""
@@ -306,7 +306,7 @@ def _adapter_of(function: Callable[..., Any], documented: Mapping[str, str]) -> 
             raise _invalid(what, "create the object first and make the tool from its method: tool(thing.method)")
         if name not in hints:
             raise _invalid(what, f"e.g. {name}: str", cause="it has no type hint, which the schema is made from")
-        hint = hints[name]
+        hint: Any = hints[name]
         described = any(isinstance(extra, FieldInfo) and extra.description for extra in get_args(hint)[1:])
         if name in documented and not described:
             hint = Annotated[hint, Field(description=documented[name])]

@@ -86,6 +86,11 @@ class StdioLink(Link):
         Raises:
             RecipeError: the command cannot be started.
         """
+
+        async def keep_stderr(stderr: asyncio.StreamReader) -> None:
+            while piece := await stderr.read(1 << 16):
+                self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
+
         try:
             self._transport, process = await asyncio.get_running_loop().subprocess_exec(
                 lambda: _Process(self),
@@ -104,7 +109,7 @@ class StdioLink(Link):
         assert process.stdin
         assert process.stdout
         assert process.stderr
-        jobs = (self._read(process.stdout), self._write(process.stdin), self._keep_stderr(process.stderr))
+        jobs = (self._read(process.stdout), self._write(process.stdin), keep_stderr(process.stderr))
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
             yield
@@ -165,10 +170,6 @@ class StdioLink(Link):
                 with suppress(ConnectionError):
                     await stdin.drain()
             self._sent(item.message)
-
-    async def _keep_stderr(self, stderr: asyncio.StreamReader) -> None:
-        while piece := await stderr.read(1 << 16):
-            self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
