@@ -1,5 +1,5 @@
 # make demo    train the tiny planner and watch it become better     make test     the tests, in minutes
-# make check   linters, types, import directions                      make figures  the studies, and their figures
+# make check   linters, types, import directions, prose, shape         make figures  the studies, and their figures
 # make test-all    every test: whole matrices, real time-outs, more examples of each property
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
@@ -39,6 +39,8 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python scripts/words.py
+	$(VENV)/bin/python scripts/shape.py --check
 
 figures: $(VENV)/.installed-train
 	$(pip_install) -e '.[studies]'
@@ -51,7 +53,7 @@ figures: $(VENV)/.installed-train
 clean-venv:
 	rm -rf $(VENV)
 
-# The stamps are touched last, so that whatever was interrupted is done again.
+# The stamps are touched last, so that an interrupted installation is repeated.
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: midstream needs Python 3.11 or newer, and '$(PYTHON)' is not that (or is not there)"; \

@@ -1,8 +1,12 @@
-"""What several rooms' tests share: a ten-step recipe that trains in two seconds, and one finished run of it."""
+"""Fixtures of several packages' tests: a ten-step recipe that trains in two seconds, and one finished run of it.
+
+At the end of a session this file prints what was skipped, why, and the command that runs it.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,51 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: results are compared bit for bit
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A piece of the reason for a skip, and the command after which these tests run. Reasons that are not here concern other
+# operating systems, or hold their command themselves.
+ENABLED_BY = {
+    "bubblewrap": "apt-get install bubblewrap",
+    "chromium": "apt-get install chromium",
+    "openssl": "apt-get install openssl",
+    "linux-libc-dev": "apt-get install linux-libc-dev",
+    "setpriv": "run as root, with setpriv (util-linux) and a Python of this version in /usr/bin or /usr/local/bin",
+    "run as an ordinary user already": "run as root",
+    "an ordinary user cannot read": "put the clone and its .venv where every user may read, e.g. under /opt",
+    "make test-mcp": "make test-mcp",
+    "vLLM": "make test-vllm",
+    "MIDSTREAM_DOCKER_IMAGE": "MIDSTREAM_DOCKER_IMAGE=python:3.12-slim make test",
+    "MIDSTREAM_TAU_BENCH": "git clone https://github.com/sierra-research/tau-bench, "
+    "then MIDSTREAM_TAU_BENCH=<the clone> make test",
+    "bfcl_eval": "make test",
+    "BFCL's data": "make test",
+    "the training extra": "pip install -e '.[train]'",
+    "could not import": "pip install -e '.[train,dev]'",
+    "transformers[serving]": "pip install -e '.[train,dev]'",
+}
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the skipped tests by reason: how many, why, and the command after which they run."""
+    # With xdist each worker reports a file that is skipped as a whole, so reports count once by their id.
+    reasons = {
+        report.nodeid: str(report.longrepr[-1]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple | list)
+    }
+    slow_left_out = config.option.markexpr == "not slow"
+    if reasons or slow_left_out:
+        terminalreporter.section("not run", sep="-")
+    for reason, count in Counter(reasons.values()).most_common():
+        first, *more = reason.splitlines() or [""]
+        fixes = [line.partition("fix: ")[2] for line in more if "fix: " in line]
+        commands = fixes + [command for piece, command in ENABLED_BY.items() if piece in reason]
+        terminalreporter.write_line(f"{count:5}  {first}")
+        terminalreporter.write_line(f"       to run them: {commands[0] if commands else 'a machine that has this'}")
+    if slow_left_out:
+        terminalreporter.write_line(" slow  whole matrices, real time-outs, long trainings")
+        terminalreporter.write_line("       to run them: make test-all")
+
 
 # Small, and yet some questions are answered and some are not: a run without any gradient would compare equal to all.
 TEN_STEPS = """

@@ -167,7 +167,7 @@ def test_token_ids_are_refused_with_the_reason(url, model):
 @pytest.mark.parametrize(
     ("token_ids", "reason", "fix"),
     [
-        (False, "engine 'policy' cannot be trained on", "token_ids = true"),
+        (False, "error[not-trainable]: engine 'policy'", "token_ids = true"),
         (True, "load_lora_adapter answered 404", "vllm serve"),
     ],
 )

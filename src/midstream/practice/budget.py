@@ -188,6 +188,7 @@ class Budget:
         kept = f", {held:,.6g} held back for the last evaluation" if held else ""
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
+            code="budget-spent",
             cause=f"practice.budget.{limit} = {value}",
             fix=f"resume with more: midstream resume RUN --set practice.budget.{limit}=MORE",
         )

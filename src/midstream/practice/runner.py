@@ -159,7 +159,7 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
             # A trajectory keeps the text of its error: what happened, then labeled lines.
             what, *more = error.message.splitlines()
             labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
-            raise BudgetError(what, cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
+            raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
 
 
 def _shuffled(groups: Sequence[Group], seed: int) -> list[Group]:
