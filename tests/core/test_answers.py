@@ -89,17 +89,17 @@ def test_a_number_reads_the_same_however_it_is_written(whole, thousandths):
 
 
 def test_words_carry_the_numbers_that_the_normal_form_drops():
-    for one, other in [("-5", "5"), ("3.14", "314"), ("1e-5", "1e5"), ("$1,000.0", "10000"), ("12:30", "1230")]:
-        assert normalize(one) == normalize(other)
-        assert words(one) != words(other)
+    for left, right in [("-5", "5"), ("3.14", "314"), ("1e-5", "1e5"), ("$1,000.0", "10000"), ("12:30", "1230")]:
+        assert normalize(left) == normalize(right)
+        assert words(left) != words(right)
     assert words("the 1,000 apples") == words("1000 apples!")
 
 
 def test_answers_mean_the_same_where_their_words_do():
-    for one, other in [("The 1,000 m", "1000 M."), ("so: <answer>7</answer>", "7"), ("−5", "- 5"), ("?!", "?!")]:
-        assert meaning(one) == meaning(other)
-    for one, other in [("-5", "5"), ("7", "8"), ("?!", "!?"), ("<answer></answer>", "7")]:
-        assert meaning(one) != meaning(other)
+    for left, right in [("The 1,000 m", "1000 M."), ("so: <answer>7</answer>", "7"), ("−5", "- 5"), ("?!", "?!")]:
+        assert meaning(left) == meaning(right)
+    for left, right in [("-5", "5"), ("7", "8"), ("?!", "!?"), ("<answer></answer>", "7")]:
+        assert meaning(left) != meaning(right)
 
 
 @given(st.text())
@@ -108,8 +108,8 @@ def test_words_are_those_of_the_normal_form(text):
 
 
 @given(st.text(alphabet=string.digits + "+-−.,/: e$()a", max_size=40))
-def test_any_text_has_numbers_that_are_told_again(text):
-    """What is written one way is read the same once more, each on its own."""
+def test_numbers_read_from_their_own_form_are_the_same(text):
+    """The form that `numbers` writes is a fixed point."""
     for number in numbers(text):
         assert numbers(number) == (number,)
 

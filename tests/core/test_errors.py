@@ -13,7 +13,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_is_what_cause_mend(kind):
+def test_text_is_what_cause_fix(kind):
     error = kind("steps = -1 is too few", cause="it was mistyped", fix="set steps to 1 or more")
     assert str(error).splitlines() == [
         "steps = -1 is too few",
@@ -31,7 +31,7 @@ def test_crosses_processes(kind):
     assert (str(copy), copy.what, copy.cause, copy.fix) == (str(error), "a", "b", "c")
 
 
-def test_the_tree_tells_whose_fault_it_is():
+def test_user_errors_are_not_infrastructure_errors():
     assert issubclass(RecipeError, UsageError)
     assert issubclass(EngineError, InfrastructureError)
     assert not issubclass(UsageError, InfrastructureError)

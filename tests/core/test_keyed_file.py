@@ -15,17 +15,17 @@ def keyed(path, application=7):
 
 
 def test_the_first_text_of_a_key_stays_and_others_see_it(tmp_path):
-    one, two = keyed(tmp_path / "new" / "f"), keyed(tmp_path / "new" / "f")
-    one.keep("a", "first")
-    two.keep("a", "second")
-    assert [file.find("a") for file in (one, two)] == ["first", "first"]
-    assert one.find("b") is None
-    one.close()
-    one.close()
+    first, second = keyed(tmp_path / "new" / "f"), keyed(tmp_path / "new" / "f")
+    first.keep("a", "first")
+    second.keep("a", "second")
+    assert [file.find("a") for file in (first, second)] == ["first", "first"]
+    assert first.find("b") is None
+    first.close()
+    first.close()
     with pytest.raises(StorageError) as failed:
-        one.find("a")
+        first.find("a")
     assert "practice.cache" in failed.value.fix
-    two.close()
+    second.close()
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

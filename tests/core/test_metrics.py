@@ -112,7 +112,7 @@ def stream_call(body: str, *, thought: str, failed: bool = False, error: str | N
     )
 
 
-def test_calls_of_an_interleaved_policy_are_told_apart_by_what_they_call_and_not_by_its_thoughts():
+def test_calls_of_an_interleaved_policy_are_compared_by_what_they_call_and_not_by_its_thoughts():
     again = trajectory(stream_call("a", thought="x", failed=True), stream_call("a", thought="y", failed=True))
     assert (tool_use([again]).repeats, tool_use([again]).recoveries) == (1, 0)
     malformed = [stream_call(body, thought=body * 2, error="no JSON") for body in ("{", "{", "[")]
@@ -123,7 +123,7 @@ def test_calls_of_an_interleaved_policy_are_told_apart_by_what_they_call_and_not
 
 
 def test_what_a_policy_says_to_a_user_is_no_turn_with_an_action():
-    reply = Turn(index=2, user="Go on.", calls=(Call(role="policy", completion="Which one?"),))
+    reply = Turn(index=2, user="Continue.", calls=(Call(role="policy", completion="Which one?"),))
     use = tool_use([trajectory(stream_call("a", thought="x", failed=True), reply, stream_call("b", thought="x"))])
     assert (use.turns, use.share, use.recoveries) == (2, {"search": 1.0}, 1)
 

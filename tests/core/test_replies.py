@@ -21,7 +21,7 @@ def test_the_first_block_that_compiles_is_the_program():
 
 
 @given(st.text() | WORDS.map("\n".join))
-def test_whatever_is_found_compiles_and_the_rest_is_told(text):
+def test_a_program_found_compiles_and_anything_else_has_a_problem(text):
     code, problem = find_program(text)
     assert (code is None) == bool(problem)
     if code is not None:

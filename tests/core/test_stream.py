@@ -57,7 +57,13 @@ def written(block: Block, template: Template) -> str:
 
 
 MARKS = sorted(
-    {mark for one in TEMPLATES for tag in one.tags.values() for mark in (tag.open, tag.close) if "{" not in mark}
+    {
+        mark
+        for template in TEMPLATES
+        for tag in template.tags.values()
+        for mark in (tag.open, tag.close)
+        if "{" not in mark
+    }
     | {"<sum>", "</sum>", "<", "</", "```", "\n", "think>"}
 )
 TEXTS = st.lists(st.one_of(st.sampled_from(MARKS), st.text(max_size=6)), max_size=12).map("".join)

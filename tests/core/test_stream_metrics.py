@@ -39,7 +39,7 @@ def test_calls_and_steps_are_counted_and_means_are_over_trajectories():
     assert (found.correct_rate, found.calls_mean) == (0.6, pytest.approx(5 / 3))
 
 
-def test_reasoning_is_what_stands_beside_calls_and_marks_in_words():
+def test_reasoning_in_words_leaves_out_calls_and_marks():
     reply = call("<think>first look, then <b> add</think>\n<python>print(2 + 3)</python>")
     found = measured(run(turn("print(2 + 3)", reply)))
     assert (found.unit, found.reasoning_per_call) == ("words", 4)
@@ -72,7 +72,7 @@ def test_a_reply_that_was_sampled_in_two_requests_is_one():
 
 
 def test_words_to_a_user_are_replies_and_no_calls():
-    said = Turn(index=2, user="Go on.", calls=(Call(role="user", completion="Go on."), call("Which one?", 3)))
+    said = Turn(index=2, user="Continue.", calls=(Call(role="user", completion="Continue."), call("Which one?", 3)))
     found = measured(run(turn("x", call("one x", 5)), said))
     assert (found.calls, found.replies, found.steps_to_answer) == (1, 3, 1)
 

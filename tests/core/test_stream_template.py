@@ -1,4 +1,4 @@
-"""Templates of streams: those that ship, one's own, and what is refused."""
+"""Templates of streams: shipped ones, users' own, and invalid ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import Template, load_template
 
-SHIPPED = sorted(Path(one.name).stem for one in (resources.files("midstream.core") / "templates").iterdir())
+SHIPPED = sorted(Path(file.name).stem for file in (resources.files("midstream.core") / "templates").iterdir())
 SOUND = """
 call = { open = "<run>", close = "</run>" }
 tool = "python"
@@ -56,8 +56,9 @@ def test_places_in_values_stay_text():
 
 @pytest.mark.parametrize("name", ["nope", "nope.toml", Path("nope"), "\0", "\0.toml"], ids=repr)
 def test_an_unknown_name_lists_those_there_are(name):
-    with pytest.raises(RecipeError, match="artist-math, native"):
+    with pytest.raises(RecipeError, match="artist-math, native") as caught:
         load_template(name)
+    assert caught.value.code == "unknown-template"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,9 @@ def test_an_unknown_name_lists_those_there_are(name):
 )
 def test_an_unsound_file_is_refused(tmp_path, change, problem):
     settings = [line for line in SOUND.splitlines() if not line or line.split(" ")[0] not in change.split()]
-    with pytest.raises(RecipeError, match=problem):
+    with pytest.raises(RecipeError, match=problem) as caught:
         load_template(own(tmp_path, "\n".join([*settings, change])))
+    assert caught.value.code == "template-invalid"
 
 
 def test_a_template_in_code():

@@ -120,10 +120,10 @@ def test_data_is_frozen_and_strict():
 
 def test_memory_append_leaves_the_old_memory_alone():
     empty = Memory()
-    one = empty.append(MemoryRecord(turn=1, action=Action()))
-    two = one.append(MemoryRecord(turn=2, action=Action()))
-    assert (len(empty), len(one), len(two)) == (0, 1, 2)
-    assert [record.turn for record in two.records] == [1, 2]
+    first = empty.append(MemoryRecord(turn=1, action=Action()))
+    second = first.append(MemoryRecord(turn=2, action=Action()))
+    assert (len(empty), len(first), len(second)) == (0, 1, 2)
+    assert [record.turn for record in second.records] == [1, 2]
 
 
 def test_a_task_without_its_answer_is_its_id_and_question():

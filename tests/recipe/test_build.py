@@ -64,11 +64,11 @@ def test_a_components_own_settings_are_checked(ten_steps, override, named):
     ("override", "named"),
     [
         ("agent.planner.engine=polcy", r"agent\.planner\.engine = 'polcy' does not exist[\s\S]*policy"),
-        ("agent.verifier.engine=policy", r"agent\.verifier\.engine = 'policy' is never asked"),
+        ("agent.verifier.engine=policy", r"agent\.verifier\.engine = 'policy' would never be used"),
         ("training.weights=other", r"training\.weights = 'other' does not exist"),
         ("agent.verifier={type='prompted'}", r"agent\.verifier\.engine = None does not exist"),
         ("tools.base_generator={}", r"tools\.base_generator\.engine = None does not exist"),
-        ("tools.guess.engine=policy", r"tools\.guess\.engine = 'policy' is never asked"),
+        ("tools.guess.engine=policy", r"tools\.guess\.engine = 'policy' would never be used"),
         ("agent.verifier={type='prompted',engine='policy'}", "would be trained together with the planner"),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_resolved_recipe_says_every_default_and_means_the_same():
         ('{a={weight=true, type="exact_match"}}', "reward.parts.a = {'weight': True,"),
         ("{a={weight=1}}", "reward.parts.a has no type"),
         ('{a={type="exact"}}', "reward.parts.a.type = 'exact' does not exist"),
-        ('{a={type="exact_match", engine="model"}}', "reward.parts.a.engine = 'model' is never asked"),
+        ('{a={type="exact_match", engine="model"}}', "reward.parts.a.engine = 'model' would never be used"),
         ('{a={type="math", precison=3}}', "reward.parts.a.precison = 3"),
         ('{a={type="judge", engine="x"}}', "reward.parts.a.engine = 'x' does not exist"),
         ('{a={type="composite", parts={b={type="judge"}}}}', "reward.parts.a.parts.b.engine = None"),

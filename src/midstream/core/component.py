@@ -1,7 +1,7 @@
-"""Components: the parts that a recipe names by `type`. Each has settings of its own, and these build it.
+"""Components: what a recipe names by `type`. Each has its own settings, and the settings build it.
 
-To add one, write its settings as a subclass of `ComponentConfig` (or of the class for its kind) with a `build`, and
-register it:
+To add a component, write its settings as a subclass of the class of its kind (`TasksConfig`, `RewardConfig`,
+`ToolConfig`, `EngineConfig`; `ComponentConfig` for an agent's module) with a method `build`, and register it:
 
     class Config(RewardConfig):
         tolerance: float = 0.0
@@ -33,12 +33,12 @@ Kind = Literal["tasks", "reward", "tool", "engine", "planner", "executor", "veri
 Table = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of parts within parts
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # sums of weights beyond them lose all precision
+_PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of nested parts
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # beyond these, sums of weights lose all precision
 
 
 class Context(Protocol):
-    """What a component may use while it is built: the other parts of its recipe, each built once."""
+    """What a component may use while it is built: the rest of its recipe, each object built once."""
 
     @property
     def name(self) -> str:
@@ -52,17 +52,17 @@ class Context(Protocol):
 
     @property
     def engine_identity(self) -> Mapping[str, Any]:
-        """What decides the replies of that engine's model: its name and extra settings, not where it is served."""
+        """The settings that decide the replies of that engine's model: name and extra settings, not the address."""
         ...
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where code of a model runs."""
+        """The sandbox for code that a model writes."""
         ...
 
     @property
     def template(self) -> Template | None:
-        """How the recipe's interleaved agent writes its stream; None of an agent of another kind."""
+        """The stream template of the recipe's interleaved agent; None for other agents."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Context(Protocol):
 
     @property
     def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained on this engine's model, which must then be kept apart from its weights."""
+        """Whether a LoRA adapter is trained on this engine's model; it must then be separate from the weights."""
         ...
 
     def tasks(self, component: Component) -> TaskSource:
@@ -100,9 +100,10 @@ class Context(Protocol):
 
 
 class ComponentConfig(Frozen):
-    """The settings of one component. Its class variables tell the recipe's check what it needs.
+    """The settings of one component.
 
-    `asks`: whether its table names an `engine`. `extra`: the extra of midstream whose packages it needs.
+    The class variables serve the check of a recipe: `asks` is whether the component asks a model, so that its table
+    names an `engine`; `extra` is the optional extra of midstream that it needs.
     """
 
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"
@@ -110,7 +111,7 @@ class ComponentConfig(Frozen):
 
     @property
     def needs_world(self) -> bool:
-        """Whether it is made from the facts and names of the recipe's world (`core.protocols.World`)."""
+        """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
         return False
 
     def build(self, context: Context) -> Any:
@@ -121,10 +122,12 @@ class ComponentConfig(Frozen):
 class TasksConfig(ComponentConfig):
     """The settings of a task source.
 
-    `endless`: it makes tasks, so that drawing some costs nothing. `dialogues`: its tasks are dialogues
-    (`core.dialogue`). `plays`: the models that a simulated engine can play on its tasks (`core.protocols.Plays`).
-    `world`: it has facts of its own and what trains on them (`core.protocols.World`). `teacher`: the type of the
-    planner or policy that a warm start imitates where the recipe names no other.
+    Class variables:
+        endless: the source makes tasks, so that drawing them costs nothing.
+        dialogues: its tasks are dialogues (`core.dialogue`).
+        plays: the models that a simulated engine can play on its tasks (`core.protocols.Plays`).
+        world: it has its own facts (`core.protocols.World`).
+        teacher: type of the planner or policy that a warm start imitates unless the recipe names another.
     """
 
     endless: ClassVar[bool] = False
@@ -138,9 +141,10 @@ class TasksConfig(ComponentConfig):
 class RewardConfig(ComponentConfig):
     """The settings of a reward.
 
-    `rule_based`: it compares an answer with the gold answer and asks no model, so that a task may name it.
-    `of_dialogues`: it scores the outcome of a dialogue. `of_stream`: it scores the form of an interleaved agent's
-    stream, too.
+    Class variables:
+        rule_based: it compares an answer with the gold answer without a model, so that a task may name it.
+        of_dialogues: it scores the outcome of a dialogue.
+        of_stream: it also scores the form of an interleaved agent's stream.
     """
 
     rule_based: ClassVar[bool] = False
@@ -150,9 +154,9 @@ class RewardConfig(ComponentConfig):
 
 
 class ToolConfig(ComponentConfig):
-    """The settings of a tool, or of a server of several.
+    """The settings of a tool, or of a server of several tools.
 
-    `tool`: the tool's class, where its attributes say what agents see of it before it is built.
+    The class variable `tool` is the tool's class if its attributes (name, description, parameters) need no settings.
     """
 
     tool: ClassVar[type | None] = None
@@ -161,14 +165,14 @@ class ToolConfig(ComponentConfig):
 class EngineConfig(ComponentConfig):
     """The settings of an engine.
 
-    `in_process`: it samples in this process, and answers when every live trajectory waits for it.
+    The class variable `in_process` is true if the engine samples in this process, once all live trajectories wait.
     """
 
     in_process: ClassVar[bool] = False
 
 
 class Component(Frozen):
-    """One component of a recipe: its type, its settings, the engine it asks, and its weight among other parts."""
+    """One component of a recipe: its type, its settings, its engine, and its weight if it is a part of another."""
 
     kind: Kind
     type: str
@@ -178,7 +182,7 @@ class Component(Frozen):
 
     @model_serializer
     def table(self) -> Table:
-        """The component's table with every default filled in, as JSON values."""
+        """The component's table with every default, as JSON values."""
         keys = {"type": self.type, "engine": self.engine, "weight": self.weight}
         settings = self.config.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in keys.items() if value is not None} | settings
@@ -190,12 +194,12 @@ _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
 
 
 def register(kind: Kind, name: str, config: type[ComponentConfig] | str) -> None:
-    """Let recipes name a component: by its settings' class, or by "package.module:Class", imported on first use."""
+    """Register a component: the class of its settings, or "package.module:Class", which is imported on first use."""
     _REGISTRY.setdefault(kind, {})[name] = config
 
 
 def registered(kind: Kind) -> list[str]:
-    """The types of a kind, in the order of their registration."""
+    """The types of a kind, in the order of registration."""
     return list(_REGISTRY.get(kind, ()))
 
 
@@ -209,13 +213,13 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
 
 
 def rules() -> list[str]:
-    """The types of rewards that a task may name: they compare answers and ask no model."""
+    """The types of rewards that a task may name: rule-based, without a model."""
     classes = {name: config_class("reward", name) for name in registered("reward")}
     return [name for name, config in classes.items() if issubclass(config, RewardConfig) and config.rule_based]
 
 
 def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
-    """The component that a table of a recipe describes; `where` is the table's place in the recipe.
+    """Validate the table of a component; `where` is its place in the recipe.
 
     Raises:
         RecipeError: the type, the engine or a setting is wrong.
@@ -235,17 +239,17 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
         )
     if engine is not None and config.asks == "never":
         raise RecipeError(
-            f"{where}.engine = {engine!r} is never asked, because {named!r} is a program",
+            f"{where}.engine = {engine!r} would never be used, because {named!r} is a program",
             code="engine-not-used",
             fix="remove `engine`, or choose a type that asks a model",
         )
     if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
-        kind_of_parts: Kind = config.parts_kind  # type: ignore[attr-defined]
-        settings["parts"] = _parse_parts(kind_of_parts, settings["parts"], f"{where}.parts")
+        settings["parts"] = _parse_parts(config.parts_kind, settings["parts"], f"{where}.parts")  # type: ignore[attr-defined]
     return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine)
 
 
 def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
+    """The parts of a mixture or composite, each a component with a `weight`."""
     if not tables:
         raise RecipeError(f"{where} is empty", code="parts-invalid", fix="add at least one part, a table with a type")
     parts = {}
@@ -257,7 +261,7 @@ def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
                 f"{where}.{name} = {shown(table)} is not a part",
                 code="parts-invalid",
                 fix="give it a name of letters, digits, _ and -, a table with a `type`, and a `weight` from "
-                f"{_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g} (1 if none is given)",
+                f"{_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g} (default 1)",
             )
         part = parse_component(kind, {key: value for key, value in table.items() if key != "weight"}, f"{where}.{name}")
         parts[name] = part.model_copy(update={"weight": float(weight)})
@@ -267,7 +271,7 @@ def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
 def validate(
     model: type[ModelT], table: Mapping[str, Any], where: str, tags: Mapping[str, type[BaseModel]] | None = None
 ) -> ModelT:
-    """Build `model` from a table of a recipe. `tags` are the names of a discriminated union's members in it.
+    """Build `model` from a table of a recipe. `tags` are the members of a discriminated union in it, by name.
 
     Raises:
         RecipeError: names every wrong key with its place and value.
@@ -275,7 +279,7 @@ def validate(
     try:
         return model.model_validate(dict(table))
     except ValidationError as failure:
-        # A default that another key decides is missing only because that key is wrong.
+        # A default that depends on another key is missing only because that key is wrong.
         errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]
         problems = [
             ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
@@ -294,7 +298,7 @@ def validate(
 def _fields_around(
     model: type[BaseModel], location: tuple[int | str, ...], tags: Mapping[str, type[BaseModel]]
 ) -> list[str]:
-    """The keys of the table in which the last part of `location` is."""
+    """The keys of the table that holds the last key of `location`."""
     for key in location[:-1]:
         if key in tags:
             model = tags[str(key)]
@@ -310,7 +314,7 @@ def _fields_around(
 
 
 def _classes(annotation: Any) -> list[type]:
-    """The classes that an annotation such as `tuple[X, ...]` or `X | None` is made of."""
+    """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
     parts = get_args(annotation)
     if not parts:
         return [annotation] if isinstance(annotation, type) else []
@@ -318,6 +322,6 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def shown(value: object) -> str:
-    """A value in an error message, cut if it is long."""
+    """A value for an error message, cut if it is long."""
     text = repr(value)
     return text if len(text) < 80 else text[:77] + "..."

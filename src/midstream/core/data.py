@@ -1,4 +1,4 @@
-"""The base of everything that goes to disk, and what of a model's JSON may go there."""
+"""The base class of everything that is written to disk, and the check of a model's JSON before it is kept."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MAX_DEPTH = 32
 
 
 class Frozen(BaseModel):
-    """Immutable, strict about unknown keys; compared by value."""
+    """Immutable, compared by value; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 def unfit(value: object) -> str | None:
-    """Why a value that `json.loads` gave cannot be kept in a trajectory, or None."""
+    """Why a value from `json.loads` cannot be kept in a trajectory; None if it can."""
     if _deeper(value, _MAX_DEPTH):
         return f"more than {_MAX_DEPTH} levels"
     try:

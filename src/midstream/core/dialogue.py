@@ -1,10 +1,10 @@
-"""The other side of a stateful task: a user who speaks in turns, and functions that change the state of one rollout.
+"""Dialogues: tasks with a simulated user who speaks in turns, and functions that change the state of one rollout.
 
     begin() -> "Fill the tank." [fillFuelTank, displayCarStatus]    the agent calls functions, then replies
     reply("The tank is full.") -> "Now start the engine." [...]     ...
-    reply("It runs.") -> over                                        nothing more is said; outcome() says how it went
+    reply("It runs.") -> over                                        the end; outcome() gives the facts to score
 
-A dialogue is opened afresh for every attempt at a task and belongs to it alone: no state is shared by two rollouts.
+Every attempt at a task opens a new dialogue, so no two rollouts share state.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserTurn:
-    """What a user says, and the functions that the agent has from now on.
+    """A user's message, and the functions that the agent has from now on.
 
-    `over`: the dialogue has ended, and the agent is asked for nothing more. `calls` are the requests behind it, where a
-    model plays the user.
+    `over` is true at the end of the dialogue: the agent does not reply. `calls` are the requests of a model that plays
+    the user.
     """
 
     text: str
@@ -40,34 +40,35 @@ OVER = UserTurn(text="", over=True)
 
 
 class Dialogue(Protocol):
-    """One rollout's user and state, which calls of its tools change. `system` are rules for the agent ("" for none)."""
+    """The user and the state of one rollout; calls of its tools change the state. `system` are rules for the agent."""
 
     system: str
 
     async def begin(self) -> UserTurn:
-        """The first message."""
+        """Return the first message."""
         ...
 
     async def reply(self, text: str) -> UserTurn:
-        """What the user says to the reply that ended the agent's turn.
+        """Return the user's answer to the reply that ended the agent's turn.
 
-        Raises `EngineError` if the model that plays the user fails.
+        Raises:
+            EngineError: the model that plays the user failed.
         """
         ...
 
     def outcome(self) -> dict[str, JsonValue]:
-        """How it went, as facts for rewards: "success" (bool), and what each benchmark's check compares."""
+        """Return facts for the reward: "success" (bool), and what the benchmark's check compares."""
         ...
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release resources."""
         ...
 
 
 @runtime_checkable
 class Dialogues(Protocol):
-    """A source of tasks whose tasks are dialogues."""
+    """A task source whose tasks are dialogues."""
 
     def open(self, task: Task, *, seed: int) -> Dialogue:
-        """A fresh dialogue of one of its tasks, gold answer and all: agents never see the task, only what is said."""
+        """Open a new dialogue of a task with its gold answer; agents see only the messages, never the task."""
         ...

@@ -1,7 +1,7 @@
-"""The error model, told once.
+"""Errors: every kind that midstream raises on purpose.
 
-Every error midstream raises on purpose is a `MidstreamError`. Its text has three lines: what happened with the value
-seen, the likely cause, the command or edit that fixes it. Its `code` is stable: docs/errors.md lists all of them.
+All are subclasses of `MidstreamError`. The text has up to three lines: what happened with the value seen, the likely
+cause, and the command or edit that fixes it. The `code` is stable; docs/errors.md lists all of them.
 
     MidstreamError
     ├── UsageError              the user's input is wrong: exit code 2, nothing was started
@@ -15,15 +15,15 @@ seen, the likely cause, the command or edit that fixes it. Its `code` is stable:
     │   ├── ToolServerError
     │   ├── SandboxError
     │   ├── RewardError
-    │   ├── DeadlineError       a trajectory ran out of its wall-clock time
-    │   └── BudgetError         the run's budget is spent: nothing new is started, the run ends with what it has
+    │   ├── DeadlineError       a trajectory exceeded its wall-clock limit
+    │   └── BudgetError         the run's budget is spent: no new work starts, and the run ends with its results so far
     ├── CheckpointError         no checkpoint of a run could be read
     ├── StorageError            the disk is full or a write failed: the run stops, and resumes from its last checkpoint
     └── TrainingError           a non-finite loss, no usable group: the run stops, and resumes from its last checkpoint
 
-What a *model* gets wrong (a malformed action, invalid arguments, code that raises) is none of these: it is data,
-recorded in the turn that it costs. Named exceptions are caught where they can be handled; the one broad boundary is in
-`rollout.py`.
+A *model's* mistake (a malformed action, invalid arguments, code that raises) is not an error but data, recorded in the
+turn that it costs. Code catches named exceptions. It catches `Exception` only at the boundary to code that may raise
+anything (a user's agent, tool or reward, a third-party library), with a comment that gives the reason.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class UnsupportedError(UsageError):
 
 
 class InfrastructureError(MidstreamError):
-    """Something around the model failed; the trajectory is run again if that can help, then its error is recorded.
+    """Something around the model failed; the trajectory is retried if that can help, then its error is recorded.
 
-    `calls` are the engine calls that led to it, the failed one last, so that a trace holds what was asked.
+    `calls` are the engine calls that led to it, the failed one last, so that a trace holds the requests.
     """
 
     code = "infrastructure"
@@ -113,21 +113,21 @@ class RewardError(InfrastructureError):
 
 
 class DeadlineError(InfrastructureError):
-    """A trajectory ran out of its wall-clock time."""
+    """A trajectory exceeded its wall-clock limit."""
 
     code = "deadline"
     retryable = False
 
 
 class BudgetError(InfrastructureError):
-    """A limit that the user set on rollouts, tokens, dollars or time would be passed."""
+    """A limit that the user set on rollouts, tokens, dollars or time would be exceeded."""
 
     code = "budget-spent"
     retryable = False
 
 
 class PromptTooLongError(EngineError):
-    """A prompt and its completion do not fit the model's context; the same run would end there again."""
+    """A prompt and its completion do not fit the model's context; a retry would fail in the same way."""
 
     code = "prompt-too-long"
     retryable = False
@@ -146,6 +146,6 @@ class StorageError(MidstreamError):
 
 
 class TrainingError(MidstreamError):
-    """Training cannot go on: a non-finite loss or gradient, or no usable group."""
+    """Training cannot continue: a non-finite loss or gradient, or no usable group."""
 
     code = "training-failed"

@@ -1,4 +1,4 @@
-"""Parts of every HTTP client here: retries and pauses, certificates and proxies from the environment."""
+"""What every HTTP client here shares: retries and pauses, certificates and proxies from the environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
 
 
 class TransientError(Exception):
-    """This attempt failed and another may not; `pause_s` is how long the server asks to wait."""
+    """An attempt failed and another may succeed; `pause_s` is how long the server asks to wait."""
 
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -32,11 +32,11 @@ class TransientError(Exception):
 async def retry(attempt: Callable[[], Awaitable[T]], *, max_attempts: int, pause_s: Callable[[int], float]) -> T:
     """Call `attempt` until it does not raise `TransientError`, at most `max_attempts` times.
 
-    The pause after attempt number n (from 1) is `pause_s(n)` seconds: at least as long as the server asks for, at most
-    a minute.
+    The pause after attempt number n (from 1) is `pause_s(n)` seconds or what the server asks for, whichever is longer,
+    and at most a minute.
 
     Raises:
-        TransientError: the last attempt's.
+        TransientError: the last attempt failed.
     """
     number = 1
     while True:
@@ -59,41 +59,42 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, OverflowError):  # a date of another age
+        except (ValueError, OverflowError):  # a date that datetime cannot hold
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def certificates() -> ssl.SSLContext:
-    """What TLS connections are verified with; reading it takes 20 ms.
+    """The certificates that verify TLS connections; reading them takes 20 ms.
 
     Raises:
-        UsageError: SSL_CERT_FILE names none.
+        UsageError: SSL_CERT_FILE names a file without certificates.
     """
     try:
         return httpx2.create_ssl_context()
     except OSError as failure:  # an ssl.SSLError is one
         raise UsageError(
             f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
-            cause="there is no such file, or it holds no certificates",
+            code="certificates-invalid",
             fix="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
         ) from failure
 
 
 @contextmanager
 def usable_proxy() -> Iterator[None]:
-    """Around the making of a client, which takes its proxy from the environment.
+    """Context in which to create a client that takes its proxy from the environment.
 
     Raises:
-        UnsupportedError: the proxy is none that httpx2 can use.
+        UnsupportedError: httpx2 cannot use the proxy.
     """
     try:
         yield
     except (ImportError, ValueError, httpx2.InvalidURL) as failure:
         socks = isinstance(failure, ImportError)
-        # Nothing of the failure's text: where the address is misspelt, a part of its password passes for the port.
+        # Never quote the failure: in a misspelled address, part of the password is taken for the port.
         raise UnsupportedError(
             f"the proxy that the environment names cannot be used ({type(failure).__name__})",
+            code="proxy-invalid",
             cause="a SOCKS proxy needs the package socksio"
             if socks
             else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "

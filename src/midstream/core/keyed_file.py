@@ -1,4 +1,4 @@
-"""SQLite files shared by processes and threads, and texts by key in one, so that nothing is paid for twice.
+"""SQLite files shared by processes and threads; `KeyedFile` stores texts by key, e.g. paid replies.
 
 The file's `application_id` and `user_version` identify it; a file of another program or version is refused.
 """
@@ -93,7 +93,7 @@ class SqliteFile:
             self._connection.close()
 
     def unusable(self, error: Exception) -> StorageError:
-        """The error for a file that cannot be used, or for invalid content in it."""
+        """The error for a file that cannot be used, or that holds invalid content."""
         return StorageError(
             f"{self._path} could not be read or written: {error}",
             code="storage",
@@ -116,7 +116,7 @@ class SqliteFile:
 
 
 class KeyedFile(SqliteFile):
-    """Texts by key: one table `table`, one row a key. The other arguments are `SqliteFile`'s."""
+    """Texts by key, in one table named `table`. The other arguments are those of `SqliteFile`."""
 
     def __init__(self, path: Path, *, application: int, version: int, table: str, what: str, setting: str) -> None:
         self._table = table
@@ -124,13 +124,13 @@ class KeyedFile(SqliteFile):
         super().__init__(path, application=application, version=version, schema=schema, what=what, setting=setting)
 
     def find(self, key: str) -> str | None:
-        """The text of that key."""
+        """The text of a key; None without one."""
         with self.access() as connection:
             found = connection.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
         return found[1] if found else None
 
     def keep(self, key: str, text: str) -> None:
-        """Store a text, unless the key has one: the first is kept."""
+        """Store a text unless the key has one: the first text of a key is kept."""
         with self.access() as connection:
             connection.execute(f"INSERT OR IGNORE INTO {self._table} VALUES (?, ?)", (key, text))
 

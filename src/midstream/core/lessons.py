@@ -1,4 +1,4 @@
-"""Lessons as an agent gets them: one rendered text a module, the same wherever the agent runs."""
+"""Lessons as an agent gets them: one rendered text for each module, the same wherever the agent runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-Lessons = Mapping[str, str]  # module -> the text that its prompt holds; a module without lessons is not in it
+Lessons = Mapping[str, str]  # module -> text in its prompt; modules without lessons are missing
 
 NO_LESSONS: Lessons = MappingProxyType({})
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Lessons as a prompt holds them: one line each, whatever line breaks a text has."""
+    """Render lessons for a prompt: one line each, with line breaks inside a lesson replaced by spaces."""
     return "\n".join(f"- {' '.join(text.split())}" for text in texts)
 
 
 def digest(lessons: Lessons) -> str:
-    """A short name of exactly these texts, "" of none: two runs that saw the same lessons have the same."""
+    """A short hash of the texts, equal for equal lessons; "" without lessons."""
     if not lessons:
         return ""
     text = json.dumps(dict(lessons), sort_keys=True)

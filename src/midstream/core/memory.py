@@ -1,4 +1,4 @@
-"""The evolving memory of one trajectory: typed records, append-only."""
+"""The memory of one trajectory: typed records, append-only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from midstream.core.trajectory import Action, Command, Verdict
 class MemoryRecord(Frozen):
     """One turn as later turns see it.
 
-    `result` is the observation's text (empty when there is none), `error` what went wrong (a malformed action, an
-    invalid command, a tool that found nothing), `elapsed_s` the turn's wall-clock seconds: recorded only if the agent
-    is told to, because a prompt that holds a measured time can never be repeated exactly.
+    Attributes:
+        turn: number of the turn, from 1.
+        action: the planner's decision.
+        command: the executor's tool call.
+        result: text of the observation; empty without one.
+        error: why the turn failed: a malformed action, an invalid command, or a tool that found nothing.
+        verdict: the verifier's judgment.
+        elapsed_s: wall-clock seconds of the turn, only if the agent is configured to record them: a prompt with a
+            measured time cannot be repeated exactly.
     """
 
     turn: int
@@ -24,12 +30,12 @@ class MemoryRecord(Frozen):
 
 
 class Memory(Frozen):
-    """Records in order. `append` gives a new memory: one made in `run` cannot be shared by accident."""
+    """Records in order. `append` returns a new memory, so that runs cannot share one by accident."""
 
     records: tuple[MemoryRecord, ...] = ()
 
     def append(self, record: MemoryRecord) -> Memory:
-        """This memory with one record more."""
+        """This memory and one more record."""
         return Memory(records=(*self.records, record))
 
     def __len__(self) -> int:

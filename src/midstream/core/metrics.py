@@ -1,4 +1,4 @@
-"""The numbers a run writes down: one record a training step, one result an evaluation."""
+"""Metrics that a run records: one record per training step, one result per evaluation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from midstream.core.trajectory import Action, Trajectory, Turn
 
 
 class ToolUse(Frozen):
-    """How turns with an action were spent: a planner's, or each tool call of an interleaved policy.
+    """How turns with an action were spent: a planner's turns, or each tool call of an interleaved policy.
 
-    Shares add up to 1 over tools and "malformed" (a turn whose action is no call of a tool). What an interleaved policy
-    says to a user is no such turn. `error_rate` is the share of turns whose observation is an error: a malformed
-    action, an invalid command, or a tool that answered with an error. Turns that something around the model broke are
-    not counted. `calls` counts the calls that reached a tool: one for a command with arguments, any number for code,
-    none for what was malformed or invalid.
+    Turns that something around the model broke are not counted, nor is what a policy says to a user.
 
-    `errors_followed` of the errors had a next turn; in `recoveries` of them that turn tried something else, and it
-    worked (another action, an observation without an error); `recovery_rate` is their share, None without any.
-    `repeats` counts the turns that did again exactly what had failed before in their trajectory, and failed again;
-    `repeat_rate` is their share of all turns.
+    Attributes:
+        turns: number of turns.
+        errors: turns whose observation is an error: a malformed action, an invalid command, or a tool's error.
+        error_rate: share of turns with an error.
+        share: share of turns by tool and "malformed" (an action that calls no tool); the shares add up to 1.
+        calls: number of calls that reached each tool: one for a command with arguments, any number for code, none for
+            malformed or invalid ones.
+        errors_followed: errors that had a next turn.
+        recoveries: errors after which the next turn tried something else and succeeded.
+        recovery_rate: recoveries / errors_followed; None without any.
+        repeats: turns that failed with exactly what had failed before in the trajectory.
+        repeat_rate: share of turns that are repeats.
     """
 
     turns: int = 0
@@ -40,16 +44,21 @@ class ToolUse(Frozen):
 
 def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
     """Count tools, calls, errors, recoveries and repeats over all turns of `trajectories`."""
-    named: Counter[str] = Counter()
+    tools: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     errors = followed = recoveries = repeats = 0
     for trajectory in trajectories:
-        turns = [turn for turn in trajectory.turns if turn.action and not turn.error]
-        named.update(_named(turn) for turn in turns)
-        for turn in turns:
-            calls.update(_called(turn))
         failures: set[str] = set()
-        for before, turn in zip([None, *turns], turns, strict=False):
+        before: Turn | None = None
+        for turn in trajectory.turns:
+            if turn.action is None or turn.error:
+                continue
+            tools[turn.action.tool if not turn.action.error else "malformed"] += 1
+            if turn.command is not None and not turn.command.error and turn.observation is not None:
+                if turn.command.code is None:
+                    calls[turn.command.tool] += 1
+                else:
+                    calls.update(call.tool for call in turn.observation.tool_calls)
             failed, attempt = _failed(turn), _attempt(turn)
             if before is not None and _failed(before):
                 followed += 1
@@ -58,12 +67,13 @@ def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
                 errors += 1
                 repeats += attempt in failures
                 failures.add(attempt)
-    turns = named.total()
+            before = turn
+    turns = tools.total()
     return ToolUse(
         turns=turns,
         errors=errors,
         error_rate=errors / turns if turns else 0.0,
-        share={name: count / turns for name, count in sorted(named.items())},
+        share={name: count / turns for name, count in sorted(tools.items())},
         calls=dict(sorted(calls.items())),
         errors_followed=followed,
         recoveries=recoveries,
@@ -73,19 +83,15 @@ def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
     )
 
 
-def _named(turn: Turn) -> str:
-    return turn.action.tool if turn.action and not turn.action.error else "malformed"
-
-
 def _failed(turn: Turn) -> bool:
     return turn.observation is not None and turn.observation.status == "error"
 
 
 def _attempt(turn: Turn) -> str:
-    """What a turn tried, for telling whether another tried the same; a sub-goal is only words about it.
+    """What a turn tried, as text that is equal for equal attempts; a sub-goal only describes the attempt.
 
-    That is its command, or tool and context where they made none (an interleaved policy's malformed call has its body
-    there), or the planner's text where it was malformed.
+    This is its command. A turn without a valid command has its tool and context (an interleaved policy's malformed call
+    has its body there), or the planner's text if that was malformed.
     """
     if turn.command is not None and turn.command.error is None:
         return turn.command.model_dump_json()
@@ -94,24 +100,17 @@ def _attempt(turn: Turn) -> str:
     return texts[-1] if texts else action.model_dump_json(exclude={"sub_goal"})
 
 
-def _called(turn: Turn) -> list[str]:
-    """The tool of every call that a turn's command made."""
-    if turn.command is None or turn.command.error or turn.observation is None:
-        return []
-    return [one.tool for one in turn.observation.tool_calls] if turn.command.code is not None else [turn.command.tool]
-
-
 def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each named part over the trajectories with a reward; one that lacks the part counts 0 in it."""
-    scored = [one.reward.parts for one in trajectories if one.reward]
+    """The mean of each named part over the trajectories with a reward; a reward without the part counts as 0."""
+    scored = [trajectory.reward.parts for trajectory in trajectories if trajectory.reward]
     names = dict.fromkeys(name for parts in scored for name in parts)
     return {name: fmean(parts.get(name, 0.0) for parts in scored) for name in names}
 
 
 class Spent(Frozen):
-    """What a run has used so far. Tokens are the servers' count, estimated where they give none.
+    """What a run has used so far. Tokens are counted by the servers, or estimated if a server gives no count.
 
-    Time is kept apart (`timings.jsonl`), so that records repeat byte for byte.
+    Time is recorded elsewhere (`timings.jsonl`), so that records repeat byte for byte.
     """
 
     rollouts: int = 0
@@ -121,21 +120,41 @@ class Spent(Frozen):
 
 
 class StepMetrics(Frozen):
-    """One training step, without any wall-clock number: the same seed gives the same records, byte for byte.
+    """One training step, without wall-clock numbers: the same seed gives the same records, byte for byte.
 
-    Means over trajectories leave out those with `status="error"`, which `trajectories_error` counts. `groups_uniform`
-    had equal rewards (advantage 0, KL kept), `groups_broken` fewer than two finished trajectories (left out).
-    `trajectories_retried` broke down at least once before they ended; `request_failures` counts the attempts of single
-    requests that failed, `replies_repaired` the replies that were no JSON until they were mended. `kl` is the k3
-    estimate per token and `clip_fraction` the share of tokens whose ratio was clipped, both over the rows of the
-    update, which leave out uniform groups whose KL term was not drawn. `logprob_gap` is the mean, per token, of how far
-    the learner's log-probability lies from the recorded one, over the first mini-batch before its update: 0 but for
-    rounding where the learner holds the very weights that sampled. `reward_parts` holds the mean of each named part of
-    the rewards (0 where a reward lacks it); `streams` what is measured of interleaved policies.
+    Means over trajectories leave out those with `status="error"`.
 
-    `total_tokens` are all tokens of the update's rows; `unique_tokens` what is left of them where rows of one
-    mini-batch that begin alike share their beginning: what the update has to compute. Both are 0 where the learner did
-    not count. `warnings` were shown at this step.
+    Attributes:
+        step: number of the step, from 1.
+        policy_version: version of the weights that sampled.
+        reward_mean: mean reward.
+        reward_by_family: mean reward by task family.
+        reward_parts: mean of each named part of the rewards (0 in rewards without the part).
+        trajectories: number of trajectories.
+        trajectories_error: those that ended in an error.
+        trajectories_retried: those that failed at least once before they ended.
+        request_failures: failed attempts at single requests.
+        replies_repaired: replies that were not valid JSON and were repaired.
+        groups: number of groups.
+        groups_uniform: groups of equal rewards (advantage 0; their KL term is kept).
+        groups_broken: groups with fewer than two finished trajectories, which are left out.
+        samples_left_out: number of samples left out, by reason.
+        turns_mean: mean number of turns.
+        tool_use: how turns were spent.
+        streams: measurements of interleaved policies.
+        rows: number of training rows.
+        prompt_tokens: tokens of all prompts.
+        completion_tokens: sampled tokens.
+        total_tokens: tokens of the update's rows; 0 if the learner did not count them.
+        unique_tokens: tokens that the update computes, with prefixes shared in a mini-batch counted once; 0 likewise.
+        loss: mean loss.
+        kl: k3 estimate of the KL divergence per token, over the rows of the update.
+        clip_fraction: share of tokens whose ratio was clipped, over the rows of the update.
+        logprob_gap: mean absolute difference between the learner's log-probability and the recorded one, per token of
+            the first mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.
+        grad_norm: norm of the gradient before clipping.
+        learning_rate: learning rate of the step.
+        warnings: warnings shown at this step.
     """
 
     step: int
@@ -170,17 +189,17 @@ class StepMetrics(Frozen):
 
     @property
     def sharing(self) -> float | None:
-        """Tokens of the update's rows for each unique one, at least 1; None where they were not counted."""
+        """Tokens of the update's rows per unique token, at least 1; None if they were not counted."""
         return self.total_tokens / self.unique_tokens if self.unique_tokens else None
 
     @property
     def response_tokens_mean(self) -> float:
-        """Tokens of a reply, a planner's one a turn; a little high where trajectories with an error hold some."""
+        """Mean tokens of a reply (a planner replies once a turn); slightly high if trajectories ended in errors."""
         return self.completion_tokens / max(1, self.streams.replies if self.streams else self.tool_use.turns)
 
 
 class StepTiming(Frozen):
-    """The wall-clock side of a step, kept apart so that metrics stay repeatable. Times in seconds."""
+    """Wall-clock times of a step in seconds, kept apart so that metrics are repeatable."""
 
     step: int
     duration_s: float
@@ -191,7 +210,7 @@ class StepTiming(Frozen):
 
 
 class FamilyResult(Frozen):
-    """One family of an evaluation. `success` counts a task without a result as wrong."""
+    """Results of one task family. `success` counts a task without a result as wrong."""
 
     tasks: int
     success: float
@@ -199,24 +218,43 @@ class FamilyResult(Frozen):
 
 
 class EvaluationResult(Frozen):
-    """One evaluation of one set under one sampling.
+    """Results of one evaluation set under one sampling.
 
-    `success` is the mean over tasks of the mean over their `trials` (avg@k); a trial left without a result by an
-    infrastructure error counts as wrong in it, `errors` is the number of such trials and `success_without_errors` the
-    score that leaves them out. `interval` is the 95 % confidence interval of `success` over tasks, made by
-    `interval_method`. `pass_at` maps k to the chance that the best of k trials is right, `majority` is the score of
-    the most frequent answer (None of dialogues), `deviation` the standard deviation (n - 1) of the success of one trial
-    of every task.
-    `pass_all` maps k to the chance that all of k trials are right (pass^k).
-    `error_reasons` counts what these said, by its first line, the three most frequent.
-    `metric` names the reward, `judged` says that a model gave it; then `rule_success` is what the rule-based reward
-    said of the same answers, and `disagreements` the number of trials that only one of the two calls right (a score of
-    1).
-    `policy` says what was evaluated ("warm start", "trained", "random" ...), `sampling` "greedy" or "T=1". `leaks` is
-    the number of trials in which a search repeated the question almost word for word. `reward_parts` and `streams` as
-    in `StepMetrics`.
-    `request_failures` and `replies_repaired` as in `StepMetrics`. Tokens are those of the agent's and its tools' calls;
-    `cost_usd` is that of all calls, a judge's included.
+    Attributes:
+        policy: what was evaluated: "warm start", "trained", "random", ...
+        set_name: name of the set.
+        split: split of its tasks.
+        sampling: "greedy", or e.g. "T=1".
+        metric: name of the reward.
+        judged: whether a model decided the scores.
+        seed: seed of the evaluation.
+        tasks: number of tasks.
+        trials: number of trials of each task.
+        success: mean over tasks of the mean over their trials (avg@k); a trial without a result counts as wrong.
+        success_without_errors: the same over the trials with a result.
+        interval: 95 % confidence interval of `success` over tasks.
+        interval_method: how `interval` was calculated.
+        pass_at: k to the probability that the best of k trials is right (pass@k).
+        pass_all: k to the probability that all of k trials are right (pass^k).
+        majority: score of the most frequent answer; None for dialogues.
+        deviation: standard deviation (n - 1) of the success of one trial of every task.
+        rule_success: the rule-based score of the same answers, if a model judged.
+        disagreements: number of trials that only one of the two scores (judge, rule) calls right (a score of 1).
+        errors: number of trials that an infrastructure error left without a result.
+        error_reasons: the three most frequent first lines of these errors, with counts.
+        by_family: results by task family.
+        turns_mean: mean number of turns.
+        tool_use: how turns were spent.
+        reward_parts: as in `StepMetrics`.
+        streams: as in `StepMetrics`.
+        leaks: number of trials in which a search repeated the question almost word for word.
+        stop_reasons: number of trials by stop reason.
+        request_failures: as in `StepMetrics`.
+        replies_repaired: as in `StepMetrics`.
+        prompt_tokens: prompt tokens of the agent's and its tools' calls.
+        completion_tokens: sampled tokens of these calls.
+        cost_usd: cost of all calls, a judge's included.
+        step: the training step of the evaluated weights.
     """
 
     policy: str

@@ -1,7 +1,7 @@
-"""The seams: what an engine, a tool, a module, an agent, a reward and a learner must be able to do.
+"""Protocols: what an engine, a tool, a module, an agent, a reward, a task source and a learner must implement.
 
-Rooms side by side do not import each other; they meet here. Every protocol is structural: a class that has the
-methods is one, no base class and no registration.
+Packages of one layer do not import each other; they use these protocols instead. All are structural: a class that has
+the methods satisfies the protocol, without a base class and without registration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One request to an engine: chat `messages`, a raw text `prompt`, or `prompt_ids`, exactly these token ids.
+    """One request to an engine.
 
-    With `prompt_ids` given, `messages` or `prompt` say the same for people and for engines without token ids. `tools`
-    are offered to a chat model in its native form. `keep_stop`: the completion's text keeps the stop string that ended
-    it, and what its last token holds beyond.
-
-    `seed` makes the sample repeatable where the engine can; `order` is the trajectory's place in its rollout, by which
-    a lockstep engine sorts its batches; `json_schema` asks for structured output; `deadline_s` is a time of
-    `time.monotonic()`. An engine that streams calls `emit` with each piece of "text", one that retries with "retry".
+    Attributes:
+        role: the module that asks, e.g. "planner".
+        messages: the chat messages to answer.
+        prompt: the raw text to continue, instead of `messages`.
+        prompt_ids: exact token ids to continue. `messages` or `prompt` then hold the same prompt as text, for traces
+            and for engines without token ids.
+        tools: JSON schemas of tools, offered to a chat model in its native form.
+        sampling: temperature, top-p, maximum length and stop strings.
+        keep_stop: keep the stop string that ended the completion in its text, with the rest of its last token.
+        seed: makes the sample repeatable if the engine supports it.
+        order: index of the trajectory in its rollout; a `LockstepEngine` sorts its batches by it.
+        json_schema: schema of the structured output to ask for.
+        deadline_s: when to give up, as a time of `time.monotonic()`.
+        emit: called with each piece of "text" by an engine that streams, with "retry" by one that retries.
     """
 
     role: str
@@ -55,69 +62,73 @@ class Request:
 class Engine(Protocol):
     """Samples tokens from a model, remote or in process.
 
-    `token_exact` says whether its calls carry the sampled token ids and log-probabilities: only then can they be
-    trained on.
+    `token_exact` is true if its calls carry the sampled token ids and log-probabilities, which training needs.
     """
 
     name: str
     token_exact: bool
 
     async def sample(self, request: Request) -> Call:
-        """Answer one request. Once retries are spent: `EngineError`, with the failed call in `calls`.
+        """Answer one request.
 
-        Where the engine can, `DeadlineError` when `request.deadline_s` passes first.
+        Raises:
+            EngineError: every attempt failed; `calls` holds the failed call.
+            DeadlineError: `request.deadline_s` passed first (from engines that watch it).
         """
         ...
 
     async def close(self) -> None:
-        """Release connections; the engine is not used afterwards."""
+        """Release connections. The engine is not used afterwards."""
         ...
 
 
 class Codec(Protocol):
-    """Text to token ids and back, as the model behind an engine reads them. An engine that has one has it as `codec`.
+    """Converts text to token ids and back as an engine's model does; an engine offers it as its attribute `codec`.
 
-    With it a stream is continued token by token: what was sampled is never tokenised again.
+    With it, a stream is continued token by token, and sampled text is never tokenized again.
     """
 
     def encode(self, request: Request) -> Sequence[int]:
-        """The prompt's ids: its `prompt_ids`, or its text, or its messages and tools through the chat template."""
+        """Ids of a request's prompt: its `prompt_ids`, its text, or its messages and tools in the chat template."""
         ...
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Ids of text that is put into a stream; special tokens of the model in it are plain text."""
+        """Ids of text that the environment appends; the model's special tokens inside it are encoded as plain text."""
         ...
 
     def encode_reply(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """Ids that the chat template puts between an assistant's message and its next: `messages` and what is around.
+        """Ids between an assistant's message and its next one: `messages` with the chat template's text around them.
 
-        `ended`: the assistant's end token was sampled and is in the stream already.
+        Args:
+            messages: what the environment answers, e.g. tool output.
+            ended: whether the stream already holds the assistant's end token, because it was sampled.
         """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; an end token at their end is none of it."""
+        """Text of token ids, without an end token at their end."""
         ...
 
 
 @runtime_checkable
 class LockstepEngine(Protocol):
-    """An engine that samples when every live trajectory waits for it, in a fixed order, never by arrival."""
+    """An engine that samples once every live trajectory waits for it, in a fixed order rather than by arrival."""
 
     def join(self, order: int) -> None:
-        """The trajectory at place `order` is live: wait for it before sampling."""
+        """Register trajectory number `order` as live: sampling waits for its requests."""
         ...
 
     def leave(self, order: int) -> None:
-        """It has ended: wait for it no longer. Once more does nothing."""
+        """Remove a trajectory that has ended; removing it again does nothing."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a tool answers: `ok=False` is an answer too ("no document matches"), a broken tool raises.
+    """A tool's answer.
 
-    `calls` are the requests it made to an engine of its own.
+    `ok=False` is still an answer, such as "no document matches"; a broken tool raises instead. `calls` are the requests
+    that the tool made to its own engine.
     """
 
     text: str
@@ -127,10 +138,14 @@ class ToolResult:
 
 @runtime_checkable
 class Tool(Protocol):
-    """Something an agent can call.
+    """Something that an agent can call.
 
-    `parameters` is the JSON schema (type object) of `call`'s arguments; `timeout_s` bounds one call,
-    `output_tokens` its text, four characters counted as a token.
+    Attributes:
+        name: what agents call it.
+        description: what it does, as the prompt says it.
+        parameters: JSON schema (of type object) of the arguments of `call`.
+        timeout_s: time limit of one call.
+        output_tokens: limit of a result's text, at four characters a token.
     """
 
     name: str
@@ -140,7 +155,11 @@ class Tool(Protocol):
     output_tokens: int
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """Run once with arguments that satisfy `parameters`; raise `ToolServerError` if the back end failed."""
+        """Run the tool with arguments that satisfy `parameters`.
+
+        Raises:
+            ToolServerError: the tool's back end failed.
+        """
         ...
 
     async def close(self) -> None:
@@ -149,15 +168,18 @@ class Tool(Protocol):
 
 
 class CodeRunner(Protocol):
-    """Runs a command's code where it can reach one tool and nothing else."""
+    """Runs a command's code in a place where it can reach one tool and nothing else."""
 
     async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
-        """Run a program in which `tool` is a function by its name; what it printed is the observation.
+        """Run a program that calls `tool` as a function of the tool's name.
 
-        The calls are those that the tool made to an engine of its own.
+        Returns:
+            What the program printed, as an observation (of `status="error"` if the code raised or ran too long), and
+            the requests that the tool made to its own engine.
 
-        Code that raises or runs too long is an observation with `status="error"`; raises `ToolServerError` if the tool
-        broke, `SandboxError` if the program could not be run.
+        Raises:
+            ToolServerError: the tool broke.
+            SandboxError: the program could not be run.
         """
         ...
 
@@ -168,9 +190,9 @@ class CodeRunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleContext:
-    """What a module gets beside its arguments: its engine, a seed for this turn, its lessons, the time that is left.
+    """What every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.
 
-    A module passes `emit` along with its requests.
+    `order`, `deadline_s` and `emit` go into the module's requests unchanged. `lessons` is the text for its prompt.
     """
 
     engine: Engine | None = None
@@ -182,48 +204,51 @@ class ModuleContext:
 
 
 class Planner(Protocol):
-    """planner(query, tools, memory) -> action."""
+    """Decides the next step: planner(query, tools, memory) -> action."""
 
     async def plan(
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
-        """Decide the next sub-goal, tool and context; a malformed decision is an action with `error`."""
+        """Decide the next sub-goal, tool and context; a malformed reply gives an action with `error`."""
         ...
 
 
 class Executor(Protocol):
-    """executor(action, tools) -> command; it never sees the query."""
+    """Turns an action into a tool call: executor(action, tools) -> command. It never sees the query."""
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
     ) -> tuple[Command, tuple[Call, ...]]:
-        """Write the tool call for an action; an invalid one is a command with `error`."""
+        """Write the tool call for an action; an invalid call gives a command with `error`."""
         ...
 
 
 class Verifier(Protocol):
-    """verifier(query, observation, memory) -> verdict; `memory` does not hold this turn's record yet."""
+    """Decides whether to stop: verifier(query, observation, memory) -> verdict.
+
+    `memory` does not hold the record of the current turn yet.
+    """
 
     async def verify(
         self, question: str, observation: Observation, memory: Memory, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
-        """Judge the newest observation and whether memory and it suffice to answer."""
+        """Judge the newest observation, and whether it and the memory suffice to answer."""
         ...
 
 
 class Generator(Protocol):
-    """generator(query, memory) -> answer."""
+    """Writes the final answer: generator(query, memory) -> answer."""
 
     async def generate(
         self, question: str, memory: Memory, context: ModuleContext
     ) -> tuple[str | None, tuple[Call, ...]]:
-        """Write the final answer, or None if there is none to give."""
+        """Write the final answer; None if there is nothing to answer."""
         ...
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """Runs a task over several turns; holds no per-task state, so one object serves any number of runs at once."""
+    """Runs tasks over several turns. It keeps no state of a task: one object serves any number of concurrent runs."""
 
     name: str
 
@@ -240,33 +265,50 @@ class Agent(Protocol):
         listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
-        """Run once. `task` comes without its gold answer; `engines` and `lessons` go by the names of modules.
+        """Run a task once.
 
-        `dialogue` is the other side of a task that has one, made for this run alone.
+        Args:
+            task: the task without its gold answer.
+            tools: the tools it may call.
+            engines: the engine of each module, by module name.
+            seed: seed of everything random in this run.
+            order: index of the trajectory in its rollout (`Request.order`).
+            lessons: lessons for the prompts, by module name.
+            deadline_s: when to give up, as a time of `time.monotonic()`.
+            listener: receives the events of every turn.
+            dialogue: the simulated user and state of a task that is a dialogue, opened for this run alone.
         """
         ...
 
     async def close(self) -> None:
-        """Release what the agent holds beside tools and engines."""
+        """Release what the agent holds; tools and engines are closed by their owner."""
         ...
 
 
 class Reward(Protocol):
-    """Judges a finished trajectory against its task.
+    """Scores a finished trajectory against its task.
 
-    `name` is what tables call it, for example "exact match"; `judged` says that a model decides, so that its numbers
-    never stand in one column with those of a rule.
+    `name` is its name in tables, such as "exact match". `judged` is true if a model decides the score; reports never
+    put scores of a model and scores of a rule in one column.
     """
 
     name: str
     judged: bool
 
     def check(self, task: Task) -> None:
-        """Refuse a task that it cannot score with `RecipeError`; asked before any work, so it costs next to nothing."""
+        """Check, before any work and at almost no cost, that a task can be scored.
+
+        Raises:
+            RecipeError: it cannot.
+        """
         ...
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """A value in [0, 1], 0 where there is no answer; raise `RewardError` if no score could be given."""
+        """Score a trajectory: a value in [0, 1], 0 without an answer.
+
+        Raises:
+            RewardError: the judge or scorer failed, so there is no score.
+        """
         ...
 
     async def close(self) -> None:
@@ -275,19 +317,19 @@ class Reward(Protocol):
 
 
 class TaskSource(Protocol):
-    """Where tasks come from. `families` are those that `sample` draws from; ids are unique in a split.
+    """Where tasks come from.
 
-    Splits are called "train", "validation" and "test", whatever a benchmark's own are; one that is not there is a
-    `RecipeError`.
+    Splits are always called "train", "validation" and "test"; asking for a split that does not exist raises
+    `RecipeError`. Task ids are unique within a split.
     """
 
     @property
     def families(self) -> Sequence[str]:
-        """What `sample` draws from, in a fixed order."""
+        """Task families that `sample` draws from, in a fixed order."""
         ...
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
-        """`count` tasks drawn for one training step; `weights` biases the draw by family."""
+        """Draw `count` tasks for one training step; `weights` biases the draw by family."""
         ...
 
     def fixed(
@@ -299,17 +341,24 @@ class TaskSource(Protocol):
         per_family: int | None = None,
         count: int | None = None,
     ) -> list[Task]:
-        """A fixed evaluation set of different tasks: all of the split, or those that a draw with `seed` takes.
+        """Return a fixed evaluation set of distinct tasks: the whole split, or a sample of it drawn with `seed`.
 
-        `families`: of these alone; `per_family`: so many of each; `count`: so many in all. A source without end makes
-        60 of each family where neither is given. Asking for more than there are is a `RecipeError`.
+        Args:
+            split: the split to take them from.
+            seed: seed of the draw.
+            families: only these families; empty for all.
+            per_family: number of tasks of each family.
+            count: number of tasks in all. An endless source makes 60 tasks a family if neither number is given.
+
+        Raises:
+            RecipeError: the split has fewer tasks.
         """
         ...
 
 
 @runtime_checkable
 class World(Protocol):
-    """A task source that is a world made up for offline use, with facts that a tool can search."""
+    """A task source with a made-up world for offline use, whose facts a tool can search."""
 
     def documents(self) -> Iterable[tuple[str, str]]:
         """(id, text) of every fact, in a fixed order."""
@@ -318,21 +367,25 @@ class World(Protocol):
 
 @runtime_checkable
 class TrainableWorld(World, Protocol):
-    """A world that a model made from nothing can learn in; the settings of its tasks name a `teacher`."""
+    """A world in which an untrained model can learn; the settings of its tasks name a `teacher`."""
 
     def attach(self, model: Any) -> None:
-        """Give a model that is about to be trained the hooks it needs; again does nothing.
+        """Add the hooks that training in this world needs to a model; adding them again does nothing.
 
-        Before each step a learner calls `model.before_step(seed)`, where the model has it.
+        A learner calls `model.before_step(seed)` before each step if the model has this method.
         """
         ...
 
     def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
-        """Lessons for the prompts of a `share` of warm-start transcripts, by task id; the teacher follows them."""
+        """Lessons for the prompts of a `share` of the warm-start transcripts, by task id; the teacher follows them."""
         ...
 
     def check_validation(self, tasks: Sequence[Task], least: float) -> None:
-        """Before any work: refuse validation tasks that `check_warm_start` could not use, with `RecipeError`."""
+        """Check, before any work, that `check_warm_start` can use these validation tasks.
+
+        Raises:
+            RecipeError: it cannot.
+        """
         ...
 
     async def check_warm_start(self, environment: Any, tasks: Sequence[Task], least: float, seed: int) -> str:
@@ -352,22 +405,28 @@ class TrainableWorld(World, Protocol):
 
 @runtime_checkable
 class Plays(Protocol):
-    """A task source on whose tasks a program can play a model (engine type "simulated")."""
+    """A task source with programs that stand in for models on its tasks (engine type "simulated")."""
 
     def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
-        """The reply to messages and a seed, of the model that plays `role`, one of the settings' `plays`."""
+        """Return the function from messages and a seed to the reply of `role`, one of the settings' `plays`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training sequence: a prompt and what follows: one sampled completion, or several with others' text between.
+    """One training sequence: a prompt, and the sampled tokens after it, which may alternate with appended text.
 
-    `sampled[j]` says that the policy drew `completion_ids[j]`; the empty tuple, that it drew them all. The others (tool
-    output, a user's words) have no part in the loss. `old_logprobs[j]` belongs to `completion_ids[j]`, 0 where that was
-    not sampled; `advantage` is one number for all of them; `weight` multiplies every sampled token's policy loss (it
-    holds the normaliser: 1/|a|, 1/T, 1/trajectories ...), `kl_weight` its KL term. `temperature` is the one that both
-    log-probabilities, old and new, are taken at.
+    Attributes:
+        prompt_ids: token ids of the prompt.
+        completion_ids: token ids after the prompt, sampled or appended by the environment.
+        sampled: for each completion token, whether the policy sampled it; empty if it sampled all of them. Appended
+            tokens (tool output, a user's words) have no loss.
+        old_logprobs: log-probability of each completion token when it was sampled, 0 for appended tokens.
+        advantage: the advantage of every sampled token.
+        weight: factor of each sampled token's policy loss; holds the normalizers (1/|a|, 1/T, 1/trajectories, ...).
+        kl_weight: factor of each sampled token's KL term.
+        temperature: the temperature of both log-probabilities, old and new.
+        trajectory_id: the trajectory that the row is made from.
     """
 
     prompt_ids: tuple[int, ...]
@@ -382,16 +441,22 @@ class Row:
 
     @property
     def length(self) -> int:
-        """All its tokens."""
+        """Number of tokens, prompt included."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossStats:
-    """Sums over the tokens of one `forward_backward`, for the log; `gap_sum` is of |log-probability - recorded one|.
+    """Sums over the tokens of one `forward_backward`, for the log.
 
-    `tokens` are those with a loss. `total_tokens` are all of the rows', prompts too; `unique_tokens` those of their
-    prefix trie, where what rows have in common is there once. Both are 0 where a learner does not count them.
+    Attributes:
+        loss: the loss.
+        kl_sum: sum of the KL estimates.
+        gap_sum: sum of |log-probability - recorded log-probability|.
+        clipped: number of tokens whose ratio was clipped.
+        tokens: number of tokens with a loss.
+        total_tokens: number of tokens of all rows, prompts included; 0 if the learner does not count them.
+        unique_tokens: number of tokens of the rows' prefix trie, which holds shared prefixes once; 0 likewise.
     """
 
     loss: float = 0.0
@@ -404,18 +469,18 @@ class LossStats:
 
 
 class Learner(Protocol):
-    """Updates weights. Gradients of successive `forward_backward` calls add up until `optimizer_step`."""
+    """Updates weights. Gradients of successive `forward_backward` calls accumulate until `optimizer_step`."""
 
     def before_step(self, seed: int) -> None:
-        """Called before a step's rollouts: a model that changes its weights between steps does so now."""
+        """Prepare for the rollouts of a step; a model that changes its weights between steps does so here."""
         ...
 
     def forward_backward(self, rows: Sequence[Row], loss: Any) -> LossStats:
-        """Add the gradient of `loss` (a training.losses.PolicyLoss) over `rows`."""
+        """Add the gradient of `loss` (a `training.losses.PolicyLoss`) over `rows`."""
         ...
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Clip, step, clear the gradient; returns its norm before clipping."""
+        """Clip the gradient, step, clear the gradient; returns its norm before clipping."""
         ...
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> list[tuple[float, ...]]:
@@ -423,13 +488,13 @@ class Learner(Protocol):
         ...
 
     def export_weights(self, directory: Path) -> None:
-        """Write the trainable weights so that an engine can load them."""
+        """Write the trainable weights in the form that an engine loads."""
         ...
 
     def save(self, directory: Path) -> None:
-        """Write everything that `load` needs to go on bit for bit."""
+        """Write everything that `load` needs to continue bit for bit."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the state that `save` wrote."""
         ...

@@ -1,4 +1,4 @@
-"""What a model's reply holds: what it said after thinking, and the program in it. Nothing here raises."""
+"""Read a model's reply: the text after its thinking, and the program in it. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import warnings
 
 _FENCE = "```"
 _PYTHON = ("python", "python3", "py")
-_MAX_CODE = 50_000  # characters: more is no short program, and compiling it would hold up every other run
+_MAX_CODE = 50_000  # characters: parsing more would delay every other run
 
 
 def spoken(text: str) -> str:
-    """What a model said after thinking, as valid Unicode; nothing if it never stopped thinking."""
+    """The text after a model's thinking, as valid Unicode; empty if it never stopped thinking."""
     text = text.encode("utf-8", "replace").decode()
     _, closed, rest = text.rpartition("</think>")
     if closed:
@@ -20,10 +20,9 @@ def spoken(text: str) -> str:
 
 
 def find_program(text: str) -> tuple[str | None, str]:
-    """(code, "") of the first fenced block that compiles, or of the whole text where nothing is fenced.
+    """Return (code, "") of the first fenced block that compiles, or of the whole text without fenced blocks.
 
-    Blocks marked as Python go before any others. A reply without a program that compiles gives (None, what is wrong
-    with the first).
+    If any block is marked as Python, only these count. If nothing compiles, the result is (None, problem of the first).
     """
     reply = spoken(text)
     blocks = _fenced(reply)
@@ -39,7 +38,7 @@ def find_program(text: str) -> tuple[str | None, str]:
 
 
 def _fenced(text: str) -> list[tuple[str, str]]:
-    """(language, text) of fenced blocks; one that is never closed reaches to the end."""
+    """(language, text) of each fenced block; a block that is never closed extends to the end."""
     blocks: list[tuple[str, str]] = []
     language, lines = "", None
     for line in text.split("\n"):
@@ -55,15 +54,15 @@ def _fenced(text: str) -> list[tuple[str, str]]:
 
 
 def _compile_error(code: str) -> str | None:
-    """Why `code` is no program, or None."""
+    """Why `code` is not a program; None if it is."""
     if not code.strip():
         return "the reply holds no code"
     if len(code) > _MAX_CODE:
         return f"its {len(code)} characters are more than {_MAX_CODE}"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string is not the library's user's concern
-            ast.parse(code)  # not compile: nested `finally` blocks double its work, which only the sandbox may bear
+            warnings.simplefilter("ignore")  # such as "\d" in a string of the model's code
+            ast.parse(code)  # not compile(): nested `finally` blocks double its work each time
     except SyntaxError as error:
         lines = code.split("\n")
         number = error.lineno or 0

@@ -1,4 +1,4 @@
-"""Seeds derived from what a random draw is for, never from when it happens."""
+"""Seeds derived from the purpose of a random draw, never from the time at which it happens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from an ordered list of names and numbers, e.g. (run seed, task id, rollout index, turn, module).
+    """Return a 63-bit seed for an ordered list of names and numbers.
 
-    The same parts give the same seed on every machine and Python version; any other list gives an unrelated one.
+    Example: (run seed, task id, rollout index, turn, module). The same parts give the same seed on every machine and
+    Python version; any other list gives an unrelated seed.
     """
     digest = hashlib.blake2b("\x1f".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -3,8 +3,8 @@
     <think>2 apples and 3</think><python>print(2 + 3)</python><output>5</output><answer>5</answer>
     sampled ------------------------------------------------- environment ----- sampled ------------
 
-A template is data (`core/stream_template.py`). The agent follows it, and the format rewards read the stream with it.
-Any text is a stream: blocks say what is unclosed, nested, repeated or out of order.
+A template (`core/stream_template.py`) defines the marks; the agent and the format rewards use the same template. Any
+text can be parsed: blocks record what is unclosed or nested.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.text import neutral
 from midstream.core.trajectory import Trajectory
 
-POLICY = "policy"  # the role of the calls that are sampled parts of a stream
+POLICY = "policy"  # role of the calls that sampled the stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
 _BOX = "\\boxed{"
-_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # of a tool, in marks that hold it
+_TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in place of {tool} in a mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A stretch of the stream: `sampled` by the policy, or put in by the environment (`turn` is where it stands)."""
+    """A part of the stream in one turn: `sampled` by the policy, or appended by the environment."""
 
     text: str
     sampled: bool
@@ -37,10 +37,15 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A part of the stream between its marks, or text outside of all marks.
+    """A part of the stream between its marks, or text outside all marks.
 
-    `closed`: its closing mark is there. `nested`: an opening mark stands inside it, or, where it is not closed, ends
-    it. `tool` is what a call's marks name, "" where its body does. `sampled`: the policy wrote its opening mark.
+    Attributes:
+        kind: the kind of its marks, or "text".
+        body: the text between its marks.
+        closed: whether it has its closing mark.
+        nested: whether another opening mark is inside it, or ends it if it is not closed.
+        sampled: whether the policy wrote its opening mark.
+        tool: the tool that a call's marks name; "" if the body names it.
     """
 
     kind: BlockKind
@@ -52,34 +57,30 @@ class Block:
 
 
 def stream_of(trajectory: Trajectory) -> list[Piece]:
-    """The stream of an interleaved trajectory after its prompt, in order: every call's text and what was appended."""
+    """The stream of an interleaved trajectory after its prompt: sampled and appended pieces, in order."""
     found: list[Piece] = []
-    for turn in trajectory.turns:
-        found += [
-            Piece(text=call.completion, sampled=True, turn=turn.index) for call in turn.calls if call.role == POLICY
-        ]
-        found.append(Piece(text=turn.appended, sampled=False, turn=turn.index))
     last = len(trajectory.turns) + 1
-    found += [
-        Piece(text=call.completion, sampled=True, turn=last) for call in trajectory.closing_calls if call.role == POLICY
-    ]
+    parts = [(turn.index, turn.calls, turn.appended) for turn in trajectory.turns]
+    for index, calls, appended in [*parts, (last, trajectory.closing_calls, "")]:
+        found += [Piece(text=call.completion, sampled=True, turn=index) for call in calls if call.role == POLICY]
+        found.append(Piece(text=appended, sampled=False, turn=index))
     return [piece for piece in found if piece.text]
 
 
 def blocks(pieces: Sequence[Piece], template: Template) -> list[Block]:
-    """The stream's parts in order, behind the template's `opening`. Total: any text gives blocks, and nothing is lost.
+    """Parse a stream, which starts with the template's `opening`, into blocks; any text can be parsed without loss.
 
-    A block reaches to its closing mark, whatever stands between, unless its opening mark comes again before. One
-    without reaches to the next opening mark, or to where the environment goes on. What the environment put in is output
-    between its marks, or text.
+    A block extends to its closing mark, unless its own opening mark is repeated before. Without a closing mark it
+    extends to the next opening mark or the end of the sampled stretch. Appended text is output between its marks, or
+    text.
     """
     return [block for _, found in _runs(pieces, template) for block in found]
 
 
 def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]:
-    """For the relaxed format: "think", "call", "output", "answer" (those the template has) to whether each is there.
+    """Check the relaxed format: for each tag of the template, whether the stream has it.
 
-    A tag is there if its opening mark and, later, its closing mark are; output counts only from the environment.
+    A tag is present if its opening mark is, with its closing mark after it; output counts only if it was appended.
     """
     known = grammar(template)
     written = template.opening + "".join(piece.text for piece in pieces if piece.sampled)
@@ -88,11 +89,11 @@ def tags_present(pieces: Sequence[Piece], template: Template) -> dict[str, bool]
 
 
 def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
-    """The strict format: every tag of the template is there, each closed, none nested, in order.
+    """Check the strict format: every tag of the template is present, closed, not nested, and in order.
 
-    In order: thoughts before each call and before the answer, every call followed by its output, one answer, at the
-    end. In a reply with several calls one thought before the first will do. Text may stand outside of marks, but no
-    stray mark, and nothing after the answer.
+    The order is: a thought before each call and before the answer, output after every call, one answer at the end. A
+    reply with several calls needs one thought, before the first. Text may be outside of marks, but no stray mark, and
+    nothing after the answer.
     """
     seen: set[str] = set()
     calls, answered = 0, False
@@ -111,7 +112,7 @@ def is_strict(pieces: Sequence[Piece], template: Template) -> bool:
 
 
 def _in_order(found: Sequence[Block], template: Template) -> bool:
-    """Whether a sampled stretch is sound by itself."""
+    """Whether a sampled stretch by itself has the strict format."""
     stray = grammar(template).marks
     thought, before = template.think is None, ""
     for block in found:
@@ -130,7 +131,7 @@ def _in_order(found: Sequence[Block], template: Template) -> bool:
 
 
 def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
-    """What the policy answered, None where it did not: the template says where that stands; the last one counts."""
+    """The policy's last answer, found where the template says; None without one."""
     if template.answer is None:
         text = said(pieces, template)
     else:
@@ -141,19 +142,19 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
 
 
 def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:
-    """The blocks of what was sampled since the environment last put something in."""
+    """The blocks sampled since the environment last appended text."""
     runs = list(_runs(pieces, template)) if pieces else []
     return runs[-1][1] if runs and runs[-1][0] else []
 
 
 def said(pieces: Sequence[Piece], template: Template) -> str:
-    """What was sampled since the environment last put something in, outside of thoughts and calls."""
+    """The text sampled since the environment last appended text, without thoughts and calls."""
     text = "".join(block.body for block in latest(pieces, template) if block.kind == "text")
     return text.rpartition(template.think.close)[2].strip() if template.think else text.strip()
 
 
 def _boxed(text: str) -> str:
-    """What the last \\boxed{} holds, "" where there is none or it is never closed."""
+    """The content of the last \\boxed{}; "" if it is missing or never closed."""
     start = text.rfind(_BOX) + len(_BOX)
     depth = 1
     for place in range(start, len(text) if start >= len(_BOX) else 0):
@@ -164,7 +165,7 @@ def _boxed(text: str) -> str:
 
 
 def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:
-    """The blocks of each stretch that was sampled, or put in, without a break."""
+    """The blocks of each maximal stretch, with whether it was sampled (or else appended)."""
     stretches = [(by, "".join(piece.text for piece in of)) for by, of in groupby(pieces, lambda piece: piece.sampled)]
     opening = template.opening
     if opening and (not stretches or not stretches[0][0]):
@@ -175,11 +176,11 @@ def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, l
             yield True, list(_sampled(opening + text, template, len(opening)))
             opening = ""
         else:
-            yield False, list(_given(text, template))
+            yield False, list(_appended(text, template))
 
 
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
-    """Blocks of what a policy wrote behind so many characters that the environment began with."""
+    """Blocks of a sampled stretch, whose first `put_in_before` characters are the template's opening."""
     known, place = grammar(template), 0
     opened = known.opened(text, place)
     while opened is not None:
@@ -205,8 +206,8 @@ def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Bloc
         yield Block(kind="text", body=text[place:], sampled=place >= put_in_before)
 
 
-def _given(text: str, template: Template) -> Iterator[Block]:
-    """Blocks of what the environment put in: its own text holds no marks but those of output."""
+def _appended(text: str, template: Template) -> Iterator[Block]:
+    """Blocks of appended text, in which only marks of output count."""
     marks, place = template.output, 0
     while (start := text.find(marks.open, place)) >= 0:
         end = text.find(marks.close, start + len(marks.open))
@@ -220,15 +221,22 @@ def _given(text: str, template: Template) -> Iterator[Block]:
         yield Block(kind="text", body=text[place:], sampled=False)
 
 
-# -- marks, and text in which none of them is left --------------------------------------------------------------------
+# -- marks, and escaping them in text ---------------------------------------------------------------------------------
 #
-# Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence): a tool's text could form one
-# together with the text around it, so that is escaped too.
+# Marks may overlap, hold a tool's name, or begin and end with line breaks (a code fence). A tool's text could complete
+# a mark together with the text around it, so this is escaped too.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grammar:
-    """A template's marks as patterns: those that open a part, each by kind; all; all, where they overlap too."""
+    """A template's marks as patterns.
+
+    Attributes:
+        tags: opening and closing mark, by kind.
+        opening: matches an opening mark; the group that matched is its kind.
+        marks: matches any mark.
+        overlapping: matches any mark, also marks that overlap, as group 1 of an empty match.
+    """
 
     tags: dict[str, tuple[str, str]]
     opening: re.Pattern[str]
@@ -236,19 +244,19 @@ class Grammar:
     overlapping: re.Pattern[str]
 
     def opened(self, text: str, place: int) -> re.Match[str] | None:
-        """The next opening mark; `lastgroup` is its kind."""
+        """The next opening mark from `place`; its `lastgroup` is the kind."""
         return self.opening.search(text, place)
 
     def closing(self, opened: re.Match[str]) -> tuple[str, str]:
-        """The mark that closes what was opened, and the tool that both name."""
+        """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
         mark, close = self.tags[opened.lastgroup or ""]
         before, here, after = mark.partition(ANY_TOOL)
         tool = opened[0][len(before) : len(opened[0]) - len(after)] if here else ""
         return close.replace(ANY_TOOL, tool), tool
 
     def holds(self, kind: str, text: str) -> bool:
-        """Whether an opening mark of that kind stands in a text, and its closing mark behind it."""
-        first: dict[str, re.Match[str]] = {}  # of each mark: what closes a later one stands behind it too
+        """Whether a text has an opening mark of a kind with its closing mark somewhere after it."""
+        first: dict[str, re.Match[str]] = {}  # first place of each mark: closing marks of later ones are behind it too
         for opened in self.opening.finditer(text):
             if opened.lastgroup == kind:
                 first.setdefault(opened[0], opened)
@@ -256,13 +264,13 @@ class Grammar:
 
 
 def grammar(template: Template) -> Grammar:
-    """The patterns of a template, made once."""
+    """The patterns of a template, compiled once."""
     return _compiled(tuple((kind, marks.open, marks.close) for kind, marks in template.tags.items()))
 
 
 @lru_cache(maxsize=64)
 def _compiled(tags: tuple[tuple[str, str, str], ...]) -> Grammar:
-    # A mark that holds any tool's name matches other marks too, so it comes last.
+    # A mark that holds any tool's name may match other marks too, so it is last.
     tags = tuple(sorted(tags, key=lambda tag: ANY_TOOL in tag[1]))
     every = "|".join(_pattern(mark) for _, *both in tags for mark in both)
     return Grammar(
@@ -278,23 +286,23 @@ def _pattern(mark: str) -> str:
 
 
 def escape_marks(text: str, template: Template) -> str:
-    """`text` with every mark of the template in it broken by an escape, so that tool output cannot forge one."""
+    """Escape every mark of the template in `text`, so that tool output cannot forge one."""
     return _escaped(text, template)
 
 
 def put_in(text: str, template: Template) -> str:
-    """A tool's output as it goes into the stream: by the template's layout, unable to forge a mark or a chat turn."""
+    """Format a tool's output for the stream by the template's layout; it cannot forge a mark or a chat turn."""
     layout = template.layout.replace("{open}", template.output.open).replace("{close}", template.output.close)
     before, after = layout.split("{text}")
     return before + _escaped(neutral(text), template, before, after) + after
 
 
 def _escaped(text: str, template: Template, before: str = "", after: str = "") -> str:
-    """`text` without marks, and without one that it would make with the ends of what stands around it."""
+    """Escape the marks in `text`, and the marks that it would form together with `before` and `after`."""
     start, end, whole = len(before), len(before) + len(text), before + text + after
     broken: set[int] = set()
     for found in grammar(template).overlapping.finditer(whole):
         mark = range(found.start(), found.start() + len(found[1]))
         inside = [place for place in mark if start <= place < end and not whole[place].isspace()]
         broken.update(inside[:1])
-    return "".join(f"\\u{ord(one):04x}" if start + i in broken else one for i, one in enumerate(text))
+    return "".join(f"\\u{ord(char):04x}" if start + i in broken else char for i, char in enumerate(text))

@@ -1,10 +1,9 @@
-"""How interleaved policies reason and call tools, measured as ARTIST's analysis does (arXiv 2505.01441)."""
+"""Metrics of how interleaved policies reason and call tools, after ARTIST's analysis (arXiv 2505.01441)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from midstream.core.data import Frozen
@@ -15,13 +14,17 @@ _MARK = re.compile(r"</?[\w|-]+>")
 
 
 class StreamMetrics(Frozen):
-    """Counts and means over the `trajectories` of interleaved policies, those with an error among them left out.
+    """Counts and means over the finished trajectories of interleaved policies. Means of nothing are None.
 
-    `replies` are requests to the policy. `calls` are the tool calls it made, malformed ones too; `correct` those whose
-    tool gave a result. `reasoning_per_call` is how much the replies that call a tool say beside their calls' bodies and
-    the marks, for each call, in `unit`: "tokens", or "words" where an engine gave no token ids; tokens of one reply are
-    shared out by characters. `answered` trajectories came to their answer, in `steps_to_answer` calls on average. Means
-    of nothing are None.
+    Attributes:
+        trajectories: number of trajectories; those that ended in an error are left out.
+        replies: number of requests to the policy.
+        calls: number of tool calls, malformed ones included.
+        correct: tool calls with a result.
+        reasoning_per_call: text of the calling replies, without marks and the bodies of calls, per call and in `unit`.
+        unit: "tokens", or "words" if an engine gave no token ids. A reply's tokens are divided by characters.
+        answered: number of trajectories with an answer.
+        steps_to_answer: mean number of calls of these.
     """
 
     trajectories: int = 0
@@ -35,74 +38,65 @@ class StreamMetrics(Frozen):
 
     @property
     def correct_rate(self) -> float | None:
-        """The share of calls whose tool gave a result."""
+        """Share of calls with a result."""
         return self.correct / self.calls if self.calls else None
 
     @property
     def calls_mean(self) -> float:
-        """Calls of a trajectory."""
+        """Mean number of calls of a trajectory."""
         return self.calls / max(1, self.trajectories)
 
 
 def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
-    """Measure the finished trajectories of interleaved policies; None where there is none."""
-    ours = [one for one in trajectories if one.status == "ok" and _replies(one)]
-    if not ours:
+    """Measure the finished trajectories of interleaved policies; None without any."""
+    # Of each trajectory: requests to the policy, and turns that call a tool (others answer a user).
+    finished = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
+    replies = [_sampled(trajectory.calls) for trajectory in finished]
+    finished = [trajectory for trajectory, calls in zip(finished, replies, strict=True) if calls]
+    if not finished:
         return None
-    turns = [turn for one in ours for turn in _calls(one)]
-    replies = [reply for one in ours for reply in _calling(one)]
-    unit = "tokens" if all(call.completion_ids for reply in replies for call in reply.calls) else "words"
-    reasoning = sum(reply.tokens() if unit == "tokens" else reply.words() for reply in replies)
-    answered = [len(_calls(one)) for one in ours if one.stop_reason == "answered"]
+    calling = [[turn for turn in trajectory.turns if turn.observation is not None] for trajectory in finished]
+    turns = [turn for calls in calling for turn in calls]
+    stretches = [stretch for calls in calling for stretch in _stretches(calls)]
+    unit = "tokens" if all(call.completion_ids for calls, _ in stretches for call in calls) else "words"
+    said_besides = []  # in each stretch, besides its tool calls
+    for calls, bodies in stretches:
+        text = "".join(call.completion for call in calls)
+        if unit == "words":
+            said, called = (len(_MARK.sub(" ", part).split()) for part in (text, " ".join(bodies)))
+            said_besides.append(max(0, said - called))
+        else:
+            said, called = (len(_MARK.sub("", part)) for part in (text, "".join(bodies)))
+            tokens = sum(len(call.completion_ids) for call in calls)
+            said_besides.append(tokens * max(0, said - called) / max(1, len(text)))
+    answered = [
+        len(calls) for trajectory, calls in zip(finished, calling, strict=True) if trajectory.stop_reason == "answered"
+    ]
     return StreamMetrics(
-        trajectories=len(ours),
-        replies=sum(len(_replies(one)) for one in ours),
+        trajectories=len(finished),
+        replies=sum(map(len, replies)),
         calls=len(turns),
         correct=sum(turn.observation is not None and turn.observation.status == "ok" for turn in turns),
-        reasoning_per_call=reasoning / len(turns) if turns else None,
+        reasoning_per_call=sum(said_besides) / len(turns) if turns else None,
         unit=unit,
         answered=len(answered),
         steps_to_answer=sum(answered) / len(answered) if answered else None,
     )
 
 
-def _replies(trajectory: Trajectory) -> list[Call]:
-    return [call for call in trajectory.calls if call.role == POLICY]
+def _sampled(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.role == POLICY]
 
 
-def _calls(trajectory: Trajectory) -> list[Turn]:
-    """The turns that are calls of a tool; others are what was said to a user."""
-    return [turn for turn in trajectory.turns if turn.observation is not None]
+def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
+    """The sampled calls of each reply that calls tools, with the bodies of its tool calls.
 
-
-def _calling(trajectory: Trajectory) -> list[_Reply]:
-    """Each stretch that calls tools: the first turn holds what was sampled, the next ones have its other calls."""
-    found: list[_Reply] = []
-    for turn in _calls(trajectory):
-        sampled = [call for call in turn.calls if call.role == POLICY]
+    The first turn of a reply holds what was sampled; further tool calls of the reply have turns without a call.
+    """
+    found: list[tuple[list[Call], list[str]]] = []
+    for turn in turns:
+        sampled = _sampled(turn.calls)
         if sampled or not found:
-            found.append(_Reply(calls=sampled, bodies=[]))
-        found[-1].bodies.append(turn.action.context if turn.action else "")
+            found.append((sampled, []))
+        found[-1][1].append(turn.action.context if turn.action else "")
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reply:
-    """What was sampled before tools ran (`calls`: more than one where sampling went on), and what they were told."""
-
-    calls: list[Call]
-    bodies: list[str]
-
-    def words(self) -> float:
-        """Of what it says beside the bodies and all marks."""
-        said, called = (len(_MARK.sub(" ", text).split()) for text in (self._text(), " ".join(self.bodies)))
-        return max(0, said - called)
-
-    def tokens(self) -> float:
-        """The share of its tokens that it has in characters beside the bodies and all marks."""
-        text = self._text()
-        said, called = (len(_MARK.sub("", one)) for one in (text, "".join(self.bodies)))
-        return sum(len(call.completion_ids) for call in self.calls) * max(0, said - called) / max(1, len(text))
-
-    def _text(self) -> str:
-        return "".join(call.completion for call in self.calls)

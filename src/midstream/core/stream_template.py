@@ -1,6 +1,6 @@
-"""Templates of interleaved streams: which marks a policy writes, what its prompt says, how the environment answers.
+"""Templates of interleaved streams: the marks a policy writes, its prompt, and how the environment answers.
 
-A template is data, a TOML file: one of those in `templates/`, by its name, or the user's own, by its path.
+A template is a TOML file: one of those in `templates/`, by its name, or the user's own, by its path.
 
     think = { open = "<think>", close = "</think>" }
     call = { open = "<python>", close = "</python>" }     tool = "python"     body = "text"
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,12 +20,12 @@ from pydantic import Field, ValidationError, model_validator
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 
-ANY_TOOL = "{tool}"  # where a mark holds the tool's name
+ANY_TOOL = "{tool}"  # placeholder of a tool's name in a mark
 _PLACES = re.compile(r"\{\{(\w+)\}\}")
 
 
 class Marks(Frozen):
-    """What a part of the stream begins and ends with."""
+    """The marks at the start and end of a part of the stream."""
 
     open: str = Field(min_length=1)
     close: str = Field(min_length=1)
@@ -35,17 +34,26 @@ class Marks(Frozen):
 class Template(Frozen):
     """How a policy writes, and how the environment answers.
 
-    `call` may hold "{tool}": each tool then has marks of its own, by its name. Marks without it belong to the tool
-    called `tool`, or, where that is "", the call's body names its tool. `body` is how a call is written: "text", the
-    tool's one required argument (a code fence around it is taken off); "json", an object or a list of objects with
-    `name` and `arguments`; "python", a call or a list of calls in Python, with literal arguments. `appends` says where
-    output goes: "inline", into the reply that sampling then resumes, or "message", as a chat message of `output_role`
-    after the reply has ended with all its calls. `layout` is what is put in, with {open} and {close} for the marks of
-    `output`; a chat template has marks of its own for messages of the role "tool", and a model's native form its own
-    way to offer tools. `answer` None: the answer is what the last reply says outside of thoughts; where `boxed`, the
-    last \\boxed{} in that or between the answer's marks.
-    `system` and `user` are the prompt, with places {{tools}}, {{lessons}} and, in `user`, {{query}}; `opening` is what
-    the environment writes at the start of the stream. `chat` False: the prompt is plain text, for a base model.
+    Attributes:
+        name: name of the template.
+        source: where it is from.
+        think: marks of a thought; None if the template has no thoughts.
+        call: marks of a tool call. With "{tool}" in them, each tool has its own marks, by its name.
+        tool: the tool that marks without "{tool}" call; "" if the call's body names the tool.
+        body: how a call is written: "text", the tool's one required argument (a code fence around it is removed);
+            "json", an object or list of objects with `name` and `arguments`; "python", a call or list of calls in
+            Python with literal arguments.
+        output: marks of tool output.
+        layout: how output is inserted; {open} and {close} stand for the marks of `output`.
+        answer: marks of the answer. None: the answer is the text of the last reply outside of thoughts.
+        boxed: take the answer from the last \\boxed{} in that text.
+        appends: "inline" inserts output into the reply, and sampling resumes; "message" sends it as a chat message
+            after the reply has ended with all its calls.
+        output_role: role of that message. "tool" uses the chat template's own marks, and its own way to offer tools.
+        chat: whether the prompt is a chat; false for the plain text of a base model.
+        system: system prompt, with the places {{tools}} and {{lessons}}.
+        user: user prompt, with {{query}} and the same places.
+        opening: text that the environment writes at the start of the stream.
     """
 
     name: str = ""
@@ -67,13 +75,13 @@ class Template(Frozen):
 
     @property
     def tags(self) -> dict[str, Marks]:
-        """Its marks by what stands between them, in the order of a stream."""
+        """The marks by kind, in the order of a stream."""
         found = {"think": self.think, "call": self.call, "output": self.output, "answer": self.answer}
         return {kind: marks for kind, marks in found.items() if marks is not None}
 
     @property
     def native(self) -> bool:
-        """Whether tools are offered in the model's own form, not in the prompt's words."""
+        """Whether tools are offered in the model's own form instead of the prompt's text."""
         return self.output_role == "tool"
 
     @property
@@ -82,79 +90,87 @@ class Template(Frozen):
         return "{{lessons}}" in self.system + self.user
 
     def filled(self, part: str, **values: str) -> str:
-        """`system` or `user` with values in its places; a place inside a value stays text."""
+        """Fill the places of `system` or `user`; a place inside a value is left as text."""
         return _PLACES.sub(lambda found: values[found[1]], part).strip()
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
-        problem = next(_problems(self), None)
-        if problem is not None:
-            raise ValueError(problem)
+    def _consistent(self) -> Self:
+        per_tool = {ANY_TOOL in mark for mark in (self.call.open, self.call.close)}
+        openings = [marks.open for marks in self.tags.values()]
+        unknown = sorted(set(_PLACES.findall(self.system + self.user)) - {"tools", "lessons", "query"})
+        no_tool = per_tool == {False} and not self.tool and self.body == "text"
+        message = self.appends == "message"
+        in_layout = [self.layout.count(place) for place in ("{open}", "{text}", "{close}")]
+        problems = [
+            (
+                len(set(openings)) < len(openings),
+                f"two parts begin with the same mark: {', '.join(openings)}",
+            ),
+            (len(per_tool) > 1, f"call: both marks hold {ANY_TOOL}, or neither does"),
+            (
+                per_tool == {True} and bool(self.tool),
+                f"tool = {self.tool!r} with marks that hold {ANY_TOOL}: leave it out",
+            ),
+            (no_tool, 'a body = "text" names no tool: set tool, or put {tool} into the marks of call'),
+            (
+                self.output_role == "tool" and not message,
+                'output_role = "tool" is the role of a message: set appends = "message"',
+            ),
+            (message and (self.opening != "" or not self.chat), 'appends = "message" needs a chat, and no opening'),
+            (unknown != [], f"unknown places {', '.join(unknown)} in the prompt (known: tools, lessons, query)"),
+            (
+                self.user.count("{{query}}") != 1 or "{{query}}" in self.system,
+                "user: {{query}} must be there once, and not in system",
+            ),
+            (in_layout != [1, 1, 1], "layout: {open}, {text} and {close} must be there once each"),
+        ]
+        for found, problem in problems:
+            if found:
+                raise ValueError(problem)
         return self
 
 
-def _problems(template: Template) -> Iterator[str]:
-    """What is wrong with a template, in words."""
-    per_tool = {ANY_TOOL in mark for mark in (template.call.open, template.call.close)}
-    places = _PLACES.findall(template.system + template.user)
-    openings = [marks.open for marks in template.tags.values()]
-    unknown = sorted(set(places) - {"tools", "lessons", "query"})
-    if len(set(openings)) < len(openings):
-        yield f"two parts begin with the same mark: {', '.join(openings)}"
-    if len(per_tool) > 1:
-        yield f"call: both marks hold {ANY_TOOL}, or none does"
-    if per_tool == {True} and template.tool:
-        yield f"tool = {template.tool!r} with marks that hold {ANY_TOOL}: leave it out"
-    if per_tool == {False} and not template.tool and template.body == "text":
-        yield 'a body = "text" names no tool: set tool, or put {tool} into the marks of call'
-    if template.output_role == "tool" and template.appends != "message":
-        yield 'output_role = "tool" is the role of a message: set appends = "message"'
-    if template.appends == "message" and (template.opening or not template.chat):
-        yield 'appends = "message" needs a chat, and no opening'
-    if unknown:
-        yield f"unknown places {', '.join(unknown)} in the prompt (known: tools, lessons, query)"
-    if template.user.count("{{query}}") != 1 or "{{query}}" in template.system:
-        yield "user: {{query}} stands there once, and not in system"
-    if any(template.layout.count(place) != 1 for place in ("{open}", "{text}", "{close}")):
-        yield "layout: {open}, {text} and {close} stand there once each"
-
-
 def load_template(name: str | Path) -> Template:
-    """The template of that name, or of a TOML file (a path, or a name that ends in ".toml").
+    """Load a template by name, or from a TOML file (a path, or a name that ends in ".toml").
 
-    A file with `like = "artist-math"` has all of that template that it does not set itself. Raises `RecipeError`.
+    A file with `like = "artist-math"` inherits all settings of that template that it does not set itself.
+
+    Raises:
+        RecipeError: there is no such template, or it is invalid.
     """
     try:
         return Template.model_validate(_table(name))
     except (tomllib.TOMLDecodeError, ValidationError) as failure:
+        problem = str(failure)
+        if isinstance(failure, ValidationError):
+            problems = [
+                (".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, "))
+                for error in failure.errors()
+            ]
+            problem = "; ".join(f"{where}: {what}" if where else what for where, what in problems)[:500]
         raise RecipeError(
-            f"the agent template {str(name)!r} is not sound",
-            cause=_said(failure),
-            fix="correct the file; core/stream_template.py says what each setting is",
+            f"the agent template {str(name)!r} is invalid",
+            code="template-invalid",
+            cause=problem,
+            fix="correct the file; core/stream_template.py describes each setting",
         ) from failure
 
 
-def _said(failure: tomllib.TOMLDecodeError | ValidationError) -> str:
-    if isinstance(failure, tomllib.TOMLDecodeError):
-        return str(failure)
-    problems = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in failure.errors()]
-    return "; ".join(f"{where}: {what}" if where else what for where, what in problems)[:500]
-
-
 def _table(name: str | Path) -> dict[str, Any]:
-    """A template's settings, those of the one that it is like among them."""
+    """A template's settings, with those that it inherits."""
     shipped = resources.files("midstream.core") / "templates"
     own = isinstance(name, Path) or name.endswith(".toml")
     try:
         text = (Path(name) if own else shipped / f"{name}.toml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as failure:  # of a path with a null character, or a file that is no UTF-8
-        known = ", ".join(sorted(Path(one.name).stem for one in shipped.iterdir()))
+    except (OSError, ValueError) as failure:  # ValueError: a null character in the path, or a file that is not UTF-8
+        known = ", ".join(sorted(Path(file.name).stem for file in shipped.iterdir()))
         raise RecipeError(
             f"there is no agent template {str(name)!r}",
-            cause=str(failure) if own else "it is neither the path of a .toml file nor a name that midstream has",
-            fix=f"set agent.template to one of {known}, or to the path of your own",
+            code="unknown-template",
+            cause=str(failure) if own else "",
+            fix=f"set agent.template to one of {known}, or to the path of a .toml file",
         ) from failure
     table = {"name": Path(name).stem, **tomllib.loads(text)}
     like = table.pop("like", None)
-    # Of those that ship only: a file of one's own that is like another could be like itself.
+    # Only shipped templates can be inherited from: among users' files, two could inherit from each other.
     return table if like is None else {**_table(Path(str(like)).stem), **table}

@@ -8,11 +8,18 @@ from midstream.core.data import Frozen
 
 
 class Task(Frozen):
-    """A question with its gold `answer` and what its reward needs.
+    """A question with its gold answer.
 
-    `aliases` are answers that count as well, `reward` the type of the reward that its benchmark is scored by. `family`
-    groups tasks in tables; `metadata` is for rewards and reports. No module of an agent ever sees anything but the
-    question: the rollout hands agents the result of `without_answer`.
+    Agents never see more than the question: a rollout passes them the result of `without_answer`.
+
+    Attributes:
+        id: unique in its split.
+        question: the text for the agent.
+        answer: the gold answer.
+        aliases: other answers that count as right.
+        reward: type of the reward that scores its benchmark; "" for the recipe's reward.
+        family: groups tasks in tables.
+        metadata: data for rewards and reports.
     """
 
     id: str
@@ -25,9 +32,9 @@ class Task(Frozen):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Every answer that counts as right, the gold one first."""
+        """Every answer that counts as right, the gold answer first."""
         return (self.answer, *self.aliases)
 
     def without_answer(self) -> Task:
-        """The task as an agent may see it: its question alone (an id may tell the family)."""
+        """The task as an agent may see it: only its question (an id may reveal the family)."""
         return Task(id="", question=self.question, answer="")

@@ -1,20 +1,17 @@
-"""Text in prompts and on screens.
-
-Text of a tool, a model or a file can neither start a chat turn in a prompt nor forge a field.
-"""
+"""Make text of tools, models and files safe in prompts: it cannot start a chat turn or forge a field."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# Of `<` only what opens a tag or a token (not the less-than of "a < b" or "x<3"), of `[` only what opens a token
-# ([INST], [/INST], [gMASK], [|user|]). Patterns start with one set of characters: `re` then skips all others quickly.
+# A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and a `[` that opens a token ([INST],
+# [/INST], [gMASK], [|user|]). Patterns start with one set of characters, so that `re` skips all others quickly.
 BRACKETS = r"(?<=<)(?![\s\d=])|(?<=\[)(?=\||/?\w{0,40}[A-Z]{2}\w{0,40}\])"
-# What JSON leaves as it is: line breaks of any kind, control characters, halves of a surrogate pair.
+# What JSON does not escape: Unicode line breaks, control characters, halves of a surrogate pair.
 BREAKS = r"\x7f-\x9f\u2028\u2029\ud800-\udfff"
 UNSAFE = re.compile(rf"[{BREAKS}<\[](?:(?<![<\[])|{BRACKETS})")
-# In text that people write and nobody parses back only a token of known chat templates: "<div>", "a<b>", "[DNA]" stay.
+# In running text, which nothing parses back, only tokens of known chat templates: "<div>", "a<b>", "[DNA]" stay.
 _TOKEN = re.compile(
     r"""
     <(?=  \|[^\s<>|]{1,60}\|>  |  ｜[^\s<>｜]{1,60}｜>                             # ChatML, Llama 3, GLM; DeepSeek
@@ -29,22 +26,22 @@ _TOKEN = re.compile(
 
 
 def to_json(value: object) -> str:
-    """One line of JSON that is safe inside a prompt: equal to `value` when parsed, unable to forge anything."""
+    """Serialize a value as one line of JSON that is safe inside a prompt and parses back to an equal value."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # Structural brackets are never followed by a bare word and "]", so the pattern only ever hits string contents.
+    # Structural brackets are never followed by a bare word and "]", so the pattern matches only inside strings.
     return UNSAFE.sub(unicode_escape, text)
 
 
 def neutral(text: str) -> str:
-    """`text` with the bracket that opens a chat-template token as a unicode escape, and nothing else changed."""
+    """Escape the opening bracket of every chat-template token in `text`; everything else is unchanged."""
     return _TOKEN.sub(unicode_escape, text)
 
 
 def unicode_escape(match: re.Match[str]) -> str:
-    """The character that was found, as JSON escapes it."""
+    """The matched character as a JSON escape."""
     return f"\\u{ord(match[0]):04x}"
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters of `text`, with the number of those left out."""
+    """The first `limit` characters of `text`, followed by the number of characters left out."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} characters more)"

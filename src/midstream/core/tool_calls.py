@@ -1,4 +1,4 @@
-"""Calling a tool: the same for a command's arguments and for the calls of a program."""
+"""Call a tool within its limits, for a command's arguments and for a program's calls alike."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic import JsonValue
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 
-CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools know no tokenizer
+CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:
-    """Call a tool within its limits: a slow one has no result (`ok=False`), a long result is cut.
+    """Call a tool within its limits: `ok=False` after `timeout_s`, and a long result is cut.
 
-    The text is valid Unicode: half a surrogate pair, which no file and no request can hold, becomes "?".
+    Halves of surrogate pairs, which no file or request can hold, become "?".
 
     Raises:
-        InfrastructureError: the tool's own; a time limit or a cancellation inside it is a `ToolServerError`.
+        InfrastructureError: the tool failed; a time-out or cancellation inside the tool is a `ToolServerError`.
     """
     limit = asyncio.timeout(tool.timeout_s)
     try:
@@ -27,20 +27,22 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             result = await tool.call(arguments)
     except TimeoutError as failure:
         if not limit.expired():
-            raise ToolServerError(f"{tool.name}: {failure!r}", cause="its back end timed out") from failure
+            raise ToolServerError(
+                f"{tool.name}: {failure!r}", code="tool-failed", cause="its back end timed out"
+            ) from failure
         return ToolResult(text=f"{tool.name} gave no result within {tool.timeout_s:g} s", ok=False)
     except asyncio.CancelledError as failure:
         caller = asyncio.current_task()
         if caller is None or caller.cancelling():
             raise
-        # Nobody stopped this call: something inside the tool was, which must not pass for the end of the whole run.
-        raise ToolServerError(f"{tool.name} was cancelled from within", cause="its back end gave up") from failure
+        # Nobody cancelled this call, only something inside the tool; the run must not take it for its own end.
+        raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
     text = within_budget(result.text, tool.output_tokens).encode("utf-8", "replace").decode()
     return ToolResult(text=text, ok=result.ok, calls=result.calls)
 
 
 def within_budget(text: str, tokens: int) -> str:
-    """`text`, or as much of its beginning as fits into `tokens`, and a note that says so."""
+    """Cut a text to `tokens` at four characters a token, with a note about the cut."""
     limit = CHARACTERS_PER_TOKEN * tokens
     if len(text) <= limit:
         return text

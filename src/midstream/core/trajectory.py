@@ -1,6 +1,6 @@
-"""What a run of one task leaves behind: calls, turns, the trajectory and its score.
+"""The record of one run of one task: its calls, turns, trajectory and score.
 
-A worked example, two turns of the offline world ("How high is Amberbank plus 7 ?", answer 112):
+An example of two turns in the offline world ("How high is Amberbank plus 7 ?", answer 112):
 
     Trajectory(task_id="t1", answer="112", stop_reason="verified", status="ok", reward=Score(value=1.0), turns=(
         Turn(index=1, action=Action(sub_goal="find height", tool="local_search", context="Amberbank height"),
@@ -21,13 +21,13 @@ from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen
 
-# verified: the verifier's STOP; answered, ended: the policy gave an answer, or ended its reply without one.
+# verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one.
 StopReason = Literal["verified", "answered", "ended", "turn_limit", "token_limit", "deadline", "error"]
 EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
 
 
 class Sampling(Frozen):
-    """How an engine samples. `temperature` 0 is greedy; `max_tokens` bounds the completion."""
+    """How an engine samples. `temperature` 0 is greedy; `max_tokens` limits the completion."""
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -36,7 +36,7 @@ class Sampling(Frozen):
 
 
 class Usage(Frozen):
-    """Tokens of one call as the engine counted them; `cost_usd` is 0 where no price is known."""
+    """Tokens of one call as the engine counted them; `cost_usd` is 0 if no price is known."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -44,14 +44,14 @@ class Usage(Frozen):
 
 
 class Message(Frozen):
-    """One chat message; what a tool answered has the role "tool"."""
+    """One chat message; a tool's answer has the role "tool"."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
 class ErrorInfo(Frozen):
-    """An error as data: its type's name and text, and whether another attempt could help."""
+    """An error as data: the name of its type, its text, and whether another attempt could help."""
 
     type: str
     message: str
@@ -59,15 +59,27 @@ class ErrorInfo(Frozen):
 
 
 class Call(Frozen):
-    """One engine request and what came back, as it was sent and sampled.
+    """One engine request and its reply, as sent and as sampled.
 
-    `prompt_ids`, `completion_ids` and `logprobs` are what the engine recorded at sampling, never re-tokenised text;
-    they are empty where the engine cannot give them. `logprobs[j]` is the natural log of the probability with which
-    `completion_ids[j]` was drawn, under the sampling temperature (at temperature 0: under temperature 1).
-    `messages` is what a chat engine was sent, `prompt` what a completion engine was sent, `sent` everything else of the
-    request as it went out: address, model, temperature, seed, limits, schema. `failures` are the reasons of the
-    attempts before the one that gave this reply. `repaired` says that the reply was no JSON until it was mended. A call
-    that never succeeded has `error`.
+    Attributes:
+        role: the module that asked, e.g. "planner" or "judge".
+        engine: name of the engine.
+        prompt: the text that a completion engine was sent.
+        messages: the messages that a chat engine was sent.
+        completion: the text of the reply.
+        prompt_ids: token ids of the prompt as the engine recorded them, never re-tokenized text; empty if the engine
+            does not give them.
+        completion_ids: token ids of the reply, likewise.
+        logprobs: natural log of the probability with which each completion token was sampled, under the sampling
+            temperature (at temperature 0: under temperature 1).
+        sampling: the sampling settings of the request.
+        policy_version: version of the weights that sampled; None for engines without versions.
+        finish_reason: why the reply ended, in the engine's words.
+        usage: tokens and cost.
+        sent: everything else in the request: address, model, temperature, seed, limits, schema.
+        failures: why earlier attempts of this request failed.
+        repaired: the reply was not valid JSON and was repaired.
+        error: why the request failed; None if it succeeded.
     """
 
     role: str
@@ -89,7 +101,7 @@ class Call(Frozen):
 
 
 class Action(Frozen):
-    """The planner's decision; with `error` set it could not be parsed and costs the turn."""
+    """The planner's decision. With `error` set, its reply could not be parsed, which costs the turn."""
 
     sub_goal: str = ""
     tool: str = ""
@@ -98,7 +110,7 @@ class Action(Frozen):
 
 
 class Command(Frozen):
-    """The executor's tool call: validated `arguments`, or `code`; with `error` set it was invalid."""
+    """The executor's tool call: validated `arguments`, or `code`. With `error` set, it was invalid."""
 
     tool: str
     arguments: dict[str, JsonValue] = {}
@@ -107,7 +119,7 @@ class Command(Frozen):
 
 
 class ToolCall(Frozen):
-    """One call of a tool by a command's code."""
+    """One call of a tool from a command's code."""
 
     tool: str
     arguments: dict[str, JsonValue]
@@ -117,9 +129,10 @@ class ToolCall(Frozen):
 
 
 class Observation(Frozen):
-    """What came of a turn's action. `status="error"` is what the tool or parser told the agent, not a broken tool.
+    """The result of a turn's action, as the agent sees it.
 
-    `tool_calls` are those that a command's code made, in order; arguments make one call, which is the observation.
+    `status="error"` is an answer of the tool or parser, not a broken tool. `tool_calls` are the calls that a command's
+    code made, in order; for a command with arguments the observation itself is the one call.
     """
 
     status: Literal["ok", "error"]
@@ -129,7 +142,7 @@ class Observation(Frozen):
 
 
 class Verdict(Frozen):
-    """The verifier's judgement; the loop stops when `memory_sufficient`."""
+    """The verifier's judgment; the loop stops when `memory_sufficient`."""
 
     result_valid: bool
     memory_sufficient: bool
@@ -142,12 +155,22 @@ class Verdict(Frozen):
 
 
 class Turn(Frozen):
-    """One decision: `events` names what happened in order, the fields hold it, `calls` the requests behind it.
+    """One decision of the agent and what followed.
 
-    `user` is what a user said before it. `appended` is the text that the environment put into an interleaved policy's
-    stream after this turn's call: tool output between its tags, a user's message. A reply with several tool calls makes
-    a turn of each; the first has the call, the last what was appended. With `error` set, something around the model
-    failed in this turn: the fields hold what came before.
+    A reply with several tool calls makes one turn of each: the first holds the engine call, the last what was appended.
+
+    Attributes:
+        index: number of the turn, from 1.
+        events: the kinds of what happened, in order.
+        user: what a user said before the decision.
+        action: the planner's decision.
+        command: the executor's tool call.
+        observation: the result.
+        verdict: the verifier's judgment.
+        calls: the engine requests of the turn.
+        appended: text that the environment appended to an interleaved policy's stream after this turn's call: tool
+            output between its tags, or a user's message.
+        error: something around the model failed in this turn; the other fields hold what happened before.
     """
 
     index: int
@@ -163,7 +186,7 @@ class Turn(Frozen):
 
 
 class Score(Frozen):
-    """A reward in [0, 1] with its named parts, and the requests to a judge behind it."""
+    """A reward in [0, 1], its named parts, and the requests to the judge, if there was one."""
 
     value: float
     parts: dict[str, float] = {}
@@ -171,16 +194,33 @@ class Score(Frozen):
 
 
 class Trajectory(Frozen):
-    """All turns of one run of one task. `closing_calls` are the generator's, or the reply that ended a policy's stream.
+    """One run of one task.
 
-    `reward` is None where none was given. `outcome` is what the other side of a dialogue found: the facts that its
-    reward is made of.
-
-    `attempts` counts this run and those before it that broke down and were thrown away, and attempts at scoring it that
-    failed; `earlier_errors` says what broke them. `cost_usd` and `request_failures` (attempts of single requests that
-    failed) are those of all, and of the judge's requests, which are in `reward.calls` and not in `calls`. `sandbox` is
-    the tier that code ran in, "" where none could run; `lessons` the digest of the lessons that were in the prompts, ""
-    where there were none.
+    Attributes:
+        id: unique in its rollout.
+        task_id: id of the task.
+        family: family of the task.
+        question: question of the task.
+        agent: name of the agent.
+        rollout_index: number of the run among those of the same task, from 0.
+        seed: seed of the run.
+        turns: the turns, in order.
+        closing_calls: calls after the last turn: the generator's, or the reply that ended a policy's stream.
+        answer: the agent's answer, if it gave one.
+        gold: the gold answer.
+        reward: the score; None without one.
+        stop_reason: why the run ended.
+        status: "error" if something around the model failed.
+        error: that failure.
+        attempts: number of attempts at running and scoring, this one included; failed ones were discarded.
+        earlier_errors: why earlier attempts failed.
+        cost_usd: cost of all attempts and of the judge's requests (which `reward.calls` holds, not `calls`).
+        request_failures: number of failed attempts at single requests, likewise.
+        sandbox: the tier that code ran in; "" if none could run.
+        lessons: digest of the lessons in the prompts; "" without lessons.
+        outcome: facts about the end of a dialogue, from which its reward is calculated.
+        started_at: wall-clock time of the start, in seconds since the epoch.
+        duration_s: wall-clock duration.
     """
 
     id: str
@@ -210,27 +250,25 @@ class Trajectory(Frozen):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Every call of the trajectory in order."""
+        """Every call of the trajectory, in order."""
         return tuple(call for turn in self.turns for call in turn.calls) + self.closing_calls
 
     @property
     def replies_repaired(self) -> int:
-        """Replies that were no JSON until they were mended."""
+        """Number of replies that were not valid JSON and were repaired."""
         return sum(call.repaired for call in self.calls)
 
 
 def without_clocks(trajectory: Trajectory) -> Trajectory:
-    """The trajectory with every wall-clock time 0: what is left of two runs that took differently long is equal.
+    """A copy of the trajectory with every wall-clock time set to 0, for comparing runs that took differently long.
 
-    That is when it started, how long it took, and how long each observation and each of its tool calls took.
+    These are its start and duration, and the durations of observations and of their tool calls.
     """
-
-    def timeless(turn: Turn) -> Turn:
-        if turn.observation is None:
-            return turn
-        made = tuple(call.model_copy(update={"duration_s": 0.0}) for call in turn.observation.tool_calls)
-        observation = turn.observation.model_copy(update={"duration_s": 0.0, "tool_calls": made})
-        return turn.model_copy(update={"observation": observation})
-
-    turns = tuple(map(timeless, trajectory.turns))
-    return trajectory.model_copy(update={"turns": turns, "started_at": 0.0, "duration_s": 0.0})
+    turns = []
+    for turn in trajectory.turns:
+        if turn.observation is not None:
+            calls = tuple(call.model_copy(update={"duration_s": 0.0}) for call in turn.observation.tool_calls)
+            observation = turn.observation.model_copy(update={"duration_s": 0.0, "tool_calls": calls})
+            turn = turn.model_copy(update={"observation": observation})
+        turns.append(turn)
+    return trajectory.model_copy(update={"turns": tuple(turns), "started_at": 0.0, "duration_s": 0.0})
