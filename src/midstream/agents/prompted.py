@@ -81,40 +81,6 @@ class Config(ModuleConfig):
         return value
 
 
-class PlannerConfig(Config, ComponentConfig):
-    """The planner is the trained module: it explores. Temperature 0.5 and 2,048 tokens are the paper's (training)."""
-
-    asks = "always"
-
-    sampling: Sampling = Sampling(temperature=0.5, max_tokens=2048)
-
-    def build(self, context: Context) -> PromptedPlanner:
-        """Build it."""
-        return PromptedPlanner(self)
-
-
-class VerifierConfig(Config, ComponentConfig):
-    """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
-
-    asks = "always"
-
-    structured_output: bool = False
-
-    def build(self, context: Context) -> PromptedVerifier:
-        """Build it."""
-        return PromptedVerifier(self)
-
-
-class GeneratorConfig(Config, ComponentConfig):
-    """Settings of the generator."""
-
-    asks = "always"
-
-    def build(self, context: Context) -> PromptedGenerator:
-        """Build it."""
-        return PromptedGenerator(self)
-
-
 class ExecutorConfig(ModuleConfig, ComponentConfig):
     """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
@@ -217,6 +183,15 @@ class PromptedPlanner(PromptedModule):
         """Decide the next sub-goal, tool and context."""
         values = self._values(question, memory) | {"tools": render_tools(tools)}
         return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
+
+
+class PlannerConfig(Config, ComponentConfig):
+    """The planner is the trained module: it explores. Temperature 0.5 and 2,048 tokens are the paper's (training)."""
+
+    asks = "always"
+    component = PromptedPlanner
+
+    sampling: Sampling = Sampling(temperature=0.5, max_tokens=2048)
 
 
 class PromptedExecutor(PromptedModule):
@@ -332,6 +307,15 @@ class PromptedVerifier(PromptedModule):
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
 
 
+class VerifierConfig(Config, ComponentConfig):
+    """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
+
+    asks = "always"
+    component = PromptedVerifier
+
+    structured_output: bool = False
+
+
 class PromptedGenerator(PromptedModule):
     """`core.protocols.Generator` on an engine. Two replies without any answer give None."""
 
@@ -347,3 +331,10 @@ class PromptedGenerator(PromptedModule):
             return answer, None if answer else "it holds no answer"
 
         return await self._ask(self._values(question, memory), context, parse)
+
+
+class GeneratorConfig(Config, ComponentConfig):
+    """Settings of the generator."""
+
+    asks = "always"
+    component = PromptedGenerator

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from midstream.core.component import ComponentConfig, Context
+from midstream.core.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Codec, ModuleContext, Request, Tool
 from midstream.core.stream import POLICY, Block, Piece, escape_marks, latest, put_in
@@ -18,18 +18,6 @@ from midstream.core.stream_template import ANY_TOOL, Template
 from midstream.core.text import neutral
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Sampling
-
-
-class PolicyConfig(ComponentConfig):
-    """How the policy samples; `sampling.max_tokens` bounds one reply. Temperature 1 is the paper's (mathematics)."""
-
-    asks = "always"
-
-    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
-
-    def build(self, context: Context) -> ModelPolicy:
-        """Build it."""
-        return ModelPolicy(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +192,15 @@ class ModelPolicy:
             emit=context.emit,
         )
         return await context.engine.sample(request)
+
+
+class PolicyConfig(ComponentConfig):
+    """How the policy samples; `sampling.max_tokens` bounds one reply. Temperature 1 is the paper's (mathematics)."""
+
+    asks = "always"
+    component = ModelPolicy
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=2048)
 
 
 def stopped_at_mark(call: Call, stream: Stream) -> Call:

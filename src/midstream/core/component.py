@@ -1,13 +1,12 @@
 """Components: what a recipe names by `type`. Each has its own settings, and the settings build it.
 
 To add a component, write its settings as a subclass of the class of its kind (`TasksConfig`, `RewardConfig`,
-`ToolConfig`, `EngineConfig`; `ComponentConfig` for an agent's module) with a method `build`, and register it:
+`ToolConfig`, `EngineConfig`; `ComponentConfig` for an agent's module) that names its class, or has a method `build` if
+it needs more than the settings, and register it:
 
     class Config(RewardConfig):
+        component = Numeric
         tolerance: float = 0.0
-
-        def build(self, context: Context) -> Reward:
-            return Numeric(self)
 
     register("reward", "numeric", Config)
 """
@@ -15,7 +14,7 @@ To add a component, write its settings as a subclass of the class of its kind (`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
@@ -103,9 +102,11 @@ class ComponentConfig(Frozen):
     """The settings of one component.
 
     The class variables serve the check of a recipe: `asks` is whether the component asks a model, so that its table
-    names an `engine`; `extra` is the optional extra of midstream that it needs.
+    names an `engine`; `extra` is the optional extra of midstream that it needs. `component` is the class that the
+    default `build` calls, with the settings and nothing else.
     """
 
+    component: ClassVar[Callable[..., Any]]
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"
     extra: ClassVar[str] = ""
 
@@ -115,8 +116,9 @@ class ComponentConfig(Frozen):
         return False
 
     def build(self, context: Context) -> Any:
-        """Build the component."""
-        raise NotImplementedError(f"{type(self).__qualname__}.build")
+        """Build the component; without fields, `component` takes no argument."""
+        component = type(self).component
+        return component(self) if type(self).model_fields else component()
 
 
 class TasksConfig(ComponentConfig):

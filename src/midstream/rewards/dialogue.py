@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.errors import RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -66,17 +66,6 @@ def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
         raise failure from error
 
 
-class Config(RewardConfig):
-    """No settings."""
-
-    rule_based = True
-    of_dialogues = True
-
-    def build(self, context: Context) -> DialogueSuccess:
-        """Build it."""
-        return DialogueSuccess()
-
-
 class DialogueSuccess(BaseReward):
     """1 if the dialogue's own check reports success, else 0, whatever the agent says.
 
@@ -94,3 +83,11 @@ class DialogueSuccess(BaseReward):
         if outcome.turns:
             facts = {"state": outcome.share("state"), "calls": outcome.share("calls")} | facts
         return Score(value=float(outcome.success), parts=facts)
+
+
+class Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+    of_dialogues = True
+    component = DialogueSuccess

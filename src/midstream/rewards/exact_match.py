@@ -6,25 +6,13 @@ from collections import Counter
 from typing import Literal
 
 from midstream.core.answers import CLOSE, OPEN, numbers, words
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.rewards.rule import Rule
 
 MANY_TAGS = 10
 _WHOLE = ("yes", "no", "noanswer")
-
-
-class Config(RewardConfig):
-    """Settings of exact match: `match` asks for the whole answer, or for one that contains an accepted answer."""
-
-    rule_based = True
-
-    match: Literal["exact", "contains"] = "exact"
-
-    def build(self, context: Context) -> ExactMatch:
-        """Build it."""
-        return ExactMatch(self)
 
 
 class ExactMatch(Rule):
@@ -62,6 +50,15 @@ class ExactMatch(Rule):
         return float(any(match(answer, accepted) for accepted in task.answers))
 
 
+class Config(RewardConfig):
+    """Settings of exact match: `match` asks for the whole answer, or for one that contains an accepted answer."""
+
+    rule_based = True
+    component = ExactMatch
+
+    match: Literal["exact", "contains"] = "exact"
+
+
 def same(answer: str, accepted: str) -> bool:
     """Whether two texts are the same words with the same numbers.
 
@@ -83,16 +80,6 @@ def _contains(answer: str, accepted: str) -> bool:
     return inside and set(numbers(accepted)) <= set(numbers(answer))
 
 
-class F1Config(RewardConfig):
-    """No settings."""
-
-    rule_based = True
-
-    def build(self, context: Context) -> F1:
-        """Build it."""
-        return F1()
-
-
 class F1(Rule):
     """The harmonic mean of precision and recall over words, against the accepted answer with the highest value.
 
@@ -106,6 +93,13 @@ class F1(Rule):
     async def value(self, task: Task, answer: str) -> float:
         """The best F1 over accepted answers."""
         return max(f1(answer, accepted) for accepted in task.answers)
+
+
+class F1Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+    component = F1
 
 
 def f1(answer: str, accepted: str) -> float:

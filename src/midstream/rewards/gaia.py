@@ -6,23 +6,13 @@ import re
 import string
 from decimal import Decimal
 
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
 _SEPARATORS = re.compile(r"[,;]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-class Config(RewardConfig):
-    """No settings."""
-
-    rule_based = True
-
-    def build(self, context: Context) -> Gaia:
-        """Build it."""
-        return Gaia()
 
 
 class Gaia(Rule):
@@ -40,6 +30,13 @@ class Gaia(Rule):
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer."""
         return float(any(_correct(answer, accepted) for accepted in task.answers))
+
+
+class Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+    component = Gaia
 
 
 def _correct(answer: str, accepted: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -30,16 +32,8 @@ _FOREIGN = re.compile(
     r"|\b(?:sqrt|root|log|ln|mod|floor|ceil|round|exp|abs|squared|cubed|factorial)\b"
 )
 _TOKEN = re.compile(r" ?([0-9]+|\\frac|.)")
-
-
-class Config(RewardConfig):
-    """No settings."""
-
-    rule_based = True
-
-    def build(self, context: Context) -> Game24:
-        """Build it."""
-        return Game24()
+_FRACTION = re.compile(r"\\frac \{([^{}\\]*)\} \{([^{}\\]*)\}")
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Game24(Rule):
@@ -65,27 +59,30 @@ class Game24(Rule):
         return float(solves(answer, _given(task)))
 
 
-class _NoExpression(Exception):
-    """The text is not an expression."""
+class Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+    component = Game24
 
 
 def solves(answer: str, given: Sequence[int]) -> bool:
     """Whether a text holds exactly one expression, of the given numbers, each once, and it makes 24."""
     try:
-        read = [[_Side(side) for side in run.split("=")] for run in _runs(answer)]
-    except _NoExpression:
+        read = [[_side(side) for side in run.split("=")] for run in _runs(answer)]
+    except (SyntaxError, ZeroDivisionError):
         return False
     return (
-        len({tuple(sides[0].tokens) for sides in read}) == 1
-        and all(side.value == TARGET for sides in read for side in sides)
-        and sorted(read[0][0].numbers) == sorted(given)
+        len({expression for (expression, _, _), *_ in read}) == 1
+        and all(value == TARGET for sides in read for _, value, _ in sides)
+        and sorted(read[0][0][2]) == sorted(given)
     )
 
 
 def _runs(answer: str) -> list[str]:
-    """The parts of a text that are expressions, in plain signs."""
+    """The parts of a text that look like expressions, in plain signs. Raises `SyntaxError` if they stand in others."""
     if len(answer) > MAX_CHARACTERS:
-        raise _NoExpression
+        raise SyntaxError
     text = _BOLD.sub("", answer.translate(_SIGNS))
     for command, sign in _COMMANDS.items():
         text = text.replace(command, sign)
@@ -93,7 +90,7 @@ def _runs(answer: str) -> list[str]:
     text = _BOXED.sub(r"\1", _TIMES.sub("*", text).replace("\n=", " ="))
     text = re.sub(r"= ?24!", "= 24", text)
     if _FOREIGN.search(text):
-        raise _NoExpression
+        raise SyntaxError
     runs: list[str] = []
     for run in _RUN.finditer(text):
         if not _OPERATION.search(run[0]):
@@ -101,73 +98,52 @@ def _runs(answer: str) -> list[str]:
         # It must not continue in signs that are not read: "1.5", "1,000", "8a".
         before, after = text[max(0, run.start() - 1) : run.start()], text[run.end() : run.end() + 2]
         if re.match(r"[\w.,]", before) and not run[0].startswith(" "):
-            raise _NoExpression
+            raise SyntaxError
         if re.match(r"\w|[.,:]\w", after) and not run[0].endswith(" "):
-            raise _NoExpression
+            raise SyntaxError
         runs.append(_ITALIC.sub(r"\1", run[0].strip("= ")))
     return runs
 
 
-class _Side:
-    """One side of an expression's signs of equality: its `tokens`, its `value`, the `numbers` it is made of."""
+def _side(text: str) -> tuple[str, Fraction, list[int]]:
+    """One side of an expression's signs of equality: its text, its value, the numbers it is made of.
 
-    def __init__(self, text: str) -> None:
-        self.tokens = _TOKEN.findall(text.strip())
-        if len(self.tokens) > MAX_TOKENS:
-            raise _NoExpression
-        self.numbers: list[int] = []
-        self._place = 0
-        self.value = self._sum()
-        if self._place < len(self.tokens):
-            raise _NoExpression
-
-    def _sum(self) -> Fraction:
-        value = self._product()
-        while (sign := self._next("+-")) is not None:
-            right = self._product()
-            value = value + right if sign == "+" else value - right
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._atom()
-        while (sign := self._next("*/")) is not None:
-            right = self._atom()
-            value = value * right if sign == "*" else _divide(value, right)
-        return value
-
-    def _atom(self) -> Fraction:
-        """A number, a bracket, or a fraction in LaTeX."""
-        if self._next(("\\frac",)):
-            return _divide(self._enclosed("{", "}"), self._enclosed("{", "}"))
-        token = self.tokens[self._place] if self._place < len(self.tokens) else ""
-        if not token[:1].isdigit():
-            return self._enclosed("[", "]") if token == "[" else self._enclosed("(", ")")
-        if len(token) > 6 or token != str(int(token)):
-            raise _NoExpression
-        self._place += 1
-        self.numbers.append(int(token))
-        return Fraction(int(token))
-
-    def _enclosed(self, opening: str, closing: str) -> Fraction:
-        if not self._next(opening):
-            raise _NoExpression
-        value = self._sum()
-        if not self._next(closing):
-            raise _NoExpression
-        return value
-
-    def _next(self, accepted: Sequence[str]) -> str | None:
-        """Take the next token if it is one of these."""
-        if self._place == len(self.tokens) or self.tokens[self._place] not in accepted:
-            return None
-        self._place += 1
-        return self.tokens[self._place - 1]
+    Raises:
+        SyntaxError: it is no expression.
+        ZeroDivisionError: it divides by 0.
+    """
+    tokens = _TOKEN.findall(text.strip())
+    numerals = [token for token in tokens if token.isdigit()]
+    if len(tokens) > MAX_TOKENS or any(len(token) > 6 or token != str(int(token)) for token in numerals):
+        raise SyntaxError
+    # The spaces keep two signs from being one of Python's, such as // and **.
+    written = expression = " ".join(tokens)
+    while "\\frac" in expression:
+        expression, replaced = _FRACTION.subn(_divided, expression)
+        if not replaced:
+            raise SyntaxError
+    numbers: list[int] = []
+    return written, _value(ast.parse(expression, mode="eval").body, numbers), numbers
 
 
-def _divide(above: Fraction, below: Fraction) -> Fraction:
-    if below == 0:
-        raise _NoExpression
-    return above / below
+def _divided(fraction: re.Match[str]) -> str:
+    above, below = fraction[1].strip(), fraction[2].strip()
+    for part in (above, below):
+        ast.parse(part, mode="eval")  # each is an expression by itself
+    return f"(({above}) / ({below}))"
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    """The value of an expression; appends its numbers to `numbers`."""
+    match node:
+        case ast.Constant(value=int(number)):
+            numbers.append(number)
+            return Fraction(number)
+        case ast.List(elts=[inner]):  # square brackets
+            return _value(inner, numbers)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left, numbers), _value(right, numbers))
+    raise SyntaxError
 
 
 def _given(task: Task) -> list[int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from midstream.core.answers import words
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -28,16 +28,6 @@ _CLAUSE = re.compile(r"[.,;:!?\n]|\bbut\b")
 _DENIED = re.compile(r"(?i)\s?(?:is|was|can|could|would)(?:n['’]t|not)?\b")
 _LEAD_IN = re.compile(r"(?i)(?:(?:so|thus|therefore),?\s)?(?:the\s)?(?:\w+\s)?answer\s?(?:is\b|:)\s?:?")
 _MARK_UP = re.compile(r"\\(?:boxed|text|mathrm|mathbf|textbf)\b|[*_`${}]")
-
-
-class Config(RewardConfig):
-    """No settings."""
-
-    rule_based = True
-
-    def build(self, context: Context) -> MultipleChoice:
-        """Build it."""
-        return MultipleChoice()
 
 
 class MultipleChoice(Rule):
@@ -64,6 +54,13 @@ class MultipleChoice(Rule):
         options = _options(task)
         right, choice = _right(task, options), chosen(answer, options)
         return float(bool(choice) and choice <= right)
+
+
+class Config(RewardConfig):
+    """No settings."""
+
+    rule_based = True
+    component = MultipleChoice
 
 
 def chosen(answer: str, options: Mapping[str, str]) -> set[str]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pydantic import Field
 
 from midstream.core.answers import numbers
-from midstream.core.component import Context, RewardConfig
+from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
@@ -25,19 +25,6 @@ _EXPRESSION = re.compile(r"[0-9)]\s+[-+*/×÷^]\s+[(0-9]")
 _BOUND = re.compile(r"[<>≤≥≠±]|!=")
 _SEGMENTS = re.compile(r"[;\n]|,\s|\b(?:and|or)\b")
 _CLOSING = re.compile(r"[=≈]|\banswer\s*(?:is\b|:)", re.IGNORECASE)
-
-
-class Config(RewardConfig):
-    """How far the answer may lie from the gold number: as a share of it, or in all; the larger of the two counts."""
-
-    rule_based = True
-
-    relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    def build(self, context: Context) -> Numeric:
-        """Build it."""
-        return Numeric(self)
 
 
 class Numeric(Rule):
@@ -71,6 +58,16 @@ class Numeric(Rule):
                 for accepted in _accepted(task)
             )
         )
+
+
+class Config(RewardConfig):
+    """How far the answer may lie from the gold number: as a share of it, or in all; the larger of the two counts."""
+
+    rule_based = True
+    component = Numeric
+
+    relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 def _accepted(task: Task) -> list[Fraction]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import TasksConfig
 from midstream.core.errors import UsageError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -25,45 +25,6 @@ from midstream.tasks.records import BadRowError, Faults, Record, read_records, s
 Split = Literal["train", "validation", "test"]
 Share = Annotated[float, Field(gt=0, le=1)]
 _TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
-
-
-class Config(TasksConfig):
-    """Path of the questions and names of their fields.
-
-    `splits` shares questions out by a hash of their text (the same question is always in the same split); with
-    `split_field`, a field of each row names its split instead. `reward` is the default type of reward (with options:
-    `multiple_choice`). `instruction` ends every question.
-    """
-
-    path: Path
-    question_field: str = "question"
-    answer_field: str = "answer"
-    id_field: str = "id"
-    family_field: str = "family"
-    split_field: str | None = None
-    splits: dict[Split, Share] = {"test": 1.0}
-    reward: str = ""
-    instruction: str = ""
-    duplicates: Literal["error", "drop"] = "error"
-
-    @model_validator(mode="after")
-    def _one_way_to_split(self) -> Config:
-        if self.split_field is not None and self.splits != {"test": 1.0}:
-            raise ValueError("both split_field and splits say which split a row is in: leave one out")
-        if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
-            raise ValueError(f"the shares in splits add up to {sum(self.splits.values()):g}, not to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _one_field_for_each(self) -> Config:
-        names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two settings name the field {twice[0]!r}")
-        return self
-
-    def build(self, context: Context) -> FileTasks:
-        """Build it."""
-        return FileTasks(self)
 
 
 class FileTasks(Finite):
@@ -186,6 +147,43 @@ class FileTasks(Finite):
             if place < reached:
                 return split
         return self.splits[-1]
+
+
+class Config(TasksConfig):
+    """Path of the questions and names of their fields.
+
+    `splits` shares questions out by a hash of their text (the same question is always in the same split); with
+    `split_field`, a field of each row names its split instead. `reward` is the default type of reward (with options:
+    `multiple_choice`). `instruction` ends every question.
+    """
+
+    component = FileTasks
+
+    path: Path
+    question_field: str = "question"
+    answer_field: str = "answer"
+    id_field: str = "id"
+    family_field: str = "family"
+    split_field: str | None = None
+    splits: dict[Split, Share] = {"test": 1.0}
+    reward: str = ""
+    instruction: str = ""
+    duplicates: Literal["error", "drop"] = "error"
+
+    @model_validator(mode="after")
+    def _one_way_to_split(self) -> Config:
+        if self.split_field is not None and self.splits != {"test": 1.0}:
+            raise ValueError("both split_field and splits say which split a row is in: leave one out")
+        if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
+            raise ValueError(f"the shares in splits add up to {sum(self.splits.values()):g}, not to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _one_field_for_each(self) -> Config:
+        names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two settings name the field {twice[0]!r}")
+        return self
 
 
 def _listed(value: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue, field_validator
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import TasksConfig
 from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.protocols import ToolResult
 from midstream.core.seeds import derive_seed
@@ -28,35 +28,6 @@ from midstream.tasks.functions import Invocation, StateFunction
 SCENARIOS = 200  # of each category
 # A scenario has a class of one of these domains; its other classes occur in all of them.
 DOMAINS = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
-
-
-class Config(TasksConfig):
-    """Categories (`families`), and the split of the 200 scenarios.
-
-    `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the
-    rest is the test split. ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with
-    both 0 all are tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: no result
-    of the ground truth is longer, and the whole result is judged.
-    """
-
-    dialogues = True
-
-    families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
-    train: int = Field(default=100, ge=0, lt=SCENARIOS)
-    validation: int = Field(default=0, ge=0, lt=SCENARIOS)
-    split_seed: int = 0
-    output_tokens: int = Field(default=8192, ge=1)
-
-    @field_validator("families")
-    @classmethod
-    def _known(cls, families: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in families if name not in CATEGORIES]:
-            raise ValueError(f"no category {unknown[0]!r}; there are {', '.join(CATEGORIES)}")
-        return tuple(dict.fromkeys(families))
-
-    def build(self, context: Context) -> Bfcl:
-        """Build it."""
-        return Bfcl(self)
 
 
 class Bfcl(Finite):
@@ -117,6 +88,32 @@ class Bfcl(Finite):
         if not self._entries:
             self._entries = {entry.id: entry for name in self.config.families for entry in package().entries(name)}
         return self._entries
+
+
+class Config(TasksConfig):
+    """Categories (`families`), and the split of the 200 scenarios.
+
+    `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the
+    rest is the test split. ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with
+    both 0 all are tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: no result
+    of the ground truth is longer, and the whole result is judged.
+    """
+
+    dialogues = True
+    component = Bfcl
+
+    families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
+    train: int = Field(default=100, ge=0, lt=SCENARIOS)
+    validation: int = Field(default=0, ge=0, lt=SCENARIOS)
+    split_seed: int = 0
+    output_tokens: int = Field(default=8192, ge=1)
+
+    @field_validator("families")
+    @classmethod
+    def _known(cls, families: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in families if name not in CATEGORIES]:
+            raise ValueError(f"no category {unknown[0]!r}; there are {', '.join(CATEGORIES)}")
+        return tuple(dict.fromkeys(families))
 
 
 class BfclDialogue:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from midstream.core.component import ComponentConfig, Context
+from midstream.core.component import ComponentConfig
 from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.trajectory import Action, Call, Sampling
@@ -57,18 +57,6 @@ def parse_action(text: str, tools: Sequence[Tool], memory: Memory) -> Action:
     return Action(sub_goal=goal, tool=tool, context=REFERENCE.sub(lambda m: values[m[1]], argument))
 
 
-class Config(ComponentConfig):
-    """Sampling of the planner; an action of the offline world takes at most 20 tokens."""
-
-    asks = "always"
-
-    sampling: Sampling = Sampling(temperature=1.0, max_tokens=20)
-
-    def build(self, context: Context) -> CompactPlanner:
-        """Build it."""
-        return CompactPlanner(self)
-
-
 class CompactPlanner:
     """The planner as an engine with the compact prompt."""
 
@@ -95,3 +83,12 @@ class CompactPlanner:
         )
         context.emit("call", call)
         return parse_action(call.completion, tools, memory), (call,)
+
+
+class Config(ComponentConfig):
+    """Sampling of the planner; an action of the offline world takes at most 20 tokens."""
+
+    asks = "always"
+    component = CompactPlanner
+
+    sampling: Sampling = Sampling(temperature=1.0, max_tokens=20)

@@ -28,30 +28,6 @@ OPENINGS = (
 )
 
 
-class ExecutorConfig(ComponentConfig):
-    """No settings."""
-
-    def build(self, context: Context) -> SingleArgumentExecutor:
-        """Build it."""
-        return SingleArgumentExecutor()
-
-
-class VerifierConfig(ComponentConfig):
-    """No settings."""
-
-    def build(self, context: Context) -> FormVerifier:
-        """Build it."""
-        return FormVerifier()
-
-
-class GeneratorConfig(ComponentConfig):
-    """No settings."""
-
-    def build(self, context: Context) -> VerifiedResultGenerator:
-        """Build it."""
-        return VerifiedResultGenerator()
-
-
 class SingleArgumentExecutor:
     """Passes the action's context on as the one required string argument of its tool."""
 
@@ -66,6 +42,12 @@ class SingleArgumentExecutor:
         if len(required) != 1:
             return Command(tool=action.tool, error=f"{action.tool} wants {len(required)} arguments"), ()
         return Command(tool=action.tool, arguments={required[0]: action.context}), ()
+
+
+class ExecutorConfig(ComponentConfig):
+    """No settings."""
+
+    component = SingleArgumentExecutor
 
 
 class FormVerifier:
@@ -95,6 +77,12 @@ class FormVerifier:
         return Verdict(result_valid=True, memory_sufficient=sufficient), ()
 
 
+class VerifierConfig(ComponentConfig):
+    """No settings."""
+
+    component = FormVerifier
+
+
 class VerifiedResultGenerator:
     """Answers with the last word of the result that satisfied the verifier; Python's True is yes, its False no.
 
@@ -110,6 +98,12 @@ class VerifiedResultGenerator:
                 words = record.result.split()
                 return (SPOKEN.get(words[-1], words[-1]) if words else None), ()
         return None, ()
+
+
+class GeneratorConfig(ComponentConfig):
+    """No settings."""
+
+    component = VerifiedResultGenerator
 
 
 class GuessConfig(ToolConfig):
