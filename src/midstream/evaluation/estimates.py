@@ -71,14 +71,10 @@ def effective_tasks(values: Sequence[float]) -> float:
     spread = variance(values) if count > 1 else 0.0
     if spread == 0:
         return count
-    return count * share * (1 - share) / spread * _shrink(count - 1)
-
-
-def _shrink(freedom: int) -> float:
-    """The squared ratio of the normal 97.5 % quantile to Student's t, by Cornish and Fisher's expansion of t."""
-    z = NormalDist().inv_cdf(0.975)
+    # The 97.5 % quantiles of the normal distribution and, by Cornish and Fisher's expansion, of Student's t.
+    freedom, z = count - 1, NormalDist().inv_cdf(0.975)
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return (z / t) ** 2
+    return count * share * (1 - share) / spread * (z / t) ** 2
 
 
 def pass_at(right: Sequence[int], trials: int) -> dict[int, float]:

@@ -8,10 +8,9 @@ best query, and a search that is worded otherwise may find the question as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from midstream.core.answers import normalize
-from midstream.core.trajectory import Trajectory, Turn
+from midstream.core.trajectory import Trajectory
 
 ALIKE = 0.9  # of the words of one side that stand on the other
 FEWEST_WORDS = 5  # a shorter question and a good query for it are the same words
@@ -32,20 +31,17 @@ def repeats_question(trajectory: Trajectory) -> bool:
     question = _words(trajectory.question)
     if question.total() < FEWEST_WORDS:
         return False
-    queries = (_words(query) for turn in trajectory.turns for query in _queries(turn))
-    return any((question & query).total() >= ALIKE * max(question.total(), query.total()) for query in queries)
+    for turn in trajectory.turns:
+        if turn.command is None or turn.command.error:
+            continue
+        made = turn.observation.tool_calls if turn.observation else ()
+        for arguments in (turn.command.arguments, *(call.arguments for call in made)):
+            if isinstance(text := arguments.get("query"), str):
+                query = _words(text)
+                if (question & query).total() >= ALIKE * max(question.total(), query.total()):
+                    return True
+    return False
 
 
 def _words(text: str) -> Counter[str]:
     return Counter(word for word in normalize(text).split() if word not in STOP_WORDS)
-
-
-def _queries(turn: Turn) -> Iterator[str]:
-    """The queries of a turn's command, and of the calls that its code made."""
-    if turn.command is None or turn.command.error:
-        return
-    made = turn.observation.tool_calls if turn.observation else ()
-    for arguments in (turn.command.arguments, *(call.arguments for call in made)):
-        query = arguments.get("query")
-        if isinstance(query, str):
-            yield query

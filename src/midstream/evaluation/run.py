@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, tool_use
 from midstream.core.stream_metrics import stream_metrics
@@ -62,16 +63,13 @@ async def evaluate(
 def summarize(
     groups: Sequence[Group],
     *,
-    policy: str,
-    set_name: str,
-    split: str,
-    sampling: str,
-    seed: int,
-    step: int | None,
-    metric: str,
     judged: bool,
+    **identity: Any,
 ) -> EvaluationResult:
-    """Sum up groups, each all trials of one task; `EvaluationResult` defines each number."""
+    """Sum up groups, each all trials of one task; `EvaluationResult` defines each number.
+
+    `identity` are its fields that the groups do not hold: policy, set, split, sampling, metric, seed, step.
+    """
     every = [trajectory for group in groups for trajectory in group.trajectories]
     finished = [trajectory for trajectory in every if trajectory.status == "ok"]
     trials = max((len(group.trajectories) for group in groups), default=0)
@@ -92,13 +90,8 @@ def summarize(
     for group in groups:
         families.setdefault(group.task.family, []).append(group)
     return EvaluationResult(
-        policy=policy,
-        set_name=set_name,
-        split=split,
-        sampling=sampling,
-        metric=metric,
+        **identity,
         judged=judged,
-        seed=seed,
         tasks=len(groups),
         trials=trials,
         success=fmean(values or [0.0]),
@@ -132,7 +125,6 @@ def summarize(
         prompt_tokens=sum(call.usage.prompt_tokens for trajectory in every for call in trajectory.calls),
         completion_tokens=sum(call.usage.completion_tokens for trajectory in every for call in trajectory.calls),
         cost_usd=sum(trajectory.cost_usd for trajectory in every),
-        step=step,
     )
 
 

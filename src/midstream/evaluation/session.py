@@ -200,7 +200,7 @@ class Session(ABC):
             Why the run ended before its last step, "" if it did not.
         """
         ended = await self._within_budget(self._steps())
-        return await self._within_budget(self._finish()) or ended
+        return await self._within_budget(self.finish()) or ended
 
     async def _steps(self) -> str:
         for step in await self.begin():
@@ -209,13 +209,9 @@ class Session(ABC):
             await self.step(step)
         return self.reason_to_stop()
 
-    async def _finish(self) -> str:
-        await self.finish()
-        return ""
-
-    async def _within_budget(self, work: Awaitable[str]) -> str:
+    async def _within_budget(self, work: Awaitable[str | None]) -> str:
         try:
-            return await work
+            return await work or ""
         except BudgetError as error:
             self.note(str(error))
             return error.what
