@@ -19,17 +19,14 @@ from midstream.report.turn_rows import (
     LEGEND,
     STREAM_LABELS,
     Row,
-    broken,
     closing_parts,
+    end_rows,
     fields,
-    format_words,
     is_stream,
     outcome_words,
     part_rows,
     part_words,
     plain,
-    stopped,
-    stream_rows,
     stream_words,
     trouble_rows,
     turn_rows,
@@ -125,8 +122,7 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
     parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold")]
     parts += [Text(LEGEND, "dim"), Text()] if stream else [Text()]
     for turn in trajectory.turns:
-        rows = stream_rows(turn, template) if stream else turn_rows(turn)
-        parts += [Text(f"turn {turn.index}", "bold cyan"), grid(rows)]
+        parts += [Text(f"turn {turn.index}", "bold cyan"), grid(turn_rows(turn, template, stream=stream))]
     last = [row for part in closing_parts(trajectory, template) for row in part_rows(part)]
     closing = last + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
     if last:
@@ -135,28 +131,17 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
         parts.append(grid(closing, labels=bool(last)))
     if trajectory.error is not None:
         parts.append(plain(f"lost to {trajectory.error.type}: {trajectory.error.message}", "bold red"))
-    return Group(*parts, result_rows(trajectory, trajectory.gold if gold is None else gold, template))
-
-
-def result_rows(trajectory: Trajectory, gold: str | None, template: Template | None) -> Table:
-    """The result of a run: answer, outcome, reward, why it stopped, what failed around it."""
     end = fields()
     end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
+    gold = trajectory.gold if gold is None else gold
     if gold is not None:
         end.add_row("gold", plain(gold))
     for place, line in enumerate(outcome_words(trajectory.outcome)):
         end.add_row("" if place else "outcome", plain(line))
     end.add_row("reward", reward_text(trajectory.reward))
-    if is_stream(trajectory) and template is not None:
-        end.add_row("format", plain(format_words(trajectory, template)))
-    end.add_row("stopped", stopped(trajectory))
-    if trajectory.sandbox:
-        end.add_row("sandbox", trajectory.sandbox)
-    for attempt, error in enumerate(trajectory.earlier_errors, 1):
-        end.add_row(f"run {attempt}", plain(f"failed: {broken(error)}", "yellow"))
-    if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
-        end.add_row("requests", Text(trouble, "yellow"))
-    return end
+    for name, content in end_rows(trajectory, template):
+        end.add_row(name, content)
+    return Group(*parts, end)
 
 
 def reward_text(reward: Score | None) -> RenderableType:

@@ -27,8 +27,8 @@ from midstream.core.errors import RecipeError
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_metrics import StreamMetrics
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
-from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, ToolCall, Trajectory, Turn, Verdict
-from midstream.report.numbers import counted, listed, number, percent, shorten, visible
+from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn, Verdict
+from midstream.report.numbers import counted, listed, number, percent, shorten, troubles, visible
 
 _TEXT_LIMIT = 1500
 
@@ -54,17 +54,16 @@ def fields(least: int = 0) -> Table:
     return table
 
 
-def turn_rows(turn: Turn) -> list[Row]:
-    """Everything a recorded turn holds, in the order in which it happened."""
+def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
+    """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
     rows: list[Row] = []
-    if turn.action is not None:
-        rows += action_rows(turn.action, turn.calls)
-    if turn.command is not None:
-        rows += command_rows(turn.command)
-    if turn.observation is not None:
-        rows += observation_rows(turn.observation)
-    if turn.verdict is not None:
-        rows += verdict_rows(turn.verdict)
+    if stream:
+        rows += [row for part in turn_parts(turn, template) for row in part_rows(part)]
+    else:
+        rows += action_rows(turn.action, turn.calls) if turn.action is not None else []
+        rows += command_rows(turn.command) if turn.command is not None else []
+        rows += observation_rows(turn.observation) if turn.observation is not None else []
+        rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
         rows.append(("broken", plain(broken(turn.error), "bold red")))
@@ -110,16 +109,12 @@ def observation_rows(observation: Observation) -> list[Row]:
     """The result of a command, after the calls that its code made."""
     failed = observation.status == "error"
     result = plain(observation.text, "red" if failed else "") if observation.text else Text("(empty)", "dim")
-    rows = [
-        ("call", plain(tool_call_text(call), "red" if call.status == "error" else ""))
-        for call in observation.tool_calls
-    ]
+    rows: list[Row] = []
+    for call in observation.tool_calls:
+        lost = call.status == "error"
+        text = f"{call_text(call.tool, call.arguments)} -> {'error: ' * lost}{call.text}"
+        rows.append(("call", plain(text, "red" * lost)))
     return [*rows, ("error" if failed else "observation", result)]
-
-
-def tool_call_text(call: ToolCall) -> str:
-    """A call that code made, with its result."""
-    return f"{call_text(call.tool, call.arguments)} -> {'error: ' * (call.status == 'error')}{call.text}"
 
 
 def verdict_rows(verdict: Verdict) -> list[Row]:
@@ -130,20 +125,27 @@ def verdict_rows(verdict: Verdict) -> list[Row]:
 
 
 def trouble_rows(call: Call) -> list[Row]:
-    """What went wrong around a request, as rows of `problems`."""
-    return [(label, plain(text, "yellow")) for label, text in problems(call)]
-
-
-def problems(call: Call) -> list[tuple[str, str]]:
-    """Failed attempts of a request, and a reply that had to be repaired, each as (label, text).
-
-    The error that a request ended in is the turn's.
-    """
+    """Failed attempts of a request, and a reply that had to be repaired. Its final error is the turn's."""
     role = call.role or call.engine or "request"
-    found = [(f"retry {number}", f"{role}: {reason}") for number, reason in enumerate(call.failures, 1)]
-    return found + (
-        [("repaired", f"the reply of the {role} was not JSON until it was repaired")] if call.repaired else []
-    )
+    rows = [(f"retry {place}", plain(f"{role}: {reason}", "yellow")) for place, reason in enumerate(call.failures, 1)]
+    if call.repaired:
+        rows.append(("repaired", plain(f"the reply of the {role} was not JSON until it was repaired", "yellow")))
+    return rows
+
+
+def end_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
+    """What there is to know of a run's end below its answer and reward: why it stopped, what failed around it."""
+    rows: list[Row] = []
+    if is_stream(trajectory) and template is not None:
+        rows.append(("format", plain(format_words(trajectory, template))))
+    rows.append(("stopped", Text(stopped(trajectory))))
+    if trajectory.sandbox:
+        rows.append(("sandbox", Text(trajectory.sandbox)))
+    for attempt, error in enumerate(trajectory.earlier_errors, 1):
+        rows.append((f"run {attempt}", plain(f"failed: {broken(error)}", "yellow")))
+    if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
+        rows.append(("requests", Text(trouble, "yellow")))
+    return rows
 
 
 def stopped(trajectory: Trajectory) -> str:
@@ -247,13 +249,6 @@ def part_rows(part: Part) -> list[Row]:
     color = "red" if part.failed else "" if part.sampled else "magenta"
     rows = [(part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim"))]
     return [*rows, ("  malformed", plain(part.wrong, "red"))] if part.wrong else rows
-
-
-def stream_rows(turn: Turn, template: Template | None) -> list[Row]:
-    """Everything a recorded turn of a stream holds, in the order in which it happened."""
-    rows = [row for part in turn_parts(turn, template) for row in part_rows(part)]
-    rows += [row for call in turn.calls for row in trouble_rows(call)]
-    return [*rows, ("broken", plain(broken(turn.error), "bold red"))] if turn.error is not None else rows
 
 
 def format_words(trajectory: Trajectory, template: Template) -> str:

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.core.stream_template import Template
-from midstream.core.trajectory import Call, Trajectory, Turn
-from midstream.report.numbers import number, shorten, troubles
+from midstream.core.trajectory import Trajectory
+from midstream.report.numbers import number
 from midstream.report.page import text
 from midstream.report.turn_rows import (
     LEGEND,
-    Part,
-    broken,
+    Row,
     call_part,
     closing_parts,
-    command_text,
-    format_words,
+    end_rows,
     is_stream,
     outcome_words,
+    part_rows,
     part_words,
-    problems,
-    stopped,
-    tool_call_text,
-    turn_parts,
+    trouble_rows,
+    turn_rows,
 )
 
-_TEXT_LIMIT = 2000
+# Rows of code, results and calls keep their line breaks; a red or magenta row has a background of its own.
+_BLOCKS = ("command", "code", "call", "▸ call", "observation", "sampled")
+_KINDS = {"red": "failed", "bold red": "failed", "magenta": "put-in"}
 
 
 def sample_runs(samples: Sequence[tuple[str, Trajectory]], template: Template | None = None) -> str:
@@ -57,14 +56,17 @@ def _run(label: str, trajectory: Trajectory, template: Template | None) -> str:
     stream = is_stream(trajectory)
     turns = []
     for turn in trajectory.turns:
-        head, rows = _stream_turn(turn, template) if stream else _turn(turn)
-        rows += _problems(turn.calls)
+        head, action = "", turn.action
+        if action is not None and (call_part(action, turn.command).failed if stream else action.error):
+            head = f' · <span class="down">malformed {"call" if stream else "action"}</span>'
+        elif action is not None and not stream:
+            head = f" · {text(action.tool)}"
         if turn.error is not None:
             head += ' · <span class="down">broken</span>'
-            rows.append(_row("Broken", _block(broken(turn.error), "failed")))
+        rows = map(_row, turn_rows(turn, template, stream=stream))
         turns.append(f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{''.join(rows)}</dl></li>")
-    if last := closing_parts(trajectory, template):
-        turns.append(f"<li><p><b>Last reply</b></p><dl>{''.join(map(_part, last))}</dl></li>")
+    if last := [row for part in closing_parts(trajectory, template) for row in part_rows(part)]:
+        turns.append(f"<li><p><b>Last reply</b></p><dl>{''.join(map(_row, last))}</dl></li>")
     body = f"<ol>{''.join(turns)}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
     lost = ""
     if trajectory.error is not None:
@@ -78,78 +80,24 @@ def _run(label: str, trajectory: Trajectory, template: Template | None) -> str:
         solved = ("solved", "up") if reward.value >= 1 else ("not solved", "bad") if reward.value <= 0 else None
         mark, kind = solved or ("partly solved", "c5")
         mark = f"{mark}, reward {number(reward.value)}"
+    answer = '<span class="soft">none</span>' if trajectory.answer is None else f"<b>{text(trajectory.answer)}</b>"
+    end = [f"<dt>Answer</dt><dd>{answer}</dd>"]
+    if outcome := outcome_words(trajectory.outcome):
+        end.append(f"<dt>Outcome</dt><dd>{'<br>'.join(map(text, outcome))}</dd>")
+    if reward is not None and reward.parts:
+        end.append(f"<dt>Reward</dt><dd>{text(part_words(reward.parts))}</dd>")
+    end += map(_row, end_rows(trajectory, template))
+    end += [_row(row) for call in trajectory.closing_calls for row in trouble_rows(call)]
     return (
         f'<article class="{"run stream" if stream else "run"}"><h4>{text(label)} '
-        f'<span class="mark {kind}">{mark}</span></h4>{body}{lost}{result_rows(trajectory, template)}</article>'
+        f'<span class="mark {kind}">{mark}</span></h4>{body}{lost}<dl class="end">{"".join(end)}</dl></article>'
     )
 
 
-def _turn(turn: Turn) -> tuple[str, list[str]]:
-    """What follows a turn's number, and its rows."""
-    action, command, observation, verdict = turn.action, turn.command, turn.observation, turn.verdict
-    head, rows = "", []
-    if action is not None and action.error is not None:
-        head = ' · <span class="down">malformed action</span>'
-        sampled = next((call.completion for call in turn.calls if call.role == "planner" and call.completion), "")
-        rows += [_row("Problem", text(action.error))] + ([_row("Sampled", _block(sampled))] if sampled else [])
-    elif action is not None:
-        head = f" · {text(action.tool)}"
-        rows.append(_row("Sub-goal", text(action.sub_goal)))
-        rows += [_row("Context", text(action.context))] if action.context else []
-    if command is not None:
-        rows.append(_row("Command", _block(command_text(command), "failed" * (command.error is not None))))
-    if observation is not None:
-        for call in observation.tool_calls:
-            rows.append(_row("Call", _block(tool_call_text(call), "failed" * (call.status == "error"))))
-        failed = observation.status == "error"
-        rows.append(_row("Error" if failed else "Result", _block(observation.text, "failed" * failed)))
-    if verdict is not None:
-        judged = f"{verdict.signal}, {'result valid' if verdict.result_valid else 'result not valid'}"
-        rows.append(_row("Verdict", text(f"{judged}: {verdict.analysis}" if verdict.analysis else judged)))
-    return head, rows
-
-
-def _stream_turn(turn: Turn, template: Template | None) -> tuple[str, list[str]]:
-    failed = turn.action is not None and call_part(turn.action, turn.command).failed
-    head = ' · <span class="down">malformed call</span>' if failed else ""
-    return head, [*map(_part, turn_parts(turn, template))]
-
-
-def _part(part: Part) -> str:
-    """A part of a stream; what the environment put in has a background of its own."""
-    kind = "failed" if part.failed else "" if part.sampled else "put-in"
-    block = _block(part.text, kind) if kind or part.label == "call" else text(part.text) or "(empty)"
-    wrong = _row("Malformed", f'<span class="down">{text(part.wrong)}</span>') if part.wrong else ""
-    return _row(text(part.marked), block) + wrong
-
-
-def result_rows(trajectory: Trajectory, template: Template | None) -> str:
-    """The result of a run: answer, outcome, reward, why it stopped, what failed around it."""
-    answer = '<span class="soft">none</span>' if trajectory.answer is None else f"<b>{text(trajectory.answer)}</b>"
-    rows = [_row("Answer", answer)]
-    if outcome := outcome_words(trajectory.outcome):
-        rows.append(_row("Outcome", "<br>".join(map(text, outcome))))
-    if trajectory.reward is not None and trajectory.reward.parts:
-        rows.append(_row("Reward", text(part_words(trajectory.reward.parts))))
-    if is_stream(trajectory) and template is not None:
-        rows.append(_row("Format", text(format_words(trajectory, template))))
-    rows.append(_row("Stopped", text(stopped(trajectory))))
-    rows += _problems(trajectory.closing_calls)
-    for attempt, error in enumerate(trajectory.earlier_errors, 1):
-        rows.append(_row(f"Run {attempt}", text(f"failed: {broken(error)}")))
-    if trouble := troubles(trajectory.request_failures, trajectory.replies_repaired):
-        rows.append(_row("Requests", text(trouble)))
-    return f'<dl class="end">{"".join(rows)}</dl>'
-
-
-def _problems(calls: Sequence[Call]) -> list[str]:
-    return [_row(label.capitalize(), text(words)) for call in calls for label, words in problems(call)]
-
-
-def _row(name: str, html: str) -> str:
-    return f"<dt>{name}</dt><dd>{html}</dd>"
-
-
-def _block(content: str, kind: str = "") -> str:
-    shown = text(shorten(content, _TEXT_LIMIT)) or "(empty)"
-    return f'<pre class="{kind}">{shown}</pre>' if kind else f"<pre>{shown}</pre>"
+def _row(row: Row) -> str:
+    """A row of the terminal as HTML."""
+    label, content = row
+    kind, shown = _KINDS.get(str(content.style), ""), text(content.plain)
+    if kind or label in _BLOCKS:
+        shown = f'<pre class="{kind}">{shown}</pre>' if kind else f"<pre>{shown}</pre>"
+    return f"<dt>{label.strip().capitalize()}</dt><dd>{shown}</dd>"
