@@ -1,4 +1,4 @@
-"""What `--dry-run` says: counts that a real run does not exceed, and one case reckoned by hand."""
+"""What `--dry-run` prints: bounds that a real run does not exceed, and one case calculated by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.component import parse_component
 from midstream.core.errors import UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
@@ -78,30 +79,32 @@ sets = [
 
 @pytest.fixture
 def planned(tmp_path):
-    """(recipe, resolved) of `RECIPE` with some settings changed."""
+    """A function that loads `RECIPE` with some settings changed."""
 
     def load(*overrides, text=RECIPE):
         path = tmp_path / "counted.toml"
         path.write_text(text, encoding="utf-8")
         recipe = config.load_recipe(str(path), overrides)
-        return recipe, recipe_check.check(recipe)
+        recipe_check.check(recipe)
+        return recipe
 
     return load
 
 
 def counted(lines):
-    """Calls and tokens of every asker, from the lines that name it."""
+    """Calls and tokens of every asker, from the line that names it."""
     found = (re.fullmatch(r" *([\d,]+) +([\d,]+) tokens  (.+?): .*", line) for line in lines)
-    return {one[3]: (int(one[1].replace(",", "")), int(one[2].replace(",", ""))) for one in found if one}
+    numbers = ((match[3], match[1].replace(",", ""), match[2].replace(",", "")) for match in found if match)
+    return {name: (int(calls), int(tokens)) for name, calls, tokens in numbers}
 
 
-def test_one_case_reckoned_by_hand(planned):
+def test_one_case_calculated_by_hand(planned):
     """36 of training; 10 and 125 tasks, by 5 trials, 2 temperatures, before and after; 7 tasks in 3 validations."""
-    recipe, resolved = planned()
-    batches = batches_of(recipe, resolved, training=True)
-    assert [(one.count, one.turns) for one in batches] == [(36, 4), (200, 7), (2500, 4), (21, 4)]
+    recipe = planned()
+    batches = batches_of(recipe, training=True)
+    assert [(batch.count, batch.turns) for batch in batches] == [(36, 4), (200, 7), (2500, 4), (21, 4)]
     turns = 36 * 4 + 200 * 7 + 2500 * 4 + 21 * 4
-    lines = describe(recipe, resolved, training=True)
+    lines = describe(recipe, training=True)
     assert counted(lines) == {
         "planner": (turns, turns * 100),
         "executor": (turns * 2, turns * 2 * 200),
@@ -137,29 +140,29 @@ sets = [{ name = "long", count = 10, max_turns = 10 }]
 
 def test_a_stream_generates_no_more_than_it_may_hold(planned):
     """36 of training, 7 in 2 validations: five replies of 200 tokens would pass the 900; 10 of 11 replies, twice."""
-    said = counted(describe(*planned(text=STREAM), training=True))
+    said = counted(describe(planned(text=STREAM), training=True))
     assert said["policy"] == ((36 + 14) * 5 + 20 * 11, (36 + 14 + 20) * 900)
-    short = counted(describe(*planned("agent.policy.sampling.max_tokens=100", text=STREAM), training=True))
+    short = counted(describe(planned("agent.policy.sampling.max_tokens=100", text=STREAM), training=True))
     assert short["policy"] == (said["policy"][0], (36 + 14) * 500 + 20 * 900)
 
 
 def test_groups_that_are_rolled_out_in_place_of_others_are_counted(planned):
-    recipe, resolved = planned("training.resample_uniform=3")
-    training = batches_of(recipe, resolved, training=True)[0]
+    recipe = planned("training.resample_uniform=3")
+    training = batches_of(recipe, training=True)[0]
     assert training.count == 36 * 4
     assert "training.resample_uniform" in training.what
 
 
-def test_what_a_recipe_says_otherwise_than_its_variant_is_told(planned):
+def test_settings_that_differ_from_the_variant_are_printed(planned):
     def said(*overrides):
-        lines = describe(*planned(*overrides), training=True)
+        lines = describe(planned(*overrides), training=True)
         return [line for line in lines if line.startswith("Variant")]
 
     assert said() == []
     assert said("training.variant=dapo") == ["Variant dapo"]
     own = "training.loss={clip_low=0.2,clip_high=0.3}"
     assert said("training.variant=dapo", own) == [
-        "Variant dapo, but for (the recipe's | its own): loss.clip_high: 0.3 | 0.28"
+        "Variant dapo, except (the recipe's | its own): loss.clip_high: 0.3 | 0.28"
     ]
     [line] = said("training.variant=rloo", "training.baseline=group_mean", "training.normalize_by_std=true")
     assert 'baseline: "group_mean" | "leave_one_out"' in line
@@ -167,36 +170,36 @@ def test_what_a_recipe_says_otherwise_than_its_variant_is_told(planned):
 
 
 def test_an_evaluation_alone_is_made_once(planned):
-    recipe, resolved = planned()
-    batches = batches_of(recipe, resolved, training=False)
-    assert [one.count for one in batches] == [100, 1250]
-    assert not any(line.startswith("Optimizer") for line in describe(recipe, resolved, training=False))
+    recipe = planned()
+    batches = batches_of(recipe, training=False)
+    assert [batch.count for batch in batches] == [100, 1250]
+    assert not any(line.startswith("Optimizer") for line in describe(recipe, training=False))
 
 
 def test_no_step_is_no_second_evaluation(planned):
-    recipe, resolved = planned("training.steps=0")
-    assert [one.count for one in batches_of(recipe, resolved, training=True)] == [0, 100, 1250, 7]
+    recipe = planned("training.steps=0")
+    assert [batch.count for batch in batches_of(recipe, training=True)] == [0, 100, 1250, 7]
 
 
 def test_a_program_may_call_its_tool_more_than_once(planned):
-    one = counted(describe(*planned(), training=False))["base_generator"]
+    calls, tokens = counted(describe(planned(), training=False))["base_generator"]
     settings = ["agent.executor.mode=code", "agent.executor.program.max_tool_calls=5"]
-    assert counted(describe(*planned(*settings), training=False))["base_generator"] == (5 * one[0], 5 * one[1])
+    assert counted(describe(planned(*settings), training=False))["base_generator"] == (5 * calls, 5 * tokens)
 
 
 def test_judges_are_asked_where_they_decide(planned):
     """Training and validation: the benchmark's set, and a set with a rule of its own, are not judged."""
     judge = "reward={type='judge',engine='other',votes=3,temperature=0.5,max_tokens=50}"
-    recipe, resolved = planned(judge, "evaluation.sets=[{name='own',count=10,reward={type='exact_match'}}]")
-    assert counted(describe(recipe, resolved, training=True))["judge"] == ((36 + 21) * 6, (36 + 21) * 6 * 50)
-    nested = {"type": "composite", "parts": {"a": {"type": "judge", **resolved["reward"]}, "b": {"type": "math"}}}
-    assert [one.per_trajectory for one in judges(nested)] == [6]
+    recipe = planned(judge, "evaluation.sets=[{name='own',count=10,reward={type='exact_match'}}]")
+    assert counted(describe(recipe, training=True))["judge"] == ((36 + 21) * 6, (36 + 21) * 6 * 50)
+    nested = {"type": "composite", "parts": {"a": recipe.reward.table(), "b": {"type": "math"}}}
+    assert [judge.per_trajectory for judge in judges(parse_component("reward", nested, "reward"))] == [6]
 
 
-def test_whoever_is_imitated_plans_the_transcripts(planned):
+def test_the_imitated_planner_is_asked_for_the_transcripts(planned):
     supervised = ["training.algorithm=supervised", "training.supervised.transcripts=50", "evaluation.sets=[]"]
     teacher = "training.supervised.planner={type='prompted',engine='other',sampling={max_tokens=9}}"
-    lines = describe(*planned(*supervised, teacher), training=True)
+    lines = describe(planned(*supervised, teacher), training=True)
     assert any(line.split()[0] == "84" and "planner: policy (p)" in line for line in lines), "7 tasks, 3 validations"
     assert any("50  of 4 turns: transcripts" in line for line in lines)
     assert any(line.split()[0] == "200" and "planner: other (n)" in line for line in lines)
@@ -218,55 +221,55 @@ def test_whoever_is_imitated_plans_the_transcripts(planned):
         ({"tasks": {"type": "mixture", "parts": {"own": OWN, "hub": {"type": "benchmark", "name": "aime24"}}}}, None),
     ],
 )
-def test_sizes_are_counted_but_for_what_lies_on_the_hub(planned, chosen, size, tmp_path, monkeypatch):
+def test_sizes_are_counted_except_of_data_on_the_hub(planned, chosen, size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = [{"question": f"Is it {i} ?", "answer": "yes", "family": "ab"[i % 2]} for i in range(5)]
     Path("own.jsonl").write_text("\n".join(map(json.dumps, own)))
-    recipe, _ = planned()
+    recipe = planned()
     assert set_size(recipe, set_of(chosen)) == size
 
 
 @pytest.mark.parametrize("tasks", [OWN, {"type": "benchmark", "name": "2wiki", "file": "own.jsonl"}])
-def test_a_file_that_is_not_there_is_told(planned, tasks, tmp_path, monkeypatch):
+def test_a_missing_file_is_an_error(planned, tasks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe, _ = planned()
+    recipe = planned()
     with pytest.raises(UsageError, match=r"own\.jsonl"):
         set_size(recipe, set_of({"tasks": tasks}))
 
 
 def test_an_unknown_size_is_said_and_not_counted(planned):
     hub = "{type='mixture',parts={hub={type='benchmark',name='aime24'}}}"
-    lines = describe(*planned(f"evaluation.sets=[{{name='x',tasks={hub}}}]"), training=False)
+    lines = describe(planned(f"evaluation.sets=[{{name='x',tasks={hub}}}]"), training=False)
     assert any(line.split()[0] == "?" for line in lines)
-    assert any("size only data on the Hugging Face Hub tell" in line for line in lines)
+    assert any("known only from data on the Hugging Face Hub" in line for line in lines)
     assert counted(lines)["planner"] == (0, 0)
 
 
 # -- against real runs -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_samples_exactly_the_trajectories_that_were_announced(finished_run):
+def test_a_run_samples_exactly_the_estimated_trajectories(finished_run):
     run = RunDirectory.open(finished_run)
     recipe = config.parse_recipe(tomllib.loads(run.recipe()))
-    batches = batches_of(recipe, recipe_check.check(recipe), training=True)
+    batches = batches_of(recipe, training=True)
     sampled = sum(len(run.trajectories.read(step)) for step in range(1, 11))
-    [training] = [one for one in batches if one.what.startswith("training")]
+    [training] = [batch for batch in batches if batch.what.startswith("training")]
     assert training.count == sampled
-    evaluated = sum(one.tasks * one.trials for one in run.evaluations.read())
+    evaluated = sum(result.tasks * result.trials for result in run.evaluations.read())
     apart = ("training", "warm", "copy gate")
-    assert sum(one.count or 0 for one in batches if not one.what.startswith(apart)) == evaluated
-    assert {one.what: one.count for one in batches}["copy gate, 6 tasks x 4"] == 24
+    assert sum(batch.count or 0 for batch in batches if not batch.what.startswith(apart)) == evaluated
+    assert {batch.what: batch.count for batch in batches}["copy gate, 6 tasks x 4"] == 24
 
 
-def test_an_evaluation_asks_no_more_than_was_announced(planned, tmp_path, capsys):
+def test_an_evaluation_asks_no_more_than_estimated(planned, tmp_path, capsys):
     """A planner whose replies never can be used takes every turn, the others every second request."""
     with LLMServer(lambda body: "nonsense") as server:
-        settings = [f"engines.{one}.base_url={server.base_url}" for one in ("model", "policy")]
+        settings = [f"engines.{engine}.base_url={server.base_url}" for engine in ("model", "policy")]
         settings += ["evaluation.temperatures=[0.7]", "evaluation.trials=1"]
         settings += ["evaluation.sets=[{name='own',count=3}]"]
-        words = [word for one in settings for word in ("--set", one)]
-        recipe, resolved = planned(*settings)
-        said = counted(describe(recipe, resolved, training=False))
+        words = [word for setting in settings for word in ("--set", setting)]
+        recipe = planned(*settings)
+        said = counted(describe(recipe, training=False))
         command = ["eval", str(tmp_path / "counted.toml"), "--quiet", "--json", "--out", str(tmp_path / "evaluated")]
         assert main([*command, *words]) == 0
         capsys.readouterr()
@@ -280,19 +283,19 @@ def test_an_evaluation_asks_no_more_than_was_announced(planned, tmp_path, capsys
 def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path, capsys):
     settings = ["agent.max_turns=3", "evaluation.sets=[{name='test',split='test',per_family=2,seed=99}]"]
     recipe = config.load_recipe("function-calling-simulated", settings)
-    [batch] = batches_of(recipe, recipe_check.check(recipe), training=False)
-    lines = describe(recipe, recipe_check.check(recipe), training=False)
+    [batch] = batches_of(recipe, training=False)
+    lines = describe(recipe, training=False)
     calls, tokens = counted(lines)["policy"]
     assert (batch.count, batch.dialogue, calls, tokens) == (10, True, 40, 10 * recipe.agent.max_tokens)
-    assert any("3 turns to each word of a user: test" in line for line in lines)
-    assert any("those of one user turn" in line for line in lines)
-    words = [word for one in settings for word in ("--set", one)]
+    assert any("3 turns after each message of a user: test" in line for line in lines)
+    assert any("those after one message" in line for line in lines)
+    words = [word for setting in settings for word in ("--set", setting)]
     assert main(["eval", recipe.name, "--quiet", "--json", "--out", str(tmp_path / "run"), *words]) == 0
     capsys.readouterr()
     run = RunDirectory.open(tmp_path / "run")
     [result] = run.evaluations.read()
     made = run.trajectories.read_evaluation("test-T0.9")
-    assert sum(len(one.calls) for one in made) > calls
+    assert sum(len(trajectory.calls) for trajectory in made) > calls
     assert result.completion_tokens <= tokens
 
 
@@ -318,7 +321,7 @@ def test_a_streams_memory_is_that_of_all_its_tokens(capsys):
     assert "64 rows x (5,096 tokens" in capsys.readouterr().out, "not those of one reply, 500"
 
 
-def test_a_models_own_directory_tells_its_memory(tmp_path, capsys):
+def test_the_memory_of_a_local_model_is_estimated(tmp_path, capsys):
     directory = save_chat_model(tmp_path / "model", "llama")
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", f"engines.policy.model={directory}"]) == 0
     shape = json.loads((directory / "config.json").read_text())
@@ -326,11 +329,11 @@ def test_a_models_own_directory_tells_its_memory(tmp_path, capsys):
     assert f"logits: {12_000 * shape['vocab_size']:,} at a time" in out
 
 
-def test_an_unknown_model_is_said_to_be_unknown(capsys):
+def test_the_memory_of_an_unknown_model_is_unknown(capsys):
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", "engines.policy.model=gpt2"]) == 0
-    assert "Memory of engine policy (gpt2): cannot tell" in capsys.readouterr().out
+    assert "Memory of engine policy (gpt2): unknown" in capsys.readouterr().out
     assert main(["train", "flow-grpo-lora", "--dry-run", "--set", "learner.lora.target=q_proj"]) == 0
-    assert "cannot tell, learner.lora.target is not all-linear" in capsys.readouterr().out
+    assert "unknown, because learner.lora.target is not all-linear" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

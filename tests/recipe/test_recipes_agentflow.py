@@ -15,8 +15,9 @@ from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
-from midstream.recipe.memory import GIB, promised_bytes
+from midstream.recipe.memory import GIB, SLACK, promised_bytes, shape_of, token_bytes
 from midstream.runs import RunDirectory
+from midstream.training.settings import LearnerConfig
 from support.llm_server import Body, LLMServer, prompt_of
 from support.served_model import ServedModel, save_model
 
@@ -129,10 +130,12 @@ def test_the_servers_command_fits_recipe_and_card(name, resolved, capsys):
     out = capsys.readouterr().out
     assert "WARNING" not in out
     assert share <= number(r"--gpu-memory-utilization ([\d.]+) at most", out)
-    # The longest row that the server can make goes alone, and must fit beside it.
-    taken, more = (number(rf"([\d.]+) GB  {what}", out) for what in ("at its peak", "more for every"))
-    longer = int(words[words.index("--max-model-len") + 1]) - number(r"a row is longer than ([\d,]+)", out)
-    assert taken + more * longer / 1000 <= (1 - share) * (promised_bytes(name) or 0) / GIB
+    # The longest row that the server can make goes alone, and must fit with the server on the card.
+    shape, learner = shape_of(recipe["engines"]["weights"]["model"]), LearnerConfig.model_validate(recipe["learner"])
+    assert shape is not None
+    longer = int(words[words.index("--max-model-len") + 1]) - SLACK * learner.chunk_tokens * 3 // 4
+    row = longer * (token_bytes(shape, 2, learner) + 3 * shape.kv_bytes(2))  # activations, copies of keys and values
+    assert number(r"([\d.]+) GB  at the peak", out) * GIB + row <= (1 - share) * (promised_bytes(name) or 0)
 
 
 def test_what_the_page_shows_is_what_is_printed(capsys):

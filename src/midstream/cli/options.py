@@ -94,5 +94,5 @@ def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other") -
     resolved = check(recipe)
     print(to_toml(resolved))
     if work != "other":
-        print("\n".join(f"# {line}" for line in describe(recipe, resolved, training=work == "train")))
+        print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")))
     return 0

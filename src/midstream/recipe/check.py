@@ -145,27 +145,27 @@ def _evaluation_sets(recipe: Recipe) -> dict[str, SetConfig]:
     return sets | {"evaluation.validation": recipe.evaluation.validation}
 
 
-def _with_parts(where: str, component: Component) -> Iterator[tuple[str, Component]]:
+def with_parts(where: str, component: Component) -> Iterator[tuple[str, Component]]:
     """A component, and those that it is made of."""
     yield where, component
     for name, part in getattr(component.config, "parts", {}).items():
-        yield from _with_parts(f"{where}.parts.{name}", part)
+        yield from with_parts(f"{where}.parts.{name}", part)
 
 
 def _task_components(recipe: Recipe) -> Iterator[tuple[str, Component]]:
-    yield from _with_parts("tasks", recipe.tasks)
+    yield from with_parts("tasks", recipe.tasks)
     for where, chosen in _evaluation_sets(recipe).items():
         if chosen.tasks is not None:
-            yield from _with_parts(f"{where}.tasks", chosen.tasks)
+            yield from with_parts(f"{where}.tasks", chosen.tasks)
 
 
 def _reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Component]]:
     """(place, reward, the tasks that it scores)."""
-    for where, component in _with_parts("reward", recipe.reward):
+    for where, component in with_parts("reward", recipe.reward):
         yield where, component, recipe.tasks
     for where, chosen in _evaluation_sets(recipe).items():
         if chosen.reward is not None or chosen.tasks is not None:
-            for place, component in _with_parts(f"{where}.reward", set_reward(recipe, chosen)):
+            for place, component in with_parts(f"{where}.reward", set_reward(recipe, chosen)):
                 yield place, component, chosen.tasks or recipe.tasks
 
 

@@ -1,58 +1,55 @@
-"""What a run would do, reckoned from its recipe: trajectories, calls, tokens. Only files of questions are read.
+"""Estimate what a run would do: trajectories, calls, tokens. Nothing is asked or downloaded; files are read.
 
-The numbers are upper bounds for a run in which nothing fails: every trajectory takes all its turns, and every module
-that may ask a second time does. How often the user of a dialogue speaks is not known: calls are those of one user turn,
-tokens those of the longest stream. Memory is `recipe/memory.py`'s.
+The numbers are upper bounds for a run without failures: every trajectory takes all its turns, and every module asks as
+often as it may. The number of a user's messages in a dialogue is unknown: calls are those after one message, tokens
+those of the longest stream. `recipe/memory.py` estimates memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from midstream.agents.prompted import ExecutorConfig
+from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
-from midstream.practice.settings import PracticeConfig, Requests
-from midstream.recipe.check import draw, is_dialogues, task_source
+from midstream.practice.settings import Requests
+from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, with_parts
 from midstream.recipe.memory import memory_lines
-from midstream.recipe.schema import Recipe, Table, differing_settings, modules_of
+from midstream.recipe.schema import InterleavedConfig, Recipe, differing_settings
 from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
 from midstream.training.settings import TrainingConfig
 from midstream.worlds.gazetteer.warm_start import COPY_SAMPLES
 
-_MAX_ASKS = 2  # executor, verifier, generator and judge ask again where a reply cannot be used
-_OFTEN = {  # the policy's last reply calls no tool
-    "planner": {"per_turn": 1},
-    "policy": {"per_turn": 1, "per_trajectory": 1},
-    "generator": {"per_trajectory": _MAX_ASKS},
-}
+_MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Trajectories that are alike; `count` None: data on the Hub would have to be loaded to know.
+    """Trajectories of one purpose.
 
-    `planner` is the resolved table of whoever plans, None where that asks no model; `reward` is resolved, too.
-    `dialogue`: `turns` are those to each word of a user.
+    `count` is None if it depends on data on the Hub. `planner` is the component that plans. `turns` are those after
+    each message of a user if `dialogue`.
     """
 
     what: str
     count: int | None
     turns: int
-    reward: Table
-    planner: Table | None
+    reward: Component
+    planner: Component | None
     dialogue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Who asks which engine, at most how often a turn and a trajectory, for at most how many new tokens each time.
+    """A module, tool or judge that asks an engine, with the most requests a turn and a trajectory.
 
-    `in_all` bounds the new tokens of a trajectory, where anything does.
+    `max_tokens` limits the new tokens of a request, `in_all` those of a trajectory, if anything does.
     """
 
     name: str
@@ -71,115 +68,95 @@ class Asker:
         return (batch.count or 0) * calls, (batch.count or 0) * tokens
 
 
-def describe(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
-    """Lines that say what the run, or without `training` the evaluation, would do, and the memory it would need."""
-    batches = batches_of(recipe, resolved, training=training)
+def describe(recipe: Recipe, *, training: bool) -> list[str]:
+    """Describe what a run would do, and the memory that it needs; without `training`, what an evaluation would do."""
+    batches = batches_of(recipe, training=training)
+    lines = ["Trajectories, at most:"]
+    for batch in batches:
+        count = "?" if batch.count is None else f"{batch.count:,}"
+        after = " after each message of a user" if batch.dialogue else ""
+        lines.append(f"  {count:>12}  of {batch.turns} turns{after}: {batch.what}")
     practice = recipe.practice if training else None
-    lines = [*_trajectory_lines(batches), *_call_lines(resolved, batches, practice.most_requests() if practice else ())]
+    lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
     if practice:
         limits = practice.budget.model_dump(exclude_none=True)
-        said = ", ".join(f"{name} = {value:,}" for name, value in limits.items())
-        lines.append(f"Limits of the whole run: {said or 'none (practice.budget)'}")
+        listed = ", ".join(f"{name} = {value:,}" for name, value in limits.items())
+        lines.append(f"Limits of the whole run: {listed or 'none (practice.budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
         before = f", and {recipe.warm_start.steps:,} of the warm start" if recipe.warm_start else ""
         lines.append(f"Optimizer steps: {updates:,}{before}")
-        lines += _variant_lines(recipe.training)
-    return [*lines, *memory_lines(recipe, resolved, training=training)]
+        if recipe.training.variant is not None:
+            # A recipe may override settings of its variant; the name alone would hide that.
+            ours, theirs = (
+                config.model_dump(mode="json", include={"loss", "baseline", "normalize_by_std"}, exclude_none=True)
+                for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
+            )
+            changed = ", ".join(differing_settings(ours, theirs))
+            lines.append(
+                f"Variant {recipe.training.variant}"
+                + (f", except (the recipe's | its own): {changed}" if changed else "")
+            )
+    return [*lines, *memory_lines(recipe, training=training)]
 
 
 # -- trajectories ------------------------------------------------------------------------------------------------------
 
 
-def batches_of(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[Batch]:
+def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     """All trajectories of a run, or of an evaluation of the recipe as it is."""
-    config, schedule = recipe.evaluation, recipe.training if training else None
-    planner = _asks(resolved["agent"][recipe.trained])
-    practice = recipe.practice if training else None
-    times = 2 if practice or (schedule and schedule.steps) else 1  # before and after
-    each = times * len(config.temperatures) * config.trials
-    chosen = [(one, each, table) for one, table in zip(config.sets, resolved["evaluation"]["sets"], strict=True)]
-    if schedule:
-        validations = 1 + math.ceil(schedule.steps / schedule.validate_every)
-        chosen.append((config.validation, validations, resolved["evaluation"]["validation"]))
-    return [
-        *(_training(recipe, resolved, planner) if schedule else ()),
-        *(_practice(recipe, practice, resolved, planner) if practice else ()),
-        *(
-            _evaluation(recipe, one, often, planner, table.get("reward", resolved["reward"]))
-            for one, often, table in chosen
-        ),
-    ]
+    config, warm = recipe.evaluation, recipe.warm_start
+    schedule, practice = (recipe.training, recipe.practice) if training else (None, None)
+    planner = recipe.modules[recipe.trained]
 
+    def batch(what: str, count: int | None, planner: Component | None, *, dialogue: bool = False) -> Batch:
+        return Batch(
+            what=what, count=count, turns=recipe.agent.max_turns, reward=recipe.reward, planner=planner,
+            dialogue=dialogue,
+        )  # fmt: skip
 
-def _training(recipe: Recipe, resolved: Mapping[str, Any], planner: Table | None) -> Iterator[Batch]:
-    training, turns, reward = recipe.training, recipe.agent.max_turns, resolved["reward"]
-    assert training is not None
-    if recipe.warm_start and recipe.warm_start.file is None:
-        count = recipe.warm_start.transcripts
-        yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
-        yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
-    if training.algorithm == "supervised":
-        teacher = resolved["training"]["supervised"].get("planner")
-        yield Batch(
-            what="transcripts to learn from",
-            count=training.supervised.transcripts if training.steps else 0,
-            turns=turns,
-            reward=reward,
-            planner=teacher and _asks(teacher),
-            dialogue=is_dialogues(recipe.tasks),
+    def evaluation(chosen: SetConfig, times: int) -> Batch:
+        tasks = set_size(recipe, chosen)
+        size = "all its tasks" if tasks is None else f"{tasks:,} tasks"
+        return Batch(
+            what=f"{chosen.name}, {size} x {times}",
+            count=None if tasks is None else tasks * times,
+            turns=chosen.max_turns or recipe.agent.max_turns,
+            reward=set_reward(recipe, chosen),
+            planner=planner,
+            dialogue=is_dialogues(chosen.tasks or recipe.tasks),
         )
-        return
-    sizes, rounds = (training.steps, training.tasks_per_step, training.group_size), 1 + training.resample_uniform
-    again = f" x {rounds} (training.resample_uniform)" if rounds > 1 else ""
-    yield Batch(
-        what=f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}{again}",
-        count=math.prod(sizes) * rounds,
-        turns=turns,
-        reward=reward,
-        planner=planner,
-        dialogue=is_dialogues(recipe.tasks),
-    )
 
-
-def _practice(
-    recipe: Recipe, practice: PracticeConfig, resolved: Mapping[str, Any], planner: Table | None
-) -> Iterator[Batch]:
-    turns, reward = recipe.agent.max_turns, resolved["reward"]
-    if recipe.warm_start and recipe.warm_start.file is None:
-        count = recipe.warm_start.transcripts
-        yield Batch(what="warm start", count=count, turns=turns, reward=reward, planner=None)
-        yield _evaluation(recipe, recipe.evaluation.validation, COPY_SAMPLES, planner, reward, what="copy gate")
+    found: list[Batch] = []
     dialogue = is_dialogues(recipe.tasks)
-    for what, count in practice.most_rollouts().items():
-        yield Batch(what=what, count=count, turns=turns, reward=reward, planner=planner, dialogue=dialogue)
-
-
-def _asks(planner: Table) -> Table | None:
-    return planner if "engine" in planner else None
-
-
-def _evaluation(
-    recipe: Recipe, chosen: SetConfig, times: int, planner: Table | None, reward: Table, what: str = ""
-) -> Batch:
-    tasks = set_size(recipe, chosen)
-    said = "all its tasks" if tasks is None else f"{tasks:,} tasks"
-    turns = recipe.agent.max_turns if what else chosen.max_turns or recipe.agent.max_turns
-    return Batch(
-        what=f"{what or chosen.name}, {said} x {times}",
-        count=None if tasks is None else tasks * times,
-        turns=turns,
-        reward=reward,
-        planner=planner,
-        dialogue=is_dialogues(chosen.tasks or recipe.tasks),
-    )
+    if (schedule or practice) and warm and warm.file is None:
+        found.append(batch("warm start", warm.transcripts, None))
+        validation = config.validation.model_copy(
+            update={"name": "copy gate", "max_turns": None, "reward": recipe.reward}
+        )
+        found.append(evaluation(validation, COPY_SAMPLES))
+    if schedule and schedule.algorithm == "supervised":
+        count = schedule.supervised.transcripts if schedule.steps else 0
+        found.append(batch("transcripts to learn from", count, schedule.supervised.planner, dialogue=dialogue))
+    elif schedule:
+        sizes, rounds = (schedule.steps, schedule.tasks_per_step, schedule.group_size), 1 + schedule.resample_uniform
+        again = f" x {rounds} (training.resample_uniform)" if rounds > 1 else ""
+        what = f"training, {sizes[0]} steps x {sizes[1]} tasks x {sizes[2]}{again}"
+        found.append(batch(what, math.prod(sizes) * rounds, planner, dialogue=dialogue))
+    if practice:
+        found += [batch(what, count, planner, dialogue=dialogue) for what, count in practice.most_rollouts().items()]
+    times = 2 if practice or (schedule and schedule.steps) else 1  # before and after
+    found += [evaluation(chosen, times * len(config.temperatures) * config.trials) for chosen in config.sets]
+    if schedule:
+        found.append(evaluation(config.validation, 1 + math.ceil(schedule.steps / schedule.validate_every)))
+    return found
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
-    """How many tasks an evaluation set has; None where only data on the Hugging Face Hub tell.
+    """The number of tasks of an evaluation set; None if only data on the Hugging Face Hub say it.
 
     Raises:
-        MidstreamError: its file cannot be read, or has too few.
+        MidstreamError: its file cannot be read, or has too few tasks.
     """
     source = task_source(chosen.tasks or recipe.tasks)
     if not _on_hub(source):
@@ -198,91 +175,73 @@ def _on_hub(source: TaskSource) -> bool:
     return isinstance(source, BenchmarkTasks) and source.config.file is None
 
 
-def _trajectory_lines(batches: list[Batch]) -> list[str]:
-    numbers = ["?" if one.count is None else f"{one.count:,}" for one in batches]
-    turns = [f"{one.turns} turns" + " to each word of a user" * one.dialogue for one in batches]
-    said = [f"{n:>12}  of {often}: {one.what}" for n, often, one in zip(numbers, turns, batches, strict=True)]
-    return ["Trajectories, at most:", *(f"  {line}" for line in said)]
-
-
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def askers(resolved: Mapping[str, Any], planner: Table | None) -> list[Asker]:
-    """Every module and tool that asks a model. A turn calls one tool, a program of the executor's several times."""
-    found = []
-    modules = modules_of(resolved["agent"])
-    for module in modules:
-        table = planner if module == modules[0] else resolved["agent"][module]
-        if table and "engine" in table:
-            often = _OFTEN.get(module, {"per_turn": _MAX_ASKS})
-            tokens = table["sampling"]["max_tokens"]
-            in_all = resolved["agent"]["max_tokens"] if module == "policy" else None  # of a whole stream
-            found.append(Asker(name=module, engine=table["engine"], max_tokens=tokens, in_all=in_all, **often))
-    executor = resolved["agent"].get("executor", {})
-    calls = executor["program"]["max_tool_calls"] if executor.get("mode") == "code" else 1
-    by_engine: dict[str, list[str]] = {}
-    for name, table in resolved["tools"].items():
-        if "engine" in table:
-            by_engine.setdefault(table["engine"], []).append(name)
-    for engine, names in by_engine.items():
-        longest = max(resolved["tools"][name].get("max_tokens", 0) for name in names)
-        said = f"{len(names)} tools" if len(names) > 1 else names[0]
-        found.append(Asker(name=said, engine=engine, max_tokens=longest, per_turn=calls))
-    return found
-
-
-def judges(reward: Any) -> Iterator[Asker]:
-    """The judge that a reward's table names, or the judges inside it."""
-    if isinstance(reward, Mapping):
-        if isinstance(reward.get("engine"), str):
+def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
+    """Every module and tool that asks a model, with `planner` in place of the trained module."""
+    often: dict[str, dict[str, int]] = {
+        "planner": {"per_turn": 1},
+        "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
+        "generator": {"per_trajectory": _MAX_ASKS},
+    }
+    for name, module in {**recipe.modules, recipe.trained: planner}.items():
+        if module is not None and module.engine is not None:
+            config: Any = module.config
             yield Asker(
-                name="judge",
-                engine=reward["engine"],
-                max_tokens=reward["max_tokens"],
-                per_trajectory=_MAX_ASKS * reward["votes"],
+                name=name,
+                engine=module.engine,
+                max_tokens=config.sampling.max_tokens,
+                in_all=recipe.agent.max_tokens if isinstance(recipe.agent, InterleavedConfig) else None,
+                **often.get(name, {"per_turn": _MAX_ASKS}),
             )
-        for inner in reward.values():
-            yield from judges(inner)
+    # A turn calls one tool; an executor's program calls it several times.
+    executor = recipe.modules.get("executor")
+    calls = 1
+    if executor is not None and isinstance(executor.config, ExecutorConfig) and executor.config.mode == "code":
+        calls = executor.config.program.max_tool_calls
+    by_engine: dict[str, list[str]] = {}
+    for name, tool in recipe.tools.items():
+        if tool.engine is not None:
+            by_engine.setdefault(tool.engine, []).append(name)
+    for engine, names in by_engine.items():
+        longest = max(getattr(recipe.tools[name].config, "max_tokens", 0) for name in names)
+        label = f"{len(names)} tools" if len(names) > 1 else names[0]
+        yield Asker(name=label, engine=engine, max_tokens=longest, per_turn=calls)
 
 
-def _call_lines(resolved: Mapping[str, Any], batches: list[Batch], roles: Sequence[Requests] = ()) -> list[str]:
+def judges(reward: Component) -> Iterator[Asker]:
+    """The judge of a reward, or the judges inside it."""
+    for _, component in with_parts("", reward):
+        if component.engine is not None:
+            config: Any = component.config
+            often = _MAX_ASKS * config.votes
+            yield Asker(name="judge", engine=component.engine, max_tokens=config.max_tokens, per_trajectory=often)
+
+
+def _call_lines(recipe: Recipe, batches: list[Batch], roles: Sequence[Requests]) -> list[str]:
     calls, tokens = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for batch in batches:
-        for one in (*askers(resolved, batch.planner), *judges(batch.reward)):
-            more = one.of(batch)
-            calls[one.name, one.engine] += more[0]
-            tokens[one.name, one.engine] += more[1]
+        for asker in (*askers(recipe, batch.planner), *judges(batch.reward)):
+            more_calls, more_tokens = asker.of(batch)
+            calls[asker.name, asker.engine] += more_calls
+            tokens[asker.name, asker.engine] += more_tokens
     for role in roles:
         calls[role.role, role.engine] += role.count
         tokens[role.role, role.engine] += role.count * role.max_tokens
     if not calls:
         return ["Calls: none, every module is a program."]
-    lines = ["Calls, and the tokens they generate, at most; what is tried again comes on top:"]
+    lines = ["Calls, and the tokens they generate, at most; retries come on top:"]
+    cost = 0.0
     for (name, engine), count in calls.items():
-        settings = resolved["engines"][engine]
-        model = settings.get("model", settings["type"])
+        component = recipe.engines[engine]
+        model = getattr(component.config, "model", component.type)
+        cost += tokens[name, engine] * getattr(component.config, "price_completion_usd", 0.0)
         lines.append(f"  {count:>12,}  {tokens[name, engine]:>18,} tokens  {name}: {engine} ({model})")
-    cost = sum(
-        count * resolved["engines"][engine].get("price_completion_usd", 0.0) for (_, engine), count in tokens.items()
-    )
     if cost:
         lines.append(f"  These tokens cost at most {cost / 1e6:,.2f} dollars; prompts come on top.")
     if any(batch.dialogue for batch in batches):
-        lines.append("  Calls of a dialogue are those of one user turn; its tokens are those of all.")
+        lines.append("  Calls of a dialogue are those after one message of its user; its tokens are those of all.")
     if any(batch.count is None for batch in batches):
-        lines.append("  Left out: sets whose size only data on the Hugging Face Hub tell.")
+        lines.append("  Left out: sets whose size is known only from data on the Hugging Face Hub.")
     return lines
-
-
-def _variant_lines(training: TrainingConfig) -> list[str]:
-    """Of a relative of GRPO, what the recipe says otherwise: that stands, and the name alone would hide it."""
-    if training.variant is None:
-        return []
-    named = TrainingConfig(variant=training.variant)
-    ours, theirs = (
-        one.model_dump(mode="json", include={"loss", "baseline", "normalize_by_std"}, exclude_none=True)
-        for one in (training, named)
-    )
-    differ = ", ".join(differing_settings(ours, theirs))
-    return [f"Variant {training.variant}" + (f", but for (the recipe's | its own): {differ}" if differ else "")]

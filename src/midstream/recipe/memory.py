@@ -1,35 +1,37 @@
-"""Memory that a recipe's models need, by formula: parameters, an update of them, a key-value cache.
+"""Estimate the memory that a recipe's models need: weights, training, key-value cache.
 
-Shapes are those of each model's public config.json, or of a local directory's; their parameter counts are exact. What
-an update takes was counted in PyTorch's tensors as they come and go (tests/recipe/test_memory.py); what a card's
-driver, an allocator's gaps and a server's own buffers take is an allowance, and said to be one.
+Parameter counts are exact, from the shape of a known model or a local directory's config.json. The bytes of an update
+are bounds that tests/recipe/test_memory.py compares with PyTorch's tensors. Driver, allocator and server overheads are
+allowances. Prefixes that variable-length attention gathers on a GPU are not included.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.recipe.schema import Recipe, modules_of
+from midstream.core.component import Component
+from midstream.engines.local.settings import LocalModelConfig
+from midstream.engines.openai.settings import Config as ServerConfig
+from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.training.settings import LOGITS, LearnerConfig
 
 GIB = 2**30
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it does anything
-PROMPT_TOKENS = 1000  # what a prompted planner's instructions and five tools come to, before any memory
-# Allowance: prefixes held one upon the other (`prefix_tree/stages.py`): instructions, a task, a rollout's memory.
-TRUNKS = 3
-SLACK = 2  # a subtree that forks soon may take so many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
-FORK_TOKENS = 128  # allowance: how far apart the forks of a trie are
+PROMPT_TOKENS = 1000  # allowance: a prompted planner's instructions and five tools, before any memory
+SERVER_BYTES = 2 * GIB  # allowance: what vLLM takes besides weights and cache
+SLACK = 2  # a subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
+TRUNKS = (
+    3  # allowance: nested prefixes held at once (`prefix_tree/stages.py`): instructions, a task, a rollout's memory
+)
 _FLOAT = 4
-_LOGIT_BYTES = 12  # at its peak three float32 tensors of logits are there at once
-_DRAW_BYTES = 32  # sampling: logits four times in float32, their sum twice in float64
-
-SERVER_BYTES = 2 * GIB  # allowance: what vLLM takes beside weights and cache
+_LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
+_DRAW_BYTES = 32  # while sampling: logits four times in float32, their sum twice in float64
 _LOCAL = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])[:/]")
 _CARD = re.compile(r"(?<!\d)(\d+)gb(?![a-z])")
 
@@ -38,7 +40,10 @@ Moment = Literal["always", "update", "step", "sampling"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A decoder of the Llama family. `bias`: query, key and value have one; `head_norms`: so do their norms (Qwen3)."""
+    """The shape of a decoder of the Llama family.
+
+    `bias`: query, key and value have biases. `head_norms`: the heads' queries and keys are normalized (Qwen3).
+    """
 
     hidden: int
     layers: int
@@ -53,30 +58,30 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All weights, tied embeddings once."""
+        """Number of all weights, with tied embeddings counted once."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = sum(wide * narrow for wide, narrow in self._linears()) + 2 * self.hidden
         layer += (query + 2 * key) * self.bias + 2 * self.head_dim * self.head_norms
         return self.layers * layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     def adapter(self, rank: int) -> int:
-        """Weights of a LoRA adapter on all linear layers: rank x (in + out) each."""
+        """Number of weights of a LoRA adapter on all linear layers: rank x (in + out) each."""
         return self.layers * rank * sum(wide + narrow for wide, narrow in self._linears())
 
     def kv_bytes(self, width: int) -> int:
-        """Key and value of one token in every layer."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
     def kept_bytes(self, width: int, *, lora: bool) -> int:
-        """What one layer keeps of one token for its backward pass, with attention that keeps no matrix of scores."""
+        """Bytes that one layer keeps of one token for the backward pass, with attention that keeps no score matrix."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = (2 * query + 2 * key) * width
-        norms = 2 * self.hidden * _FLOAT  # in float32 whatever the weights are
+        norms = 2 * self.hidden * _FLOAT  # always in float32
         if not lora:
             return attention + norms + 4 * (self.hidden + self.intermediate) * width
         if width == _FLOAT:
             return attention + norms + (2 * self.hidden + 4 * self.intermediate) * width
-        copies = (5 * self.hidden + query + self.intermediate) * _FLOAT  # each adapter's input, in its own float32
+        copies = (5 * self.hidden + query + self.intermediate) * _FLOAT  # each adapter's input, in float32
         return attention + norms + copies + 3 * self.intermediate * width
 
     def _linears(self) -> list[tuple[int, int]]:
@@ -86,39 +91,33 @@ class Shape:
         return [*attention, *[(self.hidden, self.intermediate)] * 3]
 
 
-def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> Shape:
-    vocabulary = 151936 if tied else 152064
-    return Shape(
-        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, intermediate=intermediate,
-        vocabulary=vocabulary, head_dim=hidden // heads, tied=tied,
-    )  # fmt: skip
-
-
 SHAPES: Mapping[str, Shape] = {
-    "Qwen2.5-0.5B": _qwen(896, 24, 14, 2, 4864, tied=True),
-    "Qwen2.5-1.5B": _qwen(1536, 28, 12, 2, 8960, tied=True),
-    "Qwen2.5-3B": _qwen(2048, 36, 16, 2, 11008, tied=True),
-    "Qwen2.5-7B": _qwen(3584, 28, 28, 4, 18944, tied=False),
-    "Qwen2.5-14B": _qwen(5120, 48, 40, 8, 13824, tied=False),
-}
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+    name: Shape(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, intermediate=intermediate,
+        vocabulary=151936 if tied else 152064, head_dim=hidden // heads, tied=tied,
+    )
+    for name, (hidden, layers, heads, kv_heads, intermediate, tied) in {
+        "Qwen2.5-0.5B": (896, 24, 14, 2, 4864, True),
+        "Qwen2.5-1.5B": (1536, 28, 12, 2, 8960, True),
+        "Qwen2.5-3B": (2048, 36, 16, 2, 11008, True),
+        "Qwen2.5-7B": (3584, 28, 28, 4, 18944, False),
+        "Qwen2.5-14B": (5120, 48, 40, 8, 13824, False),
+    }.items()
+}  # fmt: skip
 
 
 def shape_of(model: str) -> Shape | None:
-    """The shape of a model by its directory or its public name; None where neither tells."""
-    config = Path(model) / "config.json"
-    if config.is_file():
-        return _read(config)
-    named = re.fullmatch(r"(?:Qwen/)?(Qwen2\.5-)(?:Math-)?([\d.]+B)(?:-Instruct)?", model)
-    return SHAPES.get(named[1] + named[2]) if named else None
-
-
-def _read(path: Path) -> Shape | None:
-    """The shape that a model's config.json tells; None for a family whose layers are others."""
+    """The shape of a model given by its directory or public name; None if it is unknown."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        named = re.fullmatch(r"(?:Qwen/)?(Qwen2\.5-)(?:Math-)?([\d.]+B)(?:-Instruct)?", model)
+        return SHAPES.get(named[1] + named[2]) if named else None
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         family = config["model_type"]
-        if family not in _FAMILIES or config.get("mlp_bias") or (family != "qwen2" and config.get("attention_bias")):
+        # The formulas know the layers of these families only.
+        known = family in ("llama", "mistral", "qwen2", "qwen3") and not config.get("mlp_bias")
+        if not known or (family != "qwen2" and config.get("attention_bias")):
             return None
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         return Shape(
@@ -139,7 +138,7 @@ def _read(path: Path) -> Shape | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """So many bytes for one thing, when they are needed, and how they were reckoned."""
+    """The bytes of one thing, the moment when they are needed, and the formula behind them."""
 
     name: str
     bytes: int
@@ -148,57 +147,72 @@ class Part:
 
 
 def peak(parts: list[Part]) -> int:
-    """Bytes when most is needed: update, optimizer step and sampling come one after another."""
+    """Bytes at the peak: update, optimizer step and sampling take place one after another."""
     moments: tuple[Moment, ...] = ("update", "step", "sampling")
-    of = {moment: sum(part.bytes for part in parts if part.moment == moment) for moment in ("always", *moments)}
-    return of["always"] + max(of[moment] for moment in moments)
+    total = {moment: sum(part.bytes for part in parts if part.moment == moment) for moment in ("always", *moments)}
+    return total["always"] + max(total[moment] for moment in moments)
 
 
 def weights(shape: Shape, dtype: str) -> Part:
     """The model itself."""
-    width = WIDTHS[dtype]
-    return Part(
-        name="weights", bytes=shape.parameters * width, formula=f"{shape.parameters:,} parameters x {width} ({dtype})"
-    )
+    count, width = shape.parameters, WIDTHS[dtype]
+    return Part(name="weights", bytes=count * width, formula=f"{count:,} parameters x {width} ({dtype})")
 
 
-def update(shape: Shape, dtype: str, learner: LearnerConfig, device: str) -> list[Part] | None:
-    """What training adds to the weights; None where a LoRA target is no known set of layers.
+def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | None:
+    """What training adds to the weights; None for a LoRA target whose layers are unknown.
 
-    It bounds an update of rows that are at most `longest_row(learner)` long; `row_bytes` is what a longer one adds.
-    Attention by "dense" or "gather" copies more than is said here.
+    A bound for rows of up to `learner.chunk_tokens` tokens; attention by "dense" or "gather" copies more.
     """
-    if learner.lora and learner.lora.target != "all-linear":
+    width, head = WIDTHS[dtype], shape.vocabulary * shape.hidden
+    if learner.lora is None:
+        count = shape.parameters
+        parts = [
+            Part(name="gradient", bytes=count * width, formula=f"parameters x {width}"),
+            Part(name="AdamW", bytes=2 * count * width, formula=f"two moments x parameters x {width}"),
+            Part(name="reference policy", bytes=count * width, formula=f"a frozen copy: parameters x {width}"),
+            Part(
+                name="AdamW's step", bytes=count * width, formula=f"temporary values: parameters x {width}",
+                moment="step",
+            ),
+            Part(
+                name="the head's gradient", bytes=head * width,
+                formula=f"before it is added to the rest: {head:,} x {width}", moment="update",
+            ),
+        ]  # fmt: skip
+    elif learner.lora.target == "all-linear":
+        count = shape.adapter(learner.lora.rank)
+        formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
+        parts = [
+            Part(name="LoRA adapter", bytes=4 * count * _FLOAT, formula=formula),
+            Part(name="reference policy", bytes=0, formula="the model without its adapter"),
+        ]
+    else:
         return None
-    width, tokens = WIDTHS[dtype], _held_tokens(learner)
-    parts = _adapter(shape.adapter(learner.lora.rank)) if learner.lora else _all_weights(shape, width)
+    # Padded rows fill a chunk exactly; a prefix tree may hold a few chunks' worth of tokens.
+    tokens = learner.chunk_tokens * (1 if learner.attention == "rows" else SLACK)
     per_token = token_bytes(shape, width, learner)
-    parts.append(_at_update("activations", tokens * per_token, f"{tokens:,} tokens x {per_token:,}"))
+    parts.append(
+        Part(
+            name="activations", bytes=tokens * per_token, formula=f"{tokens:,} tokens x {per_token:,}", moment="update"
+        )
+    )
     if learner.attention != "rows":
-        parts += _prefixes(shape, width, learner, gathered=device != "cpu" and width < _FLOAT)
+        # Keys and values of prefixes that several stages of a tree attend to, at most three quarters of its tokens:
+        # with their gradient, and once more as their passes left them (of every trunk, if that is not recomputed).
+        copies = 2 + (1 if learner.recompute_activations else TRUNKS)
+        longest, each = tokens * 3 // 4, shape.kv_bytes(width)
+        formula = f"up to {copies} copies x {longest:,} tokens x {each:,} of keys and values"
+        parts.append(Part(name="shared prefixes", bytes=copies * longest * each, formula=formula, moment="update"))
     logits = min(LOGITS, tokens * shape.vocabulary)
-    parts.append(_at_update("logits", logits * _LOGIT_BYTES, f"{logits:,} at a time x {_LOGIT_BYTES}"))
-    return parts
-
-
-def longest_row(learner: LearnerConfig) -> int:
-    """How long a row may be before it takes more than is said.
-
-    However much the prefixes before it hold, a stage of a trie gets its quarter.
-    """
-    tokens = _held_tokens(learner)
-    return tokens if learner.attention == "rows" else tokens * 3 // 4
-
-
-def _held_tokens(learner: LearnerConfig) -> int:
-    """Tokens that are held for a backward pass, at most: padded ones, or those of a trie, which pass for more."""
-    return learner.chunk_tokens * (1 if learner.attention == "rows" else SLACK)
+    formula = f"{logits:,} at a time x {_LOGIT_BYTES}"
+    return [*parts, Part(name="logits", bytes=logits * _LOGIT_BYTES, formula=formula, moment="update")]
 
 
 def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
-    """What one token takes: what all its layers keep and the gradients of one.
+    """Bytes of activations for each token: what all layers keep, and the gradients of one layer.
 
-    Where activations are recomputed, its layers' inputs, and one layer in full with its gradients.
+    With recomputed activations: the inputs of all layers, and one layer in full with its gradients.
     """
     kept = shape.kept_bytes(width, lora=learner.lora is not None)
     if not learner.recompute_activations:
@@ -206,78 +220,8 @@ def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
     return shape.layers * shape.hidden * width + 2 * kept
 
 
-def row_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
-    """What a row takes for each token that it is longer than `longest_row`: it may be one that others share."""
-    copies = 0 if learner.attention == "rows" else _copies(1, learner)
-    return token_bytes(shape, width, learner) + copies * shape.kv_bytes(width)
-
-
-def _prefixes(shape: Shape, width: int, learner: LearnerConfig, *, gathered: bool) -> list[Part]:
-    """What keys and values cost that several stages of a trie look at; `gathered`: by variable-length attention."""
-    each, longest, copies = shape.kv_bytes(width), longest_row(learner), _copies(TRUNKS, learner)
-    parts = [
-        _at_update(
-            "shared prefixes",
-            copies * longest * each,
-            f"up to {copies} copies x {longest:,} tokens x {each:,} of keys and values",
-        )
-    ]
-    if gathered and learner.attention in ("auto", "varlen"):
-        # Of so many tokens half may be a prefix, which each run between forks of the other half looks at.
-        keys = _held_tokens(learner) ** 2 // (4 * FORK_TOKENS)
-        layers = 2 if learner.recompute_activations else shape.layers + 1
-        layer = each // shape.layers
-        parts.append(
-            _at_update("gathered prefixes", keys * layers * layer, f"{keys:,} keys x {layers} layers x {layer:,}")
-        )
-    return parts
-
-
-def _copies(trunks: int, learner: LearnerConfig) -> int:
-    """How often a prefix's keys and values are there, where so many trunks of nearly its length hang on one another.
-
-    What stages go on from, and its gradient; then, what the passes of the trunks left, or, where that is not
-    recomputed, what each pass puts before its own keys.
-    """
-    return 2 + (1 if learner.recompute_activations else trunks)
-
-
-def _at_update(name: str, count: int, formula: str) -> Part:
-    return Part(name=name, bytes=count, formula=formula, moment="update")
-
-
-def checkpoint_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
-    """What `LocalLearner.save` writes: trained weights and two moments, and a reference policy of its own."""
-    return 3 * shape.adapter(learner.lora.rank) * _FLOAT if learner.lora else 4 * shape.parameters * width
-
-
-def _adapter(count: int) -> list[Part]:
-    return [
-        Part(
-            name="LoRA adapter",
-            bytes=4 * count * _FLOAT,
-            formula=f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)",
-        ),
-        Part(name="reference policy", bytes=0, formula="the model without its adapter"),
-    ]
-
-
-def _all_weights(shape: Shape, width: int) -> list[Part]:
-    count, head = shape.parameters, shape.vocabulary * shape.hidden
-    return [
-        Part(name="gradient", bytes=count * width, formula=f"parameters x {width}"),
-        Part(name="AdamW", bytes=2 * count * width, formula=f"two moments x parameters x {width}"),
-        Part(name="reference policy", bytes=count * width, formula=f"a frozen copy: parameters x {width}"),
-        Part(
-            name="AdamW's step", bytes=count * width, formula=f"what it holds for a moment: parameters x {width}",
-            moment="step",
-        ),
-        _at_update("the head's gradient", head * width, f"before it is added to the rest: {head:,} x {width}"),
-    ]  # fmt: skip
-
-
 def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
-    """What sampling `batch` requests in process takes, their prompts at their shortest."""
+    """Key-value cache and logits of sampling `batch` requests in process, with the shortest prompts."""
     row, width = PROMPT_TOKENS + max_tokens, WIDTHS[dtype]
     return Part(
         name="sampling",
@@ -290,14 +234,16 @@ def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
 # -- the lines of a dry run --------------------------------------------------------------------------------------------
 
 
-def memory_lines(recipe: Recipe, resolved: Mapping[str, Any], *, training: bool) -> list[str]:
-    """What every model in this process takes, and where a card is promised whether that and the server fit."""
-    named: list[Any] = [module.engine for module in recipe.modules.values()]
-    named.append(recipe.training.weights if recipe.training and training else None)
+def memory_lines(recipe: Recipe, *, training: bool) -> list[str]:
+    """The memory of every model in this process, and whether it fits a card that the recipe's name promises."""
+    trained = None
+    if recipe.training and training:
+        trained = recipe.training.weights or recipe.modules[recipe.trained].engine
     lines: list[str] = []
-    for name, table in resolved["engines"].items():
-        if name in named and table["type"] == "transformers_local":
-            lines += _engine_lines(recipe, resolved, name, training)
+    for name, engine in recipe.engines.items():
+        users = [module for module in recipe.modules.values() if module.engine == name]
+        if isinstance(engine.config, LocalModelConfig) and (users or name == trained):
+            lines += _engine_lines(recipe, name, engine.config, users, trained=name == trained)
     return lines
 
 
@@ -307,88 +253,60 @@ def promised_bytes(name: str) -> int | None:
     return int(found[1]) * GIB if found else None
 
 
-def engine_parts(
-    recipe: Recipe, resolved: Mapping[str, Any], name: str, shape: Shape, *, training: bool
-) -> list[Part] | None:
-    """The memory of one in-process engine; None where the layers of its LoRA adapter are not known."""
-    table, trained = resolved["engines"][name], resolved["agent"][recipe.trained]
-    parts = [weights(shape, table["dtype"])]
-    if training and recipe.training and name == (recipe.training.weights or trained["engine"]):
-        more = update(shape, table["dtype"], recipe.learner, table["device"])
-        if more is None:
-            return None
-        parts += more
-    agent = resolved["agent"]
-    asking = [one for module in modules_of(agent) if (one := agent[module]).get("engine") == name]
-    if asking:
-        longest = max(_after_prompt(agent, module) for module in asking)
-        parts.append(sampling(shape, table["dtype"], table["max_batch"], longest))
-    return parts
-
-
-def _after_prompt(agent: Mapping[str, Any], module: Mapping[str, Any]) -> int:
-    """How many tokens follow a module's prompt at most: those of one reply, or of the stream that replies make."""
-    return agent["max_tokens"] if agent["type"] == "interleaved" else module["sampling"]["max_tokens"]
-
-
-def _engine_lines(recipe: Recipe, resolved: Mapping[str, Any], name: str, training: bool) -> list[str]:
-    table = resolved["engines"][name]
-    title, device = f"Memory of engine {name} ({table['model']})", table["device"]
-    shape = shape_of(table["model"])
+def _engine_lines(
+    recipe: Recipe, name: str, config: LocalModelConfig, users: list[Component], *, trained: bool
+) -> list[str]:
+    title = f"Memory of engine {name} ({config.model})"
+    shape = shape_of(config.model)
     if shape is None:
-        return [f"{title}: cannot tell, this model's shape is not known here."]
-    parts = engine_parts(recipe, resolved, name, shape, training=training)
-    if parts is None:
-        return [f"{title}: cannot tell, learner.lora.target is not all-linear."]
-    if device != "cpu":
+        return [f"{title}: unknown, because this model's shape is not known."]
+    parts = [weights(shape, config.dtype)]
+    if trained:
+        added = update(shape, config.dtype, recipe.learner)
+        if added is None:
+            return [f"{title}: unknown, because learner.lora.target is not all-linear."]
+        parts += added
+    if users:
+        # A stream consists of several replies; a module's prompt is followed by one.
+        stream = isinstance(recipe.agent, InterleavedConfig)
+        longest = [recipe.agent.max_tokens] if stream else [user.config.sampling.max_tokens for user in users]
+        parts.append(sampling(shape, config.dtype, config.max_batch, max(longest)))
+    if config.device != "cpu":
         parts.append(Part(name="the process itself", bytes=CONTEXT_BYTES, formula="an allowance"))
-    lines = [f"{title} on {device}, about (1 GB is 2^30 bytes):"]
+    taken, card = peak(parts), promised_bytes(recipe.name)
+    lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
     lines += [f"  {_gb(part.bytes)}  {part.name}: {part.formula}" for part in parts]
-    lines.append(f"  {_gb(peak(parts))}  at its peak; update, optimizer step and sampling follow one another")
-    if any(part.name == "activations" for part in parts):
-        width = WIDTHS[table["dtype"]]
-        more, longest = 1000 * row_bytes(shape, width, recipe.learner), longest_row(recipe.learner)
-        lines.append(f"  {_gb(more)}  more for every 1,000 tokens that a row is longer than {longest:,}")
-        lines.append(f"  {_gb(checkpoint_bytes(shape, width, recipe.learner))}  on disk for a checkpoint; two are kept")
-    card = promised_bytes(recipe.name)
-    return (
-        lines if card is None or device == "cpu" else lines + _card_lines(resolved, table["dtype"], peak(parts), card)
-    )
-
-
-def _card_lines(resolved: Mapping[str, Any], dtype: str, taken: int, card: int) -> list[str]:
-    """Whether it fits the card, together with the servers that may run beside it."""
-    lines = [f"On a card of {card // GIB} GB:"]
+    lines.append(f"  {_gb(taken)}  at the peak; update, optimizer step and sampling follow one another")
+    if card is None or config.device == "cpu":
+        return lines
+    lines.append(f"On a card of {card // GIB} GB:")
     if taken > card:
         return [*lines, f"  WARNING: {_gb(taken).strip()} do not fit; lower learner.chunk_tokens or max_tokens"]
     left = card - taken
     # Rounded down: a server that is promised too much fails at the first update, not at its start.
     share = left * 100 // card / 100
     lines.append(f"  {_gb(left)}  left for a server: --gpu-memory-utilization {share:.2f} at most")
-    for model in dict.fromkeys(_served_here(resolved)):
-        lines += _server_lines(model, dtype, left)
+    servers = [engine.config for engine in recipe.engines.values() if isinstance(engine.config, ServerConfig)]
+    served = [server.model for server in servers if server.provider == "vllm" and _LOCAL.match(server.base_url)]
+    for model in dict.fromkeys(served):
+        lines += _server_lines(model, config.dtype, left)
     return lines
 
 
-def _served_here(resolved: Mapping[str, Any]) -> list[str]:
-    """Models of this machine's vLLM server."""
-    tables = [table for table in resolved["engines"].values() if table["type"] == "openai_compatible"]
-    return [one["model"] for one in tables if one["provider"] == "vllm" and _LOCAL.match(one["base_url"])]
-
-
-def _server_lines(model: str, dtype: str, left: int) -> list[str]:
+def _server_lines(model: str, dtype: str, left: int) -> Iterator[str]:
+    """What a vLLM server on the same card does with the bytes that are left."""
     shape = shape_of(model)
     if shape is None:
-        return [f"  {'?':>8}     of it for {model}: cannot tell, this model's shape is not known here"]
+        yield f"  {'?':>8}     of it for {model}: unknown, because this model's shape is not known"
+        return
     held, each = weights(shape, dtype), shape.kv_bytes(WIDTHS[dtype])
     cache = left - held.bytes - SERVER_BYTES
-    lines = [
-        f"  {_gb(held.bytes)}  of it {model}: {held.formula}",
-        f"  {_gb(SERVER_BYTES)}  of it the server itself: an allowance",
-    ]
+    yield f"  {_gb(held.bytes)}  of it {model}: {held.formula}"
+    yield f"  {_gb(SERVER_BYTES)}  of it the server itself: an allowance"
     if cache <= 0:
-        return [*lines, "  WARNING: that leaves the server no cache; lower learner.chunk_tokens, or use two cards"]
-    return [*lines, f"  {_gb(cache)}  of it cache: {cache // each:,} tokens x {each:,} bytes"]
+        yield "  WARNING: that leaves the server no cache; lower learner.chunk_tokens, or use two cards"
+    else:
+        yield f"  {_gb(cache)}  of it cache: {cache // each:,} tokens x {each:,} bytes"
 
 
 def _gb(count: int) -> str:
