@@ -12,7 +12,6 @@ Each is trained into its own run, but for `stronger`. The frozen planner is `tra
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import tomllib
@@ -244,12 +243,13 @@ def _read(run: RunDirectory, condition: Condition) -> Measured:
 
 
 def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:
-    with Build(recipe) as build:
+    build = Build(recipe)
+    with api.event_loop(build) as run_coroutine:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
-            api.load_weights(build, run)
+            api.load_weights(build, run, run_coroutine)
             if condition.before:
                 build.policy.learner.return_to_reference()
-        result, trajectories = asyncio.run(
+        result, trajectories = run_coroutine(
             evaluation.evaluate(
                 build.environment(temperature=condition.temperature, chosen=chosen),
                 build.set_tasks(chosen),

@@ -26,169 +26,75 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from rich.console import Console
 from rich.text import Text
 
-from midstream import evaluation
 from midstream.core import lessons
-from midstream.core.errors import InfrastructureError, MidstreamError, RecipeError, RunError, UsageError
-from midstream.core.events import (
-    AgentBuilt,
-    EvaluationFinished,
-    Listener,
-    Note,
-    Phase,
-    RunEvent,
-    RunFinished,
-    RunStarted,
-    SetStarted,
-    TrajectoriesFinished,
-    Work,
-)
+from midstream.core.errors import MidstreamError, RecipeError, RunError, UsageError
+from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.engines.local.settings import require_torch
+from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
-from midstream.evaluation.session import JournalStore, SetEvaluation, evaluate_set
+from midstream.evaluation.session import (
+    JournalStore,
+    SetEvaluation,
+    check_unchanged,
+    evaluate_sets,
+    reopen,
+    task_digests,
+)
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
 from midstream.practice.ledger import RunLedger
 from midstream.practice.library import Library, identity, render_modules
-from midstream.practice.runner import Match, Runner
 from midstream.practice.session import PracticeSession
-from midstream.practice.settings import BudgetConfig, GateConfig
+from midstream.practice.settings import BudgetConfig
 from midstream.practice.similarity import leak_guard
 from midstream.practice.validation import Validation
 from midstream.practice.validation import validate as measure_library
 from midstream.recipe.build import Build
 from midstream.recipe.check import check, is_dialogues
-from midstream.recipe.library import EditableLibrary, check_shown, editable_library, split, unproven
+from midstream.recipe.library import check_shown, editable_library, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
     AgentChanges,
     EvaluationChanges,
     agent_recipe,
-    changed_recipe,
     evaluation_recipe,
     has_weights,
     run_recipe,
     run_table,
     training_recipe,
+    validation_recipe,
 )
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml, with_overrides
-from midstream.recipe.sessions import gate_set, parts_of, practice_parts_of
+from midstream.recipe.sessions import parts_of, practice_parts_of, validation_settings
 from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.tasks.finite import Finite
 
-T = TypeVar("T")
-Run = Callable[[Coroutine[Any, Any, T]], T]
-Key = tuple[str, str]  # set and sampling
-
-LIMITS = "practice.budget"
-"""The settings that a resumed practice run may change."""
+_LIMITS = "practice.budget"  # the settings that a resumed practice run may change
 _SETTINGS_SHOWN = 3
 
-
-@contextmanager
-def event_loop(build: Build) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
-
-    Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    takes effect at once, inside only at the next await.
-    """
-
-    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    _use_threads(build.recipe, learns=False)
-    with asyncio.Runner() as runner:
-
-        def run(coroutine: Coroutine[Any, Any, T]) -> T:
-            try:
-                return runner.run(coroutine)
-            except BaseException:
-                # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
-                left = asyncio.all_tasks(runner.get_loop())
-                for task in left:
-                    task.cancel()
-                runner.run(wait_for(left))
-                raise
-
-        try:
-            yield run
-        finally:
-            runner.run(build.close())
-
-
-def _use_threads(recipe: Recipe, *, learns: bool) -> None:
-    """Let PyTorch use `learner.threads` CPU threads in this process, where results depend on their number.
-
-    They do for a learner (`learns`) and for the initial weights of a model that is made from nothing.
-    """
-    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
-        require_torch()
-        import torch
-
-        torch.set_num_threads(recipe.learner.threads)
-
-
-@contextmanager
-def _leaving_status(run: RunDirectory) -> Iterator[None]:
-    """Whatever happens inside, the run's status shows it afterwards."""
-    run.set_status("running")
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        run.set_status("interrupted", "stopped by Ctrl-C")
-        error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
-        raise
-    except MidstreamError as error:
-        run.set_status("failed", str(error))
-        raise
-    run.set_status("finished")
+Key = tuple[str, str]  # set and sampling
+RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def print_warnings(event: RunEvent) -> None:
     """The default listener: print warnings on standard error."""
     if isinstance(event, Note):
         Console(stderr=True).print(Text(visible(f"warning: {event.text}"), "bold yellow"), soft_wrap=True)
-
-
-def _built(work: Work, build: Build) -> AgentBuilt:
-    replay = str(build.replay) if build.replay else ""
-    return AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved)
-
-
-def _check_proven(build: Build, weights: str, listener: Listener) -> None:
-    """Warn if no test has accepted the agent's library; `weights` is the digest of its checkpoint, or ""."""
-    library = build.resolved["agent"].get("library")
-    if library is not None and (warning := unproven(library, build.resolved, weights)):
-        listener(Note(warning))
-
-
-def _check_lessons(run: RunDirectory, build: Build) -> None:
-    held, now = run.info().lessons, lessons.digest(build.lessons)
-    if held != now:
-        raise RunError(
-            f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",
-            code="inputs-changed",
-            cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
-            fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
-        )
-
-
-# --- training and practice --------------------------------------------------------------------------------------------
 
 
 def train(
@@ -243,15 +149,22 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    recipe = parse_recipe(with_overrides(run_table(run), overrides))
-    refused = [text for text in overrides if kind != "practice" or not text.startswith(f"{LIMITS}.")]
+    refused = [text for text in overrides if kind != "practice" or not text.startswith(f"{_LIMITS}.")]
+    if refused and asked is not None:
+        raise UsageError(
+            f"--set {refused[0]}: the settings of an evaluation, {run.root}, cannot be changed",
+            code="inputs-changed",
+            cause="results under several settings would be counted as one",
+            fix="start a new evaluation: midstream eval ... --set ... with another --out",
+        )
     if refused:
         raise UsageError(
-            f"--set {refused[0]} cannot be changed in {run.root}, {'an' if asked else 'a'} {kind} run",
+            f"--set {refused[0]} cannot be changed in {run.root}, a {kind} run",
             code="inputs-changed",
             cause="its results under several settings would be counted as one",
-            fix="start over with another --out" + (f"; only {LIMITS}.* may be raised" if kind == "practice" else ""),
+            fix="start over with another --out" + (f"; only {_LIMITS}.* may be raised" if kind == "practice" else ""),
         )
+    recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
         return _evaluate_in(run.root, run, recipe, asked, retry_errors=retry_errors, listener=listener)
     if retry_errors:
@@ -264,113 +177,6 @@ def resume(
     if overrides and run.status().state == "finished":
         run.set_status("interrupted", "resumes with other limits")
     return _train(run.root, run, recipe, record=record, replay=replay, listener=listener)
-
-
-def _train(
-    root: Path,
-    run: RunDirectory | None,
-    recipe: Recipe,
-    *,
-    record: Path | None,
-    replay: Path | None,
-    listener: Listener,
-) -> RunDirectory:
-    """Run a session to its end in `run`, or in a new directory at `root`."""
-    if run is not None and run.status().state == "finished":
-        return run
-    practice = recipe.practice
-    _use_threads(recipe, learns=practice is None or recipe.warm_start is not None)
-    budget = None if practice is None else Budget(practice.budget)
-    build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
-    with event_loop(build) as run_coroutine:
-        # Before the directory is created: a recipe that cannot be built leaves no run behind.
-        practice_parts = None if practice is None else practice_parts_of(build)
-        training_parts = parts_of(build) if practice is None else None
-        run = run or _create_run(root, build)
-        _check_lessons(run, build)
-        listener(_built("training" if practice is None else "practice", build))
-        _check_proven(build, "", listener)
-        ended = ""
-        with run.lock():
-            with _leaving_status(run):
-                if practice_parts is not None:
-                    ended = run_coroutine(PracticeSession(practice_parts, run, listener).run())
-                elif training_parts is not None:
-                    from midstream.training.session import Session
-
-                    run_coroutine(Session(training_parts, run, listener).run())
-                write_report(run)
-            if practice is not None:
-                run.set_status("finished", ended, step=len(read_updates(run)))
-    return run
-
-
-def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
-    return RunDirectory.create(
-        root,
-        recipe_toml=to_toml(build.resolved),
-        recipe_name=build.recipe.name,
-        seed=build.recipe.seed,
-        resolved=build.resolved,
-        evaluation=asked,
-        lessons=lessons.digest(build.lessons),
-    )
-
-
-def load_weights(
-    build: Build,
-    run: RunDirectory,
-    step: int | None = None,
-    *,
-    run_coroutine: Run[None] = asyncio.run,
-    listener: Listener = print_warnings,
-) -> int:
-    """Have the planner of `build` sample from the run's checkpoint of `step`, or from its newest good one.
-
-    Returns:
-        The step of the checkpoint.
-    """
-    _use_threads(build.recipe, learns=True)
-    from midstream.training.session import load_policy
-
-    found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
-    if step not in (None, found):
-        raise RunError(
-            f"{run.root} no longer has a checkpoint of step {step}",
-            code="no-checkpoint",
-            cause=f"training continued and keeps the newest only, or it is damaged; the one before is of step {found}",
-            fix="start a new evaluation, with another --out",
-        )
-    run_coroutine(build.policy.publish(found))
-    return found
-
-
-def _weights_digest(run: RunDirectory, step: int) -> str:
-    """The digest of a run's checkpoint; "" of step 0, whose weights are those that its recipe begins with."""
-    return run.checkpoints.digest(step) if step else ""
-
-
-# --- evaluation -------------------------------------------------------------------------------------------------------
-
-
-def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or practice run at the path `target`; None if it names a recipe.
-
-    Raises:
-        RunError: an evaluation is there, which cannot be evaluated.
-    """
-    text = str(target)
-    is_path = os.sep in text and not text.endswith(".toml")
-    if not is_path and not (Path(target) / "run.json").exists():
-        return None
-    run = RunDirectory.open(Path(target))
-    if run.info().kind == "evaluation":
-        raise RunError(
-            f"{target} holds an evaluation, which cannot be evaluated",
-            code="wrong-kind-of-run",
-            fix=f"name a training or practice run, or a recipe; midstream show {target} shows this one",
-        )
-    return run
 
 
 def evaluate(
@@ -410,198 +216,6 @@ def evaluate(
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, listener=listener)
-
-
-def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
-    """What the directory evaluates, if that is what is asked for.
-
-    Raises:
-        RunError: it is not.
-    """
-    held = begun.info().evaluation
-    given = {"run", "unsafe", "record", "replay"}
-    if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
-        what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
-    elif (old := check(run_recipe(begun))) != (new := check(recipe)):
-        changed = "; ".join(differing_settings(old, new)[:_SETTINGS_SHOWN])
-        what = "an evaluation with other settings" + (f" (its own | those given: {changed})" if changed else "")
-    else:
-        return held
-    raise RunError(
-        f"{begun.root} holds {what}",
-        code="run-exists",
-        cause="results under several settings would be counted as one",
-        fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
-    )
-
-
-def _evaluate_in(
-    root: Path,
-    begun: RunDirectory | None,
-    recipe: Recipe,
-    asked: EvaluationInfo,
-    *,
-    retry_errors: bool,
-    listener: Listener,
-) -> RunDirectory:
-    """Evaluate what is not done yet in `begun`, or in a new directory at `root`."""
-    if begun is not None and begun.status().state == "finished" and not retry_errors:
-        return begun
-    trained = RunDirectory.open(Path(asked.run)) if asked.run else None
-    build = Build(
-        recipe,
-        adapters=(trained.root if trained else root) / "adapters" / "asked",
-        unsafe=asked.unsafe,
-        record=Path(asked.record) if asked.record else None,
-        replay=Path(asked.replay) if asked.replay else None,
-    )
-    with event_loop(build) as run_coroutine:
-        # All tasks are drawn, and everything is built, before the directory is created.
-        evaluations = _set_evaluations(build)
-        tasks = {}  # how many tasks each set has, and their digest
-        for part in evaluations:
-            text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
-            tasks[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
-        step, weights, checkpoint = None, "", None
-        if trained is not None:
-            step = load_weights(build, trained, asked.step, run_coroutine=run_coroutine, listener=listener)
-            weights, checkpoint = _weights_digest(trained, step), trained.checkpoints.digest(step)
-        evaluations = [replace(part, step=step) for part in evaluations]
-        if begun is None:
-            update = {"tasks": tasks, "step": step, "checkpoint": checkpoint}
-            begun = _create_run(root, build, asked.model_copy(update=update))
-        _check_unchanged(begun, tasks, checkpoint)
-        _check_lessons(begun, build)
-        listener(_built("evaluation", build))
-        _check_proven(build, weights, listener)
-        for chosen in recipe.evaluation.sets:
-            source = build.tasks(chosen.tasks or recipe.tasks)
-            left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
-            for reason, count in left_out.items():
-                listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
-        store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        with begun.lock(), _leaving_status(begun), closing(store):
-            # A crash may have left trajectories in the journal of sets whose numbers are written.
-            done = {evaluation.result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
-            store.retain(lambda name, failed: name not in done)
-            if retry_errors:
-                _reopen(begun, evaluations, store)
-            run_coroutine(_evaluate_sets(begun, evaluations, store, listener))
-    return begun
-
-
-def _set_evaluations(build: Build) -> list[SetEvaluation]:
-    """Every set of the recipe at every temperature."""
-    recipe, config = build.recipe, build.recipe.evaluation
-    if not config.sets:
-        raise RecipeError(
-            f"recipe {recipe.name!r} has nothing to evaluate on",
-            code="missing-key",
-            cause="it has no [[evaluation.sets]]",
-            fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
-        )
-    tasks = {chosen.name: build.set_tasks(chosen) for chosen in config.sets}
-    return [
-        SetEvaluation(
-            chosen=chosen,
-            temperature=temperature,
-            tasks=tasks[chosen.name],
-            environment=build.environment(temperature=temperature, chosen=chosen),
-            policy=recipe.name,
-            seed=derive_seed(recipe.seed, "evaluation", chosen.name),
-            trials=config.trials,
-            numbered=False,
-        )
-        for chosen, temperature in product(config.sets, config.temperatures)
-    ]
-
-
-def _check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: str | None) -> None:
-    """Refuse other tasks or weights than the directory began with: results on both would be counted as one."""
-    held = begun.info().evaluation or EvaluationInfo()
-    for name, digest in tasks.items():
-        if held.tasks.get(name) != digest:
-            raise RunError(
-                f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
-                f"now {digest}",
-                code="inputs-changed",
-                cause="its file or data set was changed; results on both would be counted as one",
-                fix="restore it, or start a new evaluation with another --out",
-            )
-    if held.checkpoint != checkpoint:
-        raise RunError(
-            f"step {held.step} of {held.run} has other weights than when {begun.root} began",
-            code="inputs-changed",
-            cause="it was trained again in place; results of both would be counted as one",
-            fix="start a new evaluation, with another --out",
-        )
-
-
-def _reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> None:
-    """Forget what ended in an infrastructure error, also in sets that are done: it will run again.
-
-    What has a result is in the journal before the set's numbers go: a crash in between loses nothing.
-    """
-    store.retain(lambda name, failed: not failed)
-    broken = {(result.set_name, result.sampling) for result in run.evaluations.read() if result.errors}
-    for part in evaluations:
-        if part.key[:2] in broken:
-            trajectories = run.trajectories.read_evaluation(part.name)
-            store.keep(part, [trajectory for trajectory in trajectories if trajectory.status == "ok"])
-    run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
-
-
-async def _evaluate_sets(
-    run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore, listener: Listener
-) -> None:
-    """Run every set that has no numbers yet; one that ends without any result does not keep the others from running."""
-    written = {(result.set_name, result.sampling) for result in run.evaluations.read()}
-    sizes = {part.name: len(part.tasks) * part.trials for part in evaluations}
-    done = sum(sizes[part.name] for part in evaluations if part.key[:2] in written)
-    total, directory = sum(sizes.values()), str(run.root)
-    recipe = run.info().recipe_name
-    listener(RunStarted(recipe=recipe, directory=directory, total=total, done=done, sets=len(evaluations)))
-    lost: list[str] = []
-    for place, part in enumerate(evaluations, start=1):
-        if part.key[:2] in written:
-            continue
-        kept = list(store.kept(part).values())
-        listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], kept=kept))
-        try:
-            result = await evaluate_set(
-                run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
-            )
-        except InfrastructureError as error:
-            lost.append(error.what)
-            listener(Note(error.what))
-            continue
-        if result is not None:
-            listener(EvaluationFinished(result))
-    if lost:
-        root = shlex.quote(directory)
-        others = f"; the other sets: midstream show {root}" if len(lost) < len(evaluations) else ""
-        raise InfrastructureError(
-            "\n".join(lost), code="no-results", fix=f"fix that, then: midstream resume {root}{others}"
-        )
-    listener(RunFinished())
-
-
-# --- one question -----------------------------------------------------------------------------------------------------
-
-
-class _NoReward:
-    """The `core.protocols.Reward` of a question without a gold answer."""
-
-    name, judged = "none", False
-
-    def check(self, task: Task) -> None:
-        pass
-
-    async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        return Score(value=0.0)
-
-    async def close(self) -> None:
-        pass
 
 
 def solve(
@@ -656,42 +270,15 @@ def solve(
     )
     with event_loop(build) as run_coroutine:
         listener(_built("solve", build))  # before the weights are loaded, which takes time
-        weights = ""
+        step = None
         if run is not None and has_weights(run):
-            step = load_weights(build, run, run_coroutine=run_coroutine, listener=listener)
-            weights = _weights_digest(run, step)
+            step = load_weights(build, run, run_coroutine, listener=listener)
             temperature = 0.0 if temperature is None else temperature
         environment = replace(build.environment(temperature=temperature), reward=_NoReward())
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
-        _check_proven(build, weights, listener)
+        _check_proven(build, _weights_digest(run, step), listener)
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
-
-
-# --- comparison -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun:
-    """A run in a comparison: the name it was given by, and its results by set and sampling."""
-
-    name: str
-    run: RunDirectory
-    results: Mapping[Key, EvaluationResult]
-
-    def evaluated(self, key: Key) -> Evaluated:
-        """One of its results with the trajectories."""
-        result = self.results[key]
-        return Evaluated(name=self.name, result=result, trajectories=evaluated_trajectories(self.run, result))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Every later run against the first, on each set and sampling that both have; `refused` says which cannot be."""
-
-    runs: Sequence[ComparedRun]
-    found: Sequence[Paired]
-    refused: Sequence[UsageError]
 
 
 def compare(*runs: str) -> Comparison:
@@ -734,6 +321,322 @@ def compare(*runs: str) -> Comparison:
     return Comparison(runs=opened, found=found, refused=refused)
 
 
+def validate_library(
+    named: str,
+    recipe: str | None = None,
+    *,
+    unsafe: bool = False,
+    record: Path | None = None,
+    replay: Path | None = None,
+    listener: Listener = print_warnings,
+    **changes: Unpack[AgentChanges],
+) -> LibraryTest:
+    """Measure whether a library helps an agent, against no lessons and lesson by lesson, on new rollouts.
+
+    The result is a new version of the library, with every lesson's effect and, if it helps, the agent that it is proven
+    for. Each rollout is kept as it ends: a validation that was stopped continues when it is called again.
+
+    Args:
+        named: a practice run or a JSON file.
+        recipe: the agent's recipe; by default the run's own.
+    """
+    with editable_library(named) as place:
+        chosen, run = validation_recipe(place, recipe, **changes), None if recipe else place.run
+        library = place.library
+        if not library.rendered:
+            raise UsageError(f"{named} has no lessons", code="empty-library", fix="add some, or learn")
+        check_shown(chosen.agent, render_modules(library), named)
+        kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
+        gate, validation_set = validation_settings(chosen)
+        budget = Budget(chosen.practice.budget if chosen.practice else BudgetConfig())
+        build = Build(
+            chosen,
+            adapters=(run.root if run else Path()) / "adapters",
+            unsafe=unsafe,
+            record=record,
+            replay=replay,
+            budget=budget,
+        )
+        with event_loop(build) as run_coroutine:
+            step = None
+            if run is not None and has_weights(run):
+                step = load_weights(build, run, run_coroutine, listener=listener)
+            agent = identity(build.resolved, _weights_digest(run, step))
+            tasks = build.set_tasks(validation_set)
+            listener(_built("validation", build))
+            with closing(RunLedger(kept)) as ledger:
+                measuring = measure_library(
+                    library,
+                    tasks=tasks,
+                    environment=build.environment(chosen=validation_set),
+                    ledger=ledger,
+                    agent=agent,
+                    config=gate,
+                    seed=chosen.seed,
+                    report=lambda text: listener(Phase(text)),
+                )
+                found = run_coroutine(measuring)
+        after = found.applied(library, agent)
+        where = place.save(after, by="validation", note=f"{found.test.verdict} for {agent}")
+        if place.run is not None:
+            place.run.trajectories.write_evaluation(f"validation-{split(where)[1]}", ledger.gathered(agent))
+        shutil.rmtree(kept)
+    guard = leak_guard(tasks)
+    notes = [f"{lesson.id}: {reason}" for lesson in library.rendered if (reason := guard(lesson.text))]
+    return LibraryTest(where=where, library=after, agent=agent, found=found, spent=budget.spent(), notes=notes)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """A run in a comparison: the name it was given by, and its results by set and sampling."""
+
+    name: str
+    run: RunDirectory
+    results: Mapping[Key, EvaluationResult]
+
+    def evaluated(self, key: Key) -> Evaluated:
+        """One of its results with the trajectories."""
+        result = self.results[key]
+        return Evaluated(name=self.name, result=result, trajectories=evaluated_trajectories(self.run, result))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Every later run against the first, on each set and sampling that both have; `refused` says which cannot be."""
+
+    runs: Sequence[ComparedRun]
+    found: Sequence[Paired]
+    refused: Sequence[UsageError]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LibraryTest:
+    """A tested library: where it is kept now, the agent it was tested for, the effects, the cost.
+
+    `notes` name the lessons that copy a validation task.
+    """
+
+    where: str
+    library: Library
+    agent: str
+    found: Validation
+    spent: Spent
+    notes: Sequence[str]
+
+
+# --- training and practice --------------------------------------------------------------------------------------------
+
+
+def _train(
+    root: Path,
+    run: RunDirectory | None,
+    recipe: Recipe,
+    *,
+    record: Path | None,
+    replay: Path | None,
+    listener: Listener,
+) -> RunDirectory:
+    """Run a session to its end in `run`, or in a new directory at `root`."""
+    if run is not None and run.status().state == "finished":
+        return run
+    practice = recipe.practice
+    _use_threads(recipe, learns=practice is None or recipe.warm_start is not None)
+    budget = None if practice is None else Budget(practice.budget)
+    build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
+    with event_loop(build) as run_coroutine:
+        # Before the directory is created: a recipe that cannot be built leaves no run behind.
+        practice_parts = None if practice is None else practice_parts_of(build)
+        training_parts = parts_of(build) if practice is None else None
+        run = run or _create_run(root, build)
+        _check_lessons(run, build)
+        listener(_built("training" if practice is None else "practice", build))
+        _check_proven(build, "", listener)
+        ended = ""
+        with run.lock():
+            with _leaving_status(run):
+                if practice_parts is not None:
+                    ended = run_coroutine(PracticeSession(practice_parts, run, listener).run())
+                elif training_parts is not None:
+                    from midstream.training.session import Session
+
+                    run_coroutine(Session(training_parts, run, listener).run())
+                write_report(run)
+            if practice is not None:
+                run.set_status("finished", ended, step=len(read_updates(run)))
+    return run
+
+
+def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
+    return RunDirectory.create(
+        root,
+        recipe_toml=to_toml(build.resolved),
+        recipe_name=build.recipe.name,
+        seed=build.recipe.seed,
+        resolved=build.resolved,
+        evaluation=asked,
+        lessons=lessons.digest(build.lessons),
+    )
+
+
+def _check_lessons(run: RunDirectory, build: Build) -> None:
+    held, now = run.info().lessons, lessons.digest(build.lessons)
+    if held != now:
+        raise RunError(
+            f"the lessons of {run.root} have changed since it began: {held or 'none'}, now {now or 'none'}",
+            code="inputs-changed",
+            cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
+            fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
+        )
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def trained_run(target: str | Path) -> RunDirectory | None:
+    """The training or practice run at the path `target`; None if it names a recipe.
+
+    Raises:
+        RunError: an evaluation is there, which cannot be evaluated.
+    """
+    text = str(target)
+    is_path = os.sep in text and not text.endswith(".toml")
+    if not is_path and not (Path(target) / "run.json").exists():
+        return None
+    run = RunDirectory.open(Path(target))
+    if run.info().kind == "evaluation":
+        raise RunError(
+            f"{target} holds an evaluation, which cannot be evaluated",
+            code="wrong-kind-of-run",
+            fix=f"name a training or practice run, or a recipe; midstream show {target} shows this one",
+        )
+    return run
+
+
+def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
+    """What the directory evaluates, if that is what is asked for.
+
+    Raises:
+        RunError: it is not.
+    """
+    held = begun.info().evaluation
+    given = {"run", "unsafe", "record", "replay"}
+    if held is None or held.model_dump(include=given) != asked.model_dump(include=given):
+        what = f"a {begun.info().kind} run" if held is None else "an evaluation of something else, or with other tools"
+    elif (old := check(run_recipe(begun))) != (new := check(recipe)):
+        changed = "; ".join(differing_settings(old, new)[:_SETTINGS_SHOWN])
+        what = "an evaluation with other settings" + (f" (its own | those given: {changed})" if changed else "")
+    else:
+        return held
+    raise RunError(
+        f"{begun.root} holds {what}",
+        code="run-exists",
+        cause="results under several settings would be counted as one",
+        fix=f"choose another directory with --out, or resume that one: midstream resume {begun.root}",
+    )
+
+
+def _evaluate_in(
+    root: Path,
+    begun: RunDirectory | None,
+    recipe: Recipe,
+    asked: EvaluationInfo,
+    *,
+    retry_errors: bool,
+    listener: Listener,
+) -> RunDirectory:
+    """Evaluate what is not done yet in `begun`, or in a new directory at `root`."""
+    if begun is not None and begun.status().state == "finished" and not retry_errors:
+        return begun
+    trained = RunDirectory.open(Path(asked.run)) if asked.run else None
+    build = Build(
+        recipe,
+        adapters=(trained.root if trained else root) / "adapters" / "asked",
+        unsafe=asked.unsafe,
+        record=Path(asked.record) if asked.record else None,
+        replay=Path(asked.replay) if asked.replay else None,
+    )
+    with event_loop(build) as run_coroutine:
+        # All tasks are drawn, and everything is built, before the directory is created.
+        evaluations = _set_evaluations(build)
+        tasks = task_digests(evaluations)
+        step, checkpoint = None, None
+        if trained is not None:
+            step = load_weights(build, trained, run_coroutine, step=asked.step, listener=listener)
+            checkpoint = trained.checkpoints.digest(step)
+        evaluations = [replace(part, step=step) for part in evaluations]
+        if begun is None:
+            update = {"tasks": tasks, "step": step, "checkpoint": checkpoint}
+            begun = _create_run(root, build, asked.model_copy(update=update))
+        check_unchanged(begun, tasks, checkpoint)
+        _check_lessons(begun, build)
+        listener(_built("evaluation", build))
+        _check_proven(build, _weights_digest(trained, step), listener)
+        for chosen in recipe.evaluation.sets:
+            source = build.tasks(chosen.tasks or recipe.tasks)
+            left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
+            for reason, count in left_out.items():
+                listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
+        store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
+        with begun.lock(), _leaving_status(begun), closing(store):
+            # A crash may have left trajectories in the journal of sets whose numbers are written.
+            done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
+            store.retain(lambda name, failed: name not in done)
+            if retry_errors:
+                reopen(begun, evaluations, store)
+            run_coroutine(evaluate_sets(begun, evaluations, store, listener))
+    return begun
+
+
+def _set_evaluations(build: Build) -> list[SetEvaluation]:
+    """Every set of the recipe at every temperature."""
+    recipe, config = build.recipe, build.recipe.evaluation
+    if not config.sets:
+        raise RecipeError(
+            f"recipe {recipe.name!r} has nothing to evaluate on",
+            code="missing-key",
+            cause="it has no [[evaluation.sets]]",
+            fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
+        )
+    tasks = {chosen.name: build.set_tasks(chosen) for chosen in config.sets}
+    return [
+        SetEvaluation(
+            chosen=chosen,
+            temperature=temperature,
+            tasks=tasks[chosen.name],
+            environment=build.environment(temperature=temperature, chosen=chosen),
+            policy=recipe.name,
+            seed=derive_seed(recipe.seed, "evaluation", chosen.name),
+            trials=config.trials,
+            numbered=False,
+        )
+        for chosen, temperature in product(config.sets, config.temperatures)
+    ]
+
+
+# --- one question -----------------------------------------------------------------------------------------------------
+
+
+class _NoReward:
+    """The `core.protocols.Reward` of a question without a gold answer."""
+
+    name, judged = "none", False
+
+    def check(self, task: Task) -> None:
+        pass
+
+    async def score(self, task: Task, trajectory: Trajectory) -> Score:
+        return Score(value=0.0)
+
+    async def close(self) -> None:
+        pass
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
 def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:
     """`RUN` at its last evaluated step, or `RUN@STEP`, under a name that is not `taken`."""
     path, at, wanted = text.rpartition("@")
@@ -763,128 +666,113 @@ def _open_compared(text: str, taken: Collection[str]) -> ComparedRun:
     )
 
 
-# --- a library of lessons ---------------------------------------------------------------------------------------------
+# --- the agent --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LibraryTest:
-    """A tested library: where it is kept now, the agent it was tested for, the effects, the cost.
-
-    `notes` name the lessons that copy a validation task.
-    """
-
-    where: str
-    library: Library
-    agent: str
-    found: Validation
-    spent: Spent
-    notes: Sequence[str]
-
-
-def validate_library(
-    named: str,
-    recipe: str | None = None,
+def load_weights(
+    build: Build,
+    run: RunDirectory,
+    run_coroutine: RunCoroutine,
     *,
-    unsafe: bool = False,
-    record: Path | None = None,
-    replay: Path | None = None,
+    step: int | None = None,
     listener: Listener = print_warnings,
-    **changes: Unpack[AgentChanges],
-) -> LibraryTest:
-    """Measure whether a library helps an agent, against no lessons and lesson by lesson, on new rollouts.
+) -> int:
+    """Have the planner of `build` sample from the run's checkpoint of `step`, or from its newest good one.
 
-    The result is a new version of the library, with every lesson's effect and, if it helps, the agent that it is proven
-    for. Each rollout is kept as it ends: a validation that was stopped continues when it is called again.
+    `run_coroutine` is that of `event_loop(build)`.
 
-    Args:
-        named: a practice run or a JSON file.
-        recipe: the agent's recipe; by default the run's own.
+    Returns:
+        The step of the checkpoint.
     """
-    with editable_library(named) as place:
-        chosen, run = validation_recipe(place, recipe, **changes), None if recipe else place.run
-        library = place.library
-        if not library.rendered:
-            raise UsageError(f"{named} has no lessons", code="empty-library", fix="add some, or learn")
-        check_shown(chosen.agent, render_modules(library), named)
-        kept = place.path / "validation" if place.run else place.path.with_suffix(".validation")
-        budget = Budget(chosen.practice.budget if chosen.practice else BudgetConfig())
-        build = Build(
-            chosen,
-            adapters=(run.root if run else Path()) / "adapters",
-            unsafe=unsafe,
-            record=record,
-            replay=replay,
-            budget=budget,
+    _use_threads(build.recipe, learns=True)
+    from midstream.training.session import load_policy
+
+    found = load_policy(build.policy.learner, run, lambda text: listener(Note(text)), max_step=step)
+    if step not in (None, found):
+        raise RunError(
+            f"{run.root} no longer has a checkpoint of step {step}",
+            code="no-checkpoint",
+            cause=f"training continued and keeps the newest only, or it is damaged; the one before is of step {found}",
+            fix="start a new evaluation, with another --out",
         )
-        with event_loop(build) as run_coroutine:
-            weights = ""
-            if run is not None and has_weights(run):
-                step = load_weights(build, run, run_coroutine=run_coroutine, listener=listener)
-                weights = _weights_digest(run, step)
-            agent = identity(build.resolved, weights)
-            tasks = build.set_tasks(_validation_set(chosen))
-            listener(_built("validation", build))
-            ledger = RunLedger(kept)
+    run_coroutine(build.policy.publish(found))
+    return found
+
+
+def _weights_digest(run: RunDirectory | None, step: int | None) -> str:
+    """The digest of the checkpoint of `step`; "" without a run and of step 0, the weights that a recipe begins with."""
+    return run.checkpoints.digest(step) if run is not None and step else ""
+
+
+def _check_proven(build: Build, weights: str, listener: Listener) -> None:
+    """Warn if no test has accepted the agent's library; `weights` is the digest of its checkpoint, or ""."""
+    library = build.resolved["agent"].get("library")
+    if library is not None and (warning := unproven(library, build.resolved, weights)):
+        listener(Note(warning))
+
+
+def _built(work: Work, build: Build) -> AgentBuilt:
+    replay = str(build.replay) if build.replay else ""
+    return AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def event_loop(build: Build) -> Iterator[RunCoroutine]:
+    """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
+
+    Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
+    takes effect at once, inside only at the next await.
+    """
+
+    async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    _use_threads(build.recipe, learns=False)
+    with asyncio.Runner() as runner:
+
+        def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
             try:
-                found = run_coroutine(_measure(build, library, tasks, ledger, agent, listener))
-            finally:
-                ledger.close()
-        after = found.applied(library, agent)
-        where = place.save(after, by="validation", note=f"{found.test.verdict} for {agent}")
-        if place.run is not None:
-            place.run.trajectories.write_evaluation(f"validation-{split(where)[1]}", ledger.gathered(agent))
-        shutil.rmtree(kept)
-    guard = leak_guard(tasks)
-    notes = [f"{lesson.id}: {reason}" for lesson in library.rendered if (reason := guard(lesson.text))]
-    return LibraryTest(where=where, library=after, agent=agent, found=found, spent=budget.spent(), notes=notes)
+                return runner.run(coroutine)
+            except BaseException:
+                # Ctrl-C may leave tasks behind, which must not use what the caller closes next.
+                left = asyncio.all_tasks(runner.get_loop())
+                for task in left:
+                    task.cancel()
+                runner.run(wait_for(left))
+                raise
+
+        try:
+            yield run
+        finally:
+            runner.run(build.close())
 
 
-def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[AgentChanges]) -> Recipe:
-    """The agent that a library is tested for: that of `recipe`, or of the library's own run."""
-    source = recipe or place.run
-    if source is None:  # a file holds lessons alone
-        raise UsageError(
-            f"{place.path} names no agent that it should help",
-            code="missing-option",
-            fix=f"midstream library validate {place.path} --recipe RECIPE",
-        )
-    return changed_recipe(source, **changes)
+def _use_threads(recipe: Recipe, *, learns: bool) -> None:
+    """Let PyTorch use `learner.threads` CPU threads in this process, where results depend on their number.
+
+    They do for a learner (`learns`) and for the initial weights of a model that is made from nothing.
+    """
+    if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
+        require_torch()
+        import torch
+
+        torch.set_num_threads(recipe.learner.threads)
 
 
-def validation_gate(recipe: Recipe) -> GateConfig:
-    """The settings of a library's test."""
-    return recipe.practice.gate if recipe.practice else GateConfig()
-
-
-def _validation_set(recipe: Recipe) -> evaluation.SetConfig:
-    """The gate's set, or as many tasks of the validation set as the gate would take."""
-    chosen = recipe.evaluation.validation
-    if recipe.practice is not None:
-        return gate_set(chosen, recipe.practice)
-    return chosen.model_copy(update={"count": GateConfig().tasks, "per_family": None})
-
-
-async def _measure(
-    build: Build, library: Library, tasks: Sequence[Task], ledger: RunLedger, agent: str, listener: Listener
-) -> Validation:
-    recipe = build.recipe
-    runner = Runner(build.environment(chosen=_validation_set(recipe)), ledger, derive_seed(recipe.seed, "validation"))
-    pairs = 0
-
-    async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
-        nonlocal pairs
-        pairs += len(matches)
-        listener(Phase(f"validating: pair {pairs}"))
-        found = await runner.pairs(f"{agent}, seed {recipe.seed}: {name}", matches)
-        if not any(found):
-            errors = [trajectory.error.message for trajectory in ledger.gathered(agent) if trajectory.error]
-            raise InfrastructureError(
-                f"none of {len(matches)} pairs of rollouts has a result on both sides; the first error:\n"
-                + (errors[0] if errors else ""),
-                code="no-results",
-                fix="fix that, then give the command again: what has a result is kept",
-            )
-        return found
-
-    seed = derive_seed(recipe.seed, "validation tasks")
-    return await measure_library(library, tasks=tasks, play=play, config=validation_gate(recipe), seed=seed)
+@contextmanager
+def _leaving_status(run: RunDirectory) -> Iterator[None]:
+    """Whatever happens inside, the run's status shows it afterwards."""
+    run.set_status("running")
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        run.set_status("interrupted", "stopped by Ctrl-C")
+        error.add_note(f"stopped; resume with: midstream resume {shlex.quote(str(run.root))}")
+        raise
+    except MidstreamError as error:
+        run.set_status("failed", str(error))
+        raise
+    run.set_status("finished")

@@ -196,13 +196,15 @@ def run_arms(
     for arm in (arm for arm in study.arms if arm.name in names):
         for seed in range(seeds):
             report(f"{arm.name}, seed {seed}")
-            recipe = load_recipe(arm.recipe, [*arm.overrides, *overrides, f"seed={seed}"])
+            slug = re.sub(r"[^a-z0-9.]+", "-", arm.name.lower()).strip("-")
+            directory = arm.directory or (slug if arm.overrides else Path(arm.recipe).stem)
+            changes = [*arm.overrides, *overrides, f"seed={seed}"]
+            out = root / f"{directory}-s{seed}"
             if arm.train:
-                slug = re.sub(r"[^a-z0-9.]+", "-", arm.name.lower()).strip("-")
-                directory = arm.directory or (slug if arm.overrides else Path(arm.recipe).stem)
-                evaluations = api.train(recipe, root / f"{directory}-s{seed}", exist_ok=True).evaluations.read()
+                run = api.train(load_recipe(arm.recipe, changes), out, exist_ok=True)
             else:
-                evaluations = api.evaluate_sets(recipe)
+                run = api.evaluate(arm.recipe, out, overrides=changes)
+            evaluations = run.evaluations.read()
             if arm.before:
                 found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
             found.setdefault(arm.name, []).append(evaluations)

@@ -14,7 +14,7 @@ from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.runner import Match
 from midstream.practice.settings import GateConfig
-from midstream.practice.validation import Validation, validate
+from midstream.practice.validation import Validation, measure
 
 TASKS = [Task(id=f"t{i}", question=f"Question {i} ?", answer="x") for i in range(20)]
 CONFIG = GateConfig(block=16, test_pairs=320, bisect_pairs=400)
@@ -47,7 +47,7 @@ class World:
 
 
 def run(world: World, found: Library, config: GateConfig = CONFIG, seed: int = 1) -> Validation:
-    return asyncio.run(validate(found, tasks=TASKS, play=world.play, config=config, seed=seed))
+    return asyncio.run(measure(found, tasks=TASKS, play=world.play, config=config, seed=seed))
 
 
 def test_a_library_that_helps_is_found_early():

@@ -88,7 +88,7 @@ def test_a_question_in_two_splits_is_named(tmp_path):
     train = [task.question for task in parts().tasks]
     tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
     said = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
-    assert "practice.tasks and the set 'mine' ask the same in 1 cases: press-" in said
+    assert "practice.tasks and the set 'mine' share 1 questions: press-" in said
     assert "take them from different splits" in said
 
 
@@ -108,8 +108,8 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
         (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
         (["training.steps=1"], "both [training] and [practice]"),
-        (["practice.gate.tasks=9000"], "lower `count` to 200 or less (asked for by practice.gate.tasks"),
-        (["practice.tasks=9000"], "lower `count` to 200 or less (asked for by practice.tasks"),
+        (["practice.gate.tasks=9000"], "lower `count` to 200 or less (set by practice.gate.tasks"),
+        (["practice.tasks=9000"], "lower `count` to 200 or less (set by practice.tasks"),
         (["practice.budget.cost_usd=1"], "practice.budget.cost_usd = 1 limits nothing"),
         (['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
         (['engines.inside={type="tiny"}', 'practice.reflector={engine="inside"}'], "samples in process"),
@@ -185,9 +185,9 @@ def test_nothing_else_of_a_run_may_change(spent_run, change, capsys):
     assert "cannot be changed in" in said or "invalid" in said
 
 
-def test_an_evaluation_goes_on_with_its_own_settings_alone(tmp_path, capsys):
+def test_an_evaluation_resumes_with_its_own_settings_alone(tmp_path, capsys):
     root = tmp_path / "evaluation"
     sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
     assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
     assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
-    assert "begin a new evaluation" in capsys.readouterr().err
+    assert "start a new evaluation" in capsys.readouterr().err

@@ -37,8 +37,9 @@ from midstream.recipe.library import (
     shows_lessons,
     split,
 )
-from midstream.recipe.overrides import run_recipe
+from midstream.recipe.overrides import run_recipe, validation_recipe
 from midstream.recipe.schema import MODULES, to_toml
+from midstream.recipe.sessions import validation_settings
 from midstream.report.library_view import diff_screen, library_screen, size_of, validation_screen, versions_screen
 from midstream.report.numbers import visible
 from midstream.report.practice_data import spent_text
@@ -196,8 +197,8 @@ def validate_library(options: argparse.Namespace) -> int:
     changes = shared.agent_changes(options)
     if options.dry_run:
         with editable_library(options.named) as place:
-            recipe = api.validation_recipe(place, options.recipe, **changes)
-        gate = api.validation_gate(recipe)
+            recipe = validation_recipe(place, options.recipe, **changes)
+        gate, _ = validation_settings(recipe)
         print(to_toml(check(recipe)))
         print(
             f"# At most {2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"

@@ -7,20 +7,31 @@ Training, practice and `midstream eval` evaluate through `evaluate_set`; trainin
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
-from midstream.core.errors import BudgetError, InfrastructureError
+from midstream.core.errors import BudgetError, InfrastructureError, RunError
+from midstream.core.events import (
+    EvaluationFinished,
+    Listener,
+    Note,
+    RunFinished,
+    RunStarted,
+    SetStarted,
+    TrajectoriesFinished,
+)
 from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.run import evaluate
 from midstream.evaluation.settings import SetConfig, result_name, sampling_name
 from midstream.rollout import Environment, OnDone, Place
-from midstream.runs import Journal, RunDirectory, results
+from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.journal import Report, warn
 
 
@@ -163,6 +174,91 @@ async def evaluate_set(
     run.evaluations.append(result)
     store.forget(evaluation)
     return result
+
+
+# --- an evaluation in a directory of its own --------------------------------------------------------------------------
+
+
+def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
+    """How many tasks each set has, and their digest, by the set's name."""
+    digests: dict[str, str] = {}
+    for part in evaluations:
+        text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
+        digests[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
+    return digests
+
+
+def check_unchanged(begun: RunDirectory, tasks: Mapping[str, str], checkpoint: str | None) -> None:
+    """Refuse other tasks or weights than the directory began with: results on both would be counted as one."""
+    held = begun.info().evaluation or EvaluationInfo()
+    for name, digest in tasks.items():
+        if held.tasks.get(name) != digest:
+            raise RunError(
+                f"the tasks of set {name!r} have changed since {begun.root} began: {held.tasks.get(name)}, "
+                f"now {digest}",
+                code="inputs-changed",
+                cause="its file or data set was changed; results on both would be counted as one",
+                fix="restore it, or start a new evaluation with another --out",
+            )
+    if held.checkpoint != checkpoint:
+        raise RunError(
+            f"step {held.step} of {held.run} has other weights than when {begun.root} began",
+            code="inputs-changed",
+            cause="it was trained again in place; results of both would be counted as one",
+            fix="start a new evaluation, with another --out",
+        )
+
+
+async def evaluate_sets(
+    run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore, listener: Listener
+) -> None:
+    """Run every set that has no numbers yet; one that ends without any result does not keep the others from running."""
+    written = {(result.set_name, result.sampling) for result in run.evaluations.read()}
+    sizes = {part.name: len(part.tasks) * part.trials for part in evaluations}
+    done = sum(sizes[part.name] for part in evaluations if part.key[:2] in written)
+    total, directory = sum(sizes.values()), str(run.root)
+    recipe = run.info().recipe_name
+    listener(RunStarted(recipe=recipe, directory=directory, total=total, done=done, sets=len(evaluations)))
+    lost: list[str] = []
+    for place, part in enumerate(evaluations, start=1):
+        if part.key[:2] in written:
+            continue
+        kept = list(store.kept(part).values())
+        listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], kept=kept))
+        try:
+            result = await evaluate_set(
+                run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
+            )
+        except InfrastructureError as error:
+            lost.append(error.what)
+            listener(Note(error.what))
+            continue
+        if result is not None:
+            listener(EvaluationFinished(result))
+    if lost:
+        root = shlex.quote(directory)
+        others = f"; the other sets: midstream show {root}" if len(lost) < len(evaluations) else ""
+        raise InfrastructureError(
+            "\n".join(lost), code="no-results", fix=f"fix that, then: midstream resume {root}{others}"
+        )
+    listener(RunFinished())
+
+
+def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: JournalStore) -> None:
+    """Forget what ended in an infrastructure error, also in sets that are done: it will run again.
+
+    What has a result is in the journal before the set's numbers go: a crash in between loses nothing.
+    """
+    store.retain(lambda name, failed: not failed)
+    broken = {(result.set_name, result.sampling) for result in run.evaluations.read() if result.errors}
+    for part in evaluations:
+        if part.key[:2] in broken:
+            trajectories = run.trajectories.read_evaluation(part.name)
+            store.keep(part, [trajectory for trajectory in trajectories if trajectory.status == "ok"])
+    run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
+
+
+# --- training and practice --------------------------------------------------------------------------------------------
 
 
 class Session(ABC):

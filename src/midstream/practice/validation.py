@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.core.data import Frozen
+from midstream.core.errors import InfrastructureError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.practice.gate import Test, halved, tested
+from midstream.practice.ledger import Ledger
 from midstream.practice.library import Effect, Library, measured, proven, with_lessons
 from midstream.practice.operations import Operation
 from midstream.practice.paired_test import Pairs, Play
+from midstream.practice.runner import Match, Report, Runner
 from midstream.practice.settings import GateConfig
+from midstream.rollout import Environment
 
 
 class Validation(Frozen):
@@ -37,7 +41,54 @@ class Validation(Frozen):
         return proven(measured(library, used, self.effects), agent if self.test.verdict == "better" else held)
 
 
-async def validate(library: Library, *, tasks: Sequence[Task], play: Play, config: GateConfig, seed: int) -> Validation:
+async def validate(
+    library: Library,
+    *,
+    tasks: Sequence[Task],
+    environment: Environment,
+    ledger: Ledger,
+    agent: str,
+    config: GateConfig,
+    seed: int,
+    report: Report,
+) -> Validation:
+    """Test `library` in an environment; `ledger` keeps each rollout as it ends.
+
+    Args:
+        library: what to test.
+        tasks: the validation tasks.
+        environment: the agent, without lessons.
+        ledger: keeps rollouts and supplies those of an interrupted test of the same `agent` and `seed`.
+        agent: the agent's identity.
+        config: the sizes and the error rate of the test.
+        seed: the run seed.
+        report: receives the progress.
+
+    Raises:
+        InfrastructureError: no pair of a block had a result on both sides.
+    """
+    runner = Runner(environment, ledger, derive_seed(seed, "validation"))
+    pairs = 0
+
+    async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
+        nonlocal pairs
+        pairs += len(matches)
+        report(f"validating: pair {pairs}")
+        found = await runner.pairs(f"{agent}, seed {seed}: {name}", matches)
+        if not any(found):
+            errors = [trajectory.error.message for trajectory in ledger.gathered(agent) if trajectory.error]
+            raise InfrastructureError(
+                f"none of {len(matches)} pairs of rollouts has a result on both sides; the first error:\n"
+                + (errors[0] if errors else ""),
+                code="no-results",
+                fix="fix that, then give the command again: what has a result is kept",
+            )
+        return found
+
+    return await measure(library, tasks=tasks, play=play, config=config, seed=derive_seed(seed, "validation tasks"))
+
+
+async def measure(library: Library, *, tasks: Sequence[Task], play: Play, config: GateConfig, seed: int) -> Validation:
     """Test `library` at the whole `error_rate`; `play` runs the pairs of a block under a name.
 
     Raises:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
 from midstream.recipe.check import check
-from midstream.recipe.library import with_library
+from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import Recipe, Table, modules_of, parse_recipe, read_table, with_overrides
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
@@ -85,6 +85,18 @@ def training_recipe(
 def changed_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
     """The recipe `source`, or that of a run, with `changes`; how it trains or practises stays in it."""
     return parse_recipe(with_overrides(_changed(source, **changes), changes.get("overrides", ())))
+
+
+def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[AgentChanges]) -> Recipe:
+    """The agent that a library is tested for: that of `recipe`, or of the library's own run."""
+    source = recipe or place.run
+    if source is None:  # a file holds lessons alone
+        raise UsageError(
+            f"{place.path} names no agent that it should help",
+            code="missing-option",
+            fix=f"midstream library validate {place.path} --recipe RECIPE",
+        )
+    return changed_recipe(source, **changes)
 
 
 def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:

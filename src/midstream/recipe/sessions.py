@@ -16,7 +16,7 @@ from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, identity
 from midstream.practice.reflector import ROLES, Reflector
 from midstream.practice.session import PracticeParts, Prepare
-from midstream.practice.settings import PracticeConfig
+from midstream.practice.settings import GateConfig, PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import no_world, teacher, warm_seed
 from midstream.recipe.library import read
@@ -179,6 +179,14 @@ def gate_set(validation: SetConfig, config: PracticeConfig) -> SetConfig:
     """The gate's tasks: `practice.gate.tasks` of the validation set's source and split, of the same families."""
     families = config.families or validation.families
     return validation.model_copy(update={"count": config.gate.tasks, "per_family": None, "families": families})
+
+
+def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
+    """The gate and the tasks that a library is tested with; the gate's defaults for a recipe without [practice]."""
+    if recipe.practice is not None:
+        return recipe.practice.gate, gate_set(recipe.evaluation.validation, recipe.practice)
+    gate = GateConfig()
+    return gate, recipe.evaluation.validation.model_copy(update={"count": gate.tasks, "per_family": None})
 
 
 @contextmanager
