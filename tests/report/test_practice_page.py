@@ -17,6 +17,7 @@ from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig
+from midstream.report.page import save_page
 from midstream.report.practice_data import PracticeData
 from midstream.report.practice_page import (
     fate_bars,
@@ -24,7 +25,6 @@ from midstream.report.practice_page import (
     summary,
     whisker,
     whisker_span,
-    write_practice_report,
 )
 from support.practice_runs import made_up, rollout, view
 
@@ -74,7 +74,7 @@ def with_lesson(lesson: Lesson, **changes: Any) -> PracticeData:
 def test_the_page_has_the_whole_story(tmp_path):
     path = tmp_path / "new" / "report.html"
     made = made_up(4)
-    write_practice_report(path, view(made))
+    save_page(path, render_practice(view(made)))
     found = Page(path.read_text(encoding="utf-8"))
     assert found.headings == [
         *("Results", "The lessons", "Update by update", "Tried and not accepted", "What each update did", "Cost"),
@@ -175,7 +175,7 @@ def test_a_long_run_stays_folded():
 def test_a_report_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not be written"):
-        write_practice_report(tmp_path / "file" / "report.html", view())
+        save_page(tmp_path / "file" / "report.html", render_practice(view()))
 
 
 def test_an_effect_is_drawn_where_it_lies():

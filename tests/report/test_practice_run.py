@@ -10,7 +10,7 @@ import pytest
 from midstream.cli import main as cli
 from midstream.evaluation import result_name
 from midstream.practice.settings import BudgetConfig
-from midstream.report.practice_run import practice_data
+from midstream.report.practice_data import practice_data
 from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
 from support import evaluations

@@ -20,8 +20,9 @@ from midstream.core.stream_metrics import StreamMetrics
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.report.evaluation_tables import evaluation_view
+from midstream.report.page import save_page
 from midstream.report.tables import run_summary
-from midstream.report.training_page import part_charts, render_report, stream_charts, summary, write_report
+from midstream.report.training_page import part_charts, render_report, stream_charts, summary
 from support.fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 from support.streams import MATH_PARTS, math_stream
 
@@ -63,7 +64,7 @@ class Page(HTMLParser):
 
 def test_the_page_has_the_whole_story(tmp_path):
     path = tmp_path / "new" / "report.html"
-    write_report(path, report_data())
+    save_page(path, render_report(report_data()))
     page = Page(path.read_text(encoding="utf-8"))
     for heading in ("worlds-flow-grpo", "Results", "Training curves", "Use of tools", "Runs, turn by turn", "Limits"):
         assert heading in page.headings, heading
@@ -195,7 +196,7 @@ def test_any_text_gives_a_page_that_can_be_written(text):
 def test_a_report_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not be written"):
-        write_report(tmp_path / "file" / "report.html", report_data(**NOTHING))
+        save_page(tmp_path / "file" / "report.html", render_report(report_data(**NOTHING)))
 
 
 def browse(page: Path) -> tuple[str, list[str]]:
@@ -225,7 +226,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromi
 @needs_browser
 def test_a_real_browser_shows_it_without_an_error(tmp_path):
     evil = solved().model_copy(update={"answer": "<script>document.title='owned'</script>"})
-    write_report(tmp_path / "report.html", report_data(samples=[("after", evil), ("before", unsolved())]))
+    save_page(tmp_path / "report.html", render_report(report_data(samples=[("after", evil), ("before", unsolved())])))
     dom, console = browse(tmp_path / "report.html")
     assert console == []
     assert re.findall(r"<h1>(.*?)</h1>", dom) == ["worlds-flow-grpo"]

@@ -18,7 +18,7 @@ from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import evaluation_view, not_right, task_list, task_records
 from midstream.report.numbers import counted, visible
-from midstream.report.practice_run import practice_data
+from midstream.report.practice_data import practice_data
 from midstream.report.run_results import before_and_after, evaluated_trajectories
 from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from midstream.core.text import shorten as shorten
 
@@ -24,11 +25,12 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 def visible(text: str) -> str:
     r"""Model or tool text made safe to show: what would steer the terminal or page is written out, e.g. `\x1b`."""
-    return _HIDDEN.sub(lambda match: _escape(ord(match[0])), text.replace("\r\n", "\n"))
 
+    def written_out(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return _HIDDEN.sub(written_out, text.replace("\r\n", "\n"))
 
 
 def cut(text: str, limit: int) -> str:
@@ -84,6 +86,14 @@ def dollars(value: float) -> str:
 def counted(count: int, noun: str, several: str = "") -> str:
     """A count with its noun: "1 turn", "2 turns"; `several` where the plural is not made with an s."""
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """The sum of several counts, by name."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 def listed(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
 from midstream.report.charts import Series, line_chart
 from midstream.report.numbers import Point, buckets, counted, number, percent, visible
+from midstream.runs.info import RunInfo
 
 Card = tuple[str, str, str]  # name, value as HTML, a note or ""
 Part = tuple[str, str, Sequence[str]]  # key, heading, pieces of HTML
@@ -77,6 +78,14 @@ def page(data: PageData, summary: str, cards: Sequence[Card], parts: Sequence[Pa
         sections="\n".join(sections),
         version=text(__version__),
     )
+
+
+def run_info(info: RunInfo) -> dict[str, object]:
+    """What every page says of how a run was made."""
+    return {
+        "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
+        "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
+    }  # fmt: skip
 
 
 def save_page(path: Path, html: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from midstream.core.metrics import Spent
 from midstream.core.trajectory import Trajectory
@@ -13,7 +12,7 @@ from midstream.practice.commit import UpdateRecord, fates, left_out, proposed
 from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson
 from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
-from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten
+from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten, summed
 from midstream.report.page import (
     LINE_POINTS,
     Card,
@@ -28,7 +27,6 @@ from midstream.report.page import (
     in_words,
     last_value,
     page,
-    save_page,
     shift,
     small_curve,
     table,
@@ -49,7 +47,6 @@ from midstream.report.practice_data import (
     proven,
     short,
     spent_text,
-    summed,
     total_fates,
     tried,
     verdict,
@@ -62,11 +59,6 @@ _CARDS_SHOWN = 25
 _TEXT_LIMIT = 600
 _ROLLOUTS_SHOWN = 12
 _LEAST_SPAN = 0.01  # one point: below it a whisker chart would only magnify noise
-
-
-def write_practice_report(path: Path, data: PracticeData) -> None:
-    """Write the report of `data` to `path` as one HTML file. Raises `StorageError`."""
-    save_page(path, render_practice(data))
 
 
 def render_practice(data: PracticeData) -> str:

@@ -44,10 +44,11 @@ from midstream.report.numbers import (
     percent,
     sharing,
     sparkline,
+    summed,
     troubles,
     visible,
 )
-from midstream.report.practice_data import counts_text, fates_text, spent_text, summed, total_fates
+from midstream.report.practice_data import counts_text, fates_text, spent_text, total_fates
 
 _RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates

@@ -9,8 +9,10 @@ from typing import Any
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.report import training_page
-from midstream.report.practice_run import write_practice_report
+from midstream.report.page import run_info, save_page
+from midstream.report.practice_data import practice_data
+from midstream.report.practice_page import render_practice
+from midstream.report.training_page import ReportData, render_report
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 
@@ -97,29 +99,27 @@ def tools_used(resolved: Mapping[str, Any]) -> str:
 
 
 def write_report(run: RunDirectory) -> None:
-    """Write the run's self-contained HTML report."""
+    """Write the run's self-contained HTML report. Raises `StorageError`."""
     info = run.info()
     if info.kind == "practice":
-        write_practice_report(run)
+        save_page(run.report_path, render_practice(practice_data(run)))
         return
-    training_page.write_report(
-        run.report_path,
-        training_page.ReportData(
-            title=f"{info.recipe_name}, seed {info.seed}",
-            recipe_toml=run.recipe(),
-            run_info={
-                "recipe": info.recipe_name, "seed": info.seed, "midstream": info.midstream, "python": info.python,
-                "platform": info.platform, "commit": info.git_commit or "-", "started": info.created_at,
-                "tools": tools_used(info.resolved),
-                "CPU-seconds of training steps": round(sum(timing.cpu_s for timing in run.timings.read()), 1),
-                **info.packages,
-            },
-            metrics=run.metrics.read(),
-            timings=run.timings.read(),
-            evaluations=run.evaluations.read(),
-            samples=samples(run),
-            template=template_of(info.resolved),
-            limits=run_limits(info.resolved),
-            next_steps=next_steps(run),
-        ),
-    )  # fmt: skip
+    timings = run.timings.read()
+    data = ReportData(
+        title=f"{info.recipe_name}, seed {info.seed}",
+        recipe_toml=run.recipe(),
+        run_info={
+            **run_info(info),
+            "tools": tools_used(info.resolved),
+            "CPU-seconds of training steps": round(sum(timing.cpu_s for timing in timings), 1),
+            **info.packages,
+        },
+        metrics=run.metrics.read(),
+        timings=timings,
+        evaluations=run.evaluations.read(),
+        samples=samples(run),
+        template=template_of(info.resolved),
+        limits=run_limits(info.resolved),
+        next_steps=next_steps(run),
+    )
+    save_page(run.report_path, render_report(data))

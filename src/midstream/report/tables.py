@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -14,7 +13,7 @@ from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
 from midstream.report.evaluation_tables import evaluation_table, families, label, pick, plain_table, success, where
-from midstream.report.numbers import change, mean, number, percent, sharing, troubles, visible
+from midstream.report.numbers import change, mean, number, percent, sharing, summed, troubles, visible
 from midstream.report.turn_rows import (
     LEGEND,
     STREAM_LABELS,
@@ -195,7 +194,8 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     errors = f"{lost:,} of {total('trajectories'):,} trajectories lost"
     errors += f", {retried:,} run again" if retried else ""
     trouble = troubles(total("request_failures"), total("replies_repaired"))
-    reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in total_left_out(metrics).items())
+    left_out = summed(step.samples_left_out for step in metrics)
+    reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left_out.items())
     rows: list[tuple[str, RenderableType | None]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
         ("its parts", plain(part_words(last.reward_parts)) if len(last.reward_parts) > 1 else None),
@@ -209,11 +209,3 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
         ("left out", Text(reasons, "yellow") if reasons else None),
     ]
     return [(name, text) for name, text in rows if text is not None]
-
-
-def total_left_out(metrics: Sequence[StepMetrics]) -> dict[str, int]:
-    """Samples left out over all steps, by reason."""
-    total: Counter[str] = Counter()
-    for step in metrics:
-        total.update(step.samples_left_out)
-    return dict(total)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
@@ -30,6 +29,7 @@ from midstream.report.numbers import (
     mean,
     percent,
     running_mean,
+    summed,
 )
 from midstream.report.page import (
     LINE_POINTS,
@@ -45,13 +45,11 @@ from midstream.report.page import (
     in_words,
     last_value,
     page,
-    save_page,
     shift,
     small_curve,
     table,
     text,
 )
-from midstream.report.tables import total_left_out
 from midstream.report.turns import sample_runs
 
 _AREA_POINTS = 60
@@ -70,11 +68,6 @@ class ReportData(PageData):
     metrics: list[StepMetrics]
     timings: list[StepTiming]
     evaluations: list[EvaluationResult]
-
-
-def write_report(path: Path, data: ReportData) -> None:
-    """Write the report of `data` to `path` as one HTML file. Raises `StorageError`."""
-    save_page(path, render_report(data))
 
 
 def render_report(data: ReportData) -> str:
@@ -391,6 +384,7 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         return sum(getattr(record, name) for record in of)
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
+    left_out = summed(step.samples_left_out for step in metrics)
     rows = [
         ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
         ("Trajectories lost to errors", total("trajectories_error"), lost),
@@ -401,7 +395,7 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Groups, uniform", total("groups_uniform"), "equal rewards: no advantage, the KL term stays"),
         ("Groups, broken", total("groups_broken"), "fewer than two finished runs: left out"),
         ("Training rows", total("rows"), "what the policy sampled, as it was trained on"),
-        *(("Samples left out", count, reason) for reason, count in total_left_out(metrics).items()),
+        *(("Samples left out", count, reason) for reason, count in left_out.items()),
         ("Evaluation tasks without a result", total("errors", evaluations), "counted as wrong"),
         ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
         ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
