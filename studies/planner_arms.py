@@ -239,7 +239,7 @@ def _read(run: RunDirectory, condition: Condition) -> Measured:
     steps = [result.step or 0 for result in found]
     result = found[steps.index(min(steps) if condition.before else max(steps))]
     name = evaluation.result_name(condition.set_name, sampling, result.step)
-    return summed(result, run.trajectories.read_evaluation(name))
+    return summed(result, run.trajectories.read(name))
 
 
 def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condition: Condition) -> Measured:

@@ -75,7 +75,7 @@ def test_an_in_process_planner_ends_bit_for_bit_as_if_nobody_had_killed_it(finis
     assert main(["resume", str(root), "--quiet"]) == 0
     assert (root / "evaluations.jsonl").read_bytes() == (whole / "evaluations.jsonl").read_bytes()
     for name in ("test-T1", "test-greedy"):
-        first, second = (RunDirectory.open(path).trajectories.read_evaluation(name) for path in (whole, root))
+        first, second = (RunDirectory.open(path).trajectories.read(name) for path in (whole, root))
         assert [without_clocks(trajectory) for trajectory in first] == [
             without_clocks(trajectory) for trajectory in second
         ]

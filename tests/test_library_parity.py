@@ -116,7 +116,7 @@ def test_learning_evaluation_deployment_and_recipe_show_the_same_lessons(server,
     assert shown(server) == EXPECTED
     assert quietly(capsys, "eval", recipe, "--library", run.root, "--count", "1", "--out", tmp_path / "e")[0] == 0
     assert shown(server) == EXPECTED
-    seen += [one.lessons for one in RunDirectory.open(tmp_path / "e").trajectories.read_evaluation(NAME)]
+    seen += [one.lessons for one in RunDirectory.open(tmp_path / "e").trajectories.read(NAME)]
     code, out, _ = quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", f"{run.root}@2", "--json")
     assert (code, shown(server)) == (0, EXPECTED)
     seen.append(json.loads(out)["lessons"])

@@ -379,7 +379,7 @@ def validate_library(
         after = found.applied(library, agent)
         where = place.save(after, by="validation", note=f"{found.test.verdict} for {agent}")
         if place.run is not None:
-            place.run.trajectories.write_evaluation(f"validation-{split(where)[1]}", ledger.gathered(agent))
+            place.run.trajectories.write(f"validation-{split(where)[1]}", ledger.gathered(agent))
         shutil.rmtree(kept)
     guard = leak_guard(tasks)
     notes = [f"{lesson.id}: {reason}" for lesson in library.rendered if (reason := guard(lesson.text))]

@@ -143,7 +143,7 @@ def test_all_sets_and_trials_are_run_and_shown(server, recipe, questions, tmp_pa
 
 
 def found_id(root: Path) -> str:
-    return RunDirectory.open(root).trajectories.read_evaluation("more-T0.7")[0].id
+    return RunDirectory.open(root).trajectories.read("more-T0.7")[0].id
 
 
 def test_the_directory_holds_everything(recipe, questions, tmp_path, capsys):
@@ -216,7 +216,7 @@ def test_every_set_has_a_name_and_a_file_of_its_own(recipe, tmp_path, capsys):
     assert code == 0, err
     sets = [one.set_name for one in results(out)]
     assert sets == [*names[:4], "validation.jsonl", names[5], "sums", "sums.jsonl"]
-    kept = [RunDirectory.open(root).trajectories.read_evaluation(result_name(name, "T=0.7")) for name in sets]
+    kept = [RunDirectory.open(root).trajectories.read(result_name(name, "T=0.7")) for name in sets]
     assert [[one.question for one in trajectories] for trajectories in kept] == [[question] for question in table]
 
 

@@ -383,7 +383,7 @@ def test_a_validation_of_a_run_is_a_version_and_its_rollouts_stay(library, works
     assert [one.by for one in versions] == ["start", "validation"]
     assert versions[1].note == f"{'better' if code == 0 else 'undecided'} for {identity(run.info().resolved)}"
     assert "run@2, spent " in out
-    kept = run.trajectories.read_evaluation("validation-2")
+    kept = run.trajectories.read("validation-2")
     assert f"spent {len(kept):,} rollouts" in out
     assert {one.lessons for one in kept} >= {"", digest(render_modules(workshop[0]))}
     assert not (run.root / "validation").exists()

@@ -63,7 +63,7 @@ def test_a_set_is_evaluated_and_written_once(directory):
     result = evaluated(directory, Agent(broken=("2",)))
     assert (result.success, result.errors, result.step) == (5 / 6, 1, 2)
     assert directory.evaluations.read() == [result]
-    assert len(directory.trajectories.read_evaluation("test-greedy-2")) == len(TASKS)
+    assert len(directory.trajectories.read("test-greedy-2")) == len(TASKS)
     again = Agent()
     assert evaluated(directory, again) is None
     assert again.asked == []
@@ -77,7 +77,7 @@ def test_another_step_is_another_evaluation(directory):
 
 def test_a_name_without_a_step_identifies_the_files_of_a_set_that_is_evaluated_once(directory):
     evaluated(directory, Agent(), numbered=False)
-    assert len(directory.trajectories.read_evaluation("test-greedy")) == len(TASKS)
+    assert len(directory.trajectories.read("test-greedy")) == len(TASKS)
 
 
 def test_what_ended_before_an_interruption_is_not_run_again(directory):

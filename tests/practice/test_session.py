@@ -112,10 +112,8 @@ def test_where_nothing_was_learned_the_last_evaluation_is_the_first(tmp_path, mo
     run = RunDirectory.open(tmp_path / "run")
     first, last = run.evaluations.read()
     assert last == first.model_copy(update={"policy": "with lessons", "step": 2})
-    assert run.trajectories.read_evaluation("test-T0.7-0") == run.trajectories.read_evaluation("test-T0.7-2")
-    assert asked.roles.count("planner") == sum(
-        len(one.turns) for one in run.trajectories.read_evaluation("test-T0.7-0")
-    )
+    assert run.trajectories.read("test-T0.7-0") == run.trajectories.read("test-T0.7-2")
+    assert asked.roles.count("planner") == sum(len(one.turns) for one in run.trajectories.read("test-T0.7-0"))
     assert read_updates(run)[0].proposed[0].refused
 
 

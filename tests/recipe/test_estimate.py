@@ -294,7 +294,7 @@ def test_a_dialogue_goes_beyond_one_user_turn_and_not_beyond_its_stream(tmp_path
     capsys.readouterr()
     run = RunDirectory.open(tmp_path / "run")
     [result] = run.evaluations.read()
-    made = run.trajectories.read_evaluation("test-T0.9")
+    made = run.trajectories.read("test-T0.9")
     assert sum(len(trajectory.calls) for trajectory in made) > calls
     assert result.completion_tokens <= tokens
 

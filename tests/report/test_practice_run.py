@@ -116,7 +116,7 @@ def test_a_set_without_any_pair_is_named(tmp_path):
     run = write_run(tmp_path / "run", made_up(1), finished=False)
     for step, score in ((0, 1.0), (1, None)):
         result, trajectories = evaluations.evaluated({"q1": [score]}, step=step)
-        run.trajectories.write_evaluation(result_name("held-out", "T=1", step), trajectories)
+        run.trajectories.write(result_name("held-out", "T=1", step), trajectories)
         run.evaluations.append(result)
     data = practice_data(run)
     assert data.compared == []

@@ -57,7 +57,7 @@ def append_forever(root: Path, step: int) -> Iterator[int]:
 
 
 def last_appended(root: Path) -> int:
-    steps = [record["step"] for record in read_records(root / "a.jsonl")]
+    steps = [record["step"] for _, _, record in read_records(root / "a.jsonl")]
     assert steps == list(range(1, len(steps) + 1))
     return len(steps)
 

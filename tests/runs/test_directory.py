@@ -112,8 +112,8 @@ def test_records_round_trip(tmp_path):
     assert run.trajectories.steps() == [1, 2, 3]
     assert [trajectory.id for trajectory in run.trajectories.read(2)] == ["s2-0", "s2-1"]
     assert run.find_trajectory("s3-1").id == "s3-1"
-    run.trajectories.write_evaluation("final", [Trajectory(id="e1", task_id="t")])
-    assert run.find_trajectory("e").id == run.trajectories.read_evaluation("final")[0].id == "e1"
+    run.trajectories.write("final", [Trajectory(id="e1", task_id="t")])
+    assert run.find_trajectory("e").id == run.trajectories.read("final")[0].id == "e1"
 
 
 def test_rewind_and_repeat_gives_the_same_bytes(tmp_path):

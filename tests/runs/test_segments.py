@@ -31,10 +31,10 @@ def test_round_trip_and_equal_bytes(segments):
 
 def test_only_the_chosen_trajectories_are_read(segments):
     segments.write(1, [trajectory("a"), trajectory("b#1"), trajectory("b#10")])
-    assert [chosen.id for chosen in segments.read_chosen(1, {"b#1", "gone"})] == ["b#1"]
-    path = segments.step_path(1)
+    assert [chosen.id for chosen in segments.read(1, {"b#1", "gone"})] == ["b#1"]
+    path = segments.path(1)
     path.write_bytes(gzip.compress(b"[]\n7\n" + gzip.decompress(path.read_bytes())))
-    assert [chosen.id for chosen in segments.read_chosen(1, {"a"})] == ["a"]
+    assert [chosen.id for chosen in segments.read(1, {"a"})] == ["a"]
 
 
 def test_empty_segment(segments):
@@ -45,14 +45,12 @@ def test_empty_segment(segments):
 def test_segments_are_small(segments):
     segments.write(1, [trajectory(f"t{index}") for index in range(100)])
     plain = sum(len(read.model_dump_json()) for read in segments.read(1))
-    assert segments.step_path(1).stat().st_size < plain / 10
+    assert segments.path(1).stat().st_size < plain / 10
 
 
 def test_names(segments):
-    assert segments.evaluation_path("bamboogle-T=0.7").name == "eval-bamboogle-T=0.7.jsonl.gz"
-    odd = {
-        segments.evaluation_path(name).name for name in ("a b-T1", "a/b-T1", "a-b-T1", "../a b-T1", "問-T1", "答-T1")
-    }
+    assert segments.path("bamboogle-T=0.7").name == "eval-bamboogle-T=0.7.jsonl.gz"
+    odd = {segments.path(name).name for name in ("a b-T1", "a/b-T1", "a-b-T1", "../a b-T1", "問-T1", "答-T1")}
     assert len(odd) == 6, "no two evaluations share a file"
     assert not any("/" in name for name in odd)
     for name in ("step-000010.jsonl.gz", "step-000002.jsonl.gz", ".step-000003.jsonl.gz.1.tmp", "eval-a.jsonl.gz"):
@@ -64,7 +62,7 @@ def test_names(segments):
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b"x" + b, lambda b: gzip.compress(b"{")])
 def test_damage_is_named(segments, damage):
     segments.write(1, [trajectory("a")])
-    path = segments.step_path(1)
+    path = segments.path(1)
     path.write_bytes(damage(path.read_bytes()))
     with raises("file-damaged", path):
         segments.read(1)
@@ -79,7 +77,7 @@ def test_a_missing_segment(segments):
 def filled(segments):
     segments.write(1, [trajectory("t1-0"), trajectory("t1-1"), trajectory('t"2')])
     segments.write(2, [trajectory("t1-10"), trajectory("u/7")])
-    segments.write_evaluation("final", [trajectory("t1-0", answer="evaluated")])
+    segments.write("final", [trajectory("t1-0", answer="evaluated")])
     return segments
 
 

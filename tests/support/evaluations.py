@@ -54,7 +54,7 @@ def write(
         )
     result, trajectories = evaluated(scores, **about)
     name = result_name(result.set_name, result.sampling, result.step if trained else None)
-    run.trajectories.write_evaluation(name, trajectories)
+    run.trajectories.write(name, trajectories)
     run.evaluations.append(result)
     run.set_status("finished")
     return root

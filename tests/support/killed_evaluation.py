@@ -29,7 +29,7 @@ def ended(root: Path) -> list[Trajectory]:
     found = {(one.set, one.trajectory.id): one.trajectory for one in results.read(run.results_path)}
     for path in sorted(run.trajectories.root.glob("eval-*.jsonl.gz")):
         name = path.name.removeprefix("eval-").removesuffix(".jsonl.gz")
-        found |= {(name, one.id): one for one in run.trajectories.read_evaluation(name)}
+        found |= {(name, one.id): one for one in run.trajectories.read(name)}
     return list(found.values())
 
 

@@ -305,7 +305,7 @@ def _account(updates: Sequence[UpdateRecord]) -> list[Entry]:
 def _evaluate(run: RunDirectory, policy: str, step: int, share: float, tasks: int) -> None:
     scores = {f"q{index}": [float(index * 7 % tasks < share * tasks)] for index in range(tasks)}
     result, trajectories = evaluated(scores, policy=policy, set_name="test", split="test", sampling="T=0.7", step=step)
-    run.trajectories.write_evaluation(result_name(result.set_name, result.sampling, step), trajectories)
+    run.trajectories.write(result_name(result.set_name, result.sampling, step), trajectories)
     run.evaluations.append(result.model_copy(update={"prompt_tokens": 90_000, "cost_usd": 0.05}))
 
 

@@ -159,7 +159,7 @@ def trajectories(root: Path) -> dict[str, list[Trajectory]]:
     for path in sorted(run.trajectories.root.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")
         if name.startswith("eval-"):
-            found[name] = list(map(without_clocks, run.trajectories.read_evaluation(name.removeprefix("eval-"))))
+            found[name] = list(map(without_clocks, run.trajectories.read(name.removeprefix("eval-"))))
         else:
             found[name] = list(map(without_clocks, run.trajectories.read(int(name.removeprefix("step-")))))
     return found

@@ -161,7 +161,7 @@ async def evaluate_set(
     )
     if check is not None:
         check(trajectories)
-    run.trajectories.write_evaluation(evaluation.name, trajectories)
+    run.trajectories.write(evaluation.name, trajectories)
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if trajectories and len(errors) == len(trajectories):
         store.forget(evaluation)
@@ -253,7 +253,7 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
     broken = {(result.set_name, result.sampling) for result in run.evaluations.read() if result.errors}
     for part in evaluations:
         if part.key[:2] in broken:
-            trajectories = run.trajectories.read_evaluation(part.name)
+            trajectories = run.trajectories.read(part.name)
             store.keep(part, [trajectory for trajectory in trajectories if trajectory.status == "ok"])
     run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
 

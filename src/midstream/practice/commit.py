@@ -162,7 +162,7 @@ class Committer:
         if all(written.step != record.step for written in read_updates(run)):
             run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
             if played := self.ledger.gathered(f"gate-{record.step}-"):
-                run.trajectories.write_evaluation(f"gate-{record.step}", played)
+                run.trajectories.write(f"gate-{record.step}", played)
             if record.version != update.before and not self._in_history(update):
                 self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
             if all(timing.step != record.step for timing in run.timings.read()):

@@ -204,7 +204,7 @@ class PracticeSession(Session):
                 if not lessons and first is not None and work.key not in found:
                     # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
                     name = replace(work, step=0).name
-                    run.trajectories.write_evaluation(work.name, run.trajectories.read_evaluation(name))
+                    run.trajectories.write(work.name, run.trajectories.read(name))
                     result = first.model_copy(update={"policy": policy, "step": step})
                     run.evaluations.append(result)
                 else:

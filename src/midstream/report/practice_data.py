@@ -149,7 +149,7 @@ def _first_and_last(run: RunDirectory, evaluations: Sequence[EvaluationResult]) 
 
     def evaluated(result: EvaluationResult) -> Evaluated:
         name = result_name(result.set_name, result.sampling, result.step)
-        return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.read_evaluation(name))
+        return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.read(name))
 
     ends = [(results[0], results[-1]) for results in by_key.values()]
     return [(evaluated(first), evaluated(last)) for first, last in ends if first.step != last.step]
@@ -164,7 +164,7 @@ def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
     for step in run.trajectories.steps():
         if step in wanted:
             found |= {
-                (step, trajectory.id): trajectory for trajectory in run.trajectories.read_chosen(step, wanted[step])
+                (step, trajectory.id): trajectory for trajectory in run.trajectories.read(step, wanted[step])
             }
     return found
 

@@ -34,7 +34,7 @@ def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[
     """The trajectories of one evaluation."""
     # A training run evaluates a set at several steps, so there the step is part of the name.
     step = result.step if run.info().evaluation is None else None
-    return run.trajectories.read_evaluation(result_name(result.set_name, result.sampling, step))
+    return run.trajectories.read(result_name(result.set_name, result.sampling, step))
 
 
 def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
@@ -52,7 +52,7 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
         return []
     samplings = [result.sampling for result in after]
     sampling = "greedy" if "greedy" in samplings else samplings[-1]
-    first, last = (run.trajectories.read_evaluation(result_name("test", sampling, step)) for step in (0, after[0].step))
+    first, last = (run.trajectories.read(result_name("test", sampling, step)) for step in (0, after[0].step))
     pairs = [(old, new) for old, new in zip(first, last, strict=True) if _solved(new) and not _solved(old)]
 
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:

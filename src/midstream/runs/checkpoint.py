@@ -75,11 +75,8 @@ class Checkpoints:
             keep: at least 1.
 
         Returns:
-            The checkpoint's directory. An earlier checkpoint of the same step is replaced.
-
-        Raises:
-            StorageError: the disk is full or a write failed; earlier checkpoints are untouched and the half-written
-                one is removed.
+            The checkpoint's directory. An earlier checkpoint of the same step is replaced. After a `StorageError`
+            earlier checkpoints are untouched, and the half-written one is removed.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
@@ -158,8 +155,7 @@ class Checkpoints:
 def find_damage(directory: Path) -> str | None:
     """Compare a checkpoint with its manifest; returns the first difference as text, or None.
 
-    Raises:
-        CheckpointError: this user may not read it, which says nothing about its content.
+    Raises `CheckpointError` if this user may not read it, which says nothing about its content.
     """
     try:
         manifest = Manifest.model_validate_json((directory / MANIFEST).read_bytes())

@@ -9,7 +9,7 @@ updates.jsonl                   one record an update of a library, of a run in c
 library/versions.jsonl          every version of its library; library.json and library.md: the newest one
 ledger/                         what its update under way has paid for, see `practice/ledger.py`
 evaluations.jsonl               one EvaluationResult an evaluation
-results.jsonl                   an evaluation's trajectories until their set is done, see `cli/results.py`
+results.jsonl                   an evaluation's trajectories until their set is done, see `runs/results.py`
 trajectories/step-000123.jsonl.gz, eval-<name>.jsonl.gz
 checkpoints/step-000123/        see `checkpoint.py`
 policy/                         the exported weights
@@ -154,11 +154,7 @@ class RunDirectory:
         return status
 
     def find_trajectory(self, id_or_prefix: str) -> Trajectory:
-        """Find the only trajectory, of a step or an evaluation, with this id or beginning of an id (`Segments.find`).
-
-        Raises:
-            RunError: no trajectory matches, or several do.
-        """
+        """The only trajectory, of a step or an evaluation, with this id or beginning of an id (see `Segments.find`)."""
         journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
         unfinished = [
             (evaluation_name(result.set), result.trajectory) for path in journals for result in results.read(path)

@@ -78,8 +78,7 @@ def fsync_directory(directory: Path) -> None:
 def atomic_write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: a reader, or a crash at any moment, sees the old file or the new one, whole.
 
-    Raises:
-        StorageError: the write failed; `path` is as it was.
+    Raises `StorageError` if the write failed; `path` is then as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
@@ -114,10 +113,7 @@ def append_record(file: io.FileIO, record: BaseModel | Mapping[str, Any] | bytes
     """Append one record to an unbuffered file opened for appending, with a single write to the system.
 
     `bytes` are appended as they are (whole lines). If the system takes only a part and then refuses the rest, that
-    part is cut off again, so the file still ends with a whole record.
-
-    Raises:
-        StorageError: the write failed; the file is as it was.
+    part is cut off again: where it raises `StorageError`, the file still ends with a whole record.
     """
     data = record if isinstance(record, bytes) else encode_record(record)
     path = Path(str(file.name))

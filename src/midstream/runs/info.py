@@ -114,11 +114,7 @@ def collect_info(
 
 
 def parse_info(path: Path) -> RunInfo:
-    """Read `run.json`.
-
-    Raises:
-        RunError: it is missing, damaged, or of another format version.
-    """
+    """Read `run.json`. Raises `RunError` if it is missing, damaged, or of another format version."""
     try:
         raw = from_json(path.read_bytes())
         found = raw["format"]

@@ -56,11 +56,7 @@ class Journal:
                 raise
 
     def append(self, record: Record) -> None:
-        """Append one record with one write.
-
-        Raises:
-            StorageError: the write failed; the journal still ends with the record before.
-        """
+        """Append one record with one write. Raises `StorageError`; the journal then ends with the record before."""
         append_record(self._file, record)
 
     def append_many(self, records: Sequence[Record]) -> None:
@@ -106,20 +102,10 @@ class Records(Generic[ModelT]):
         filter_records(self.path, keep)
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal in order; none if the file does not exist. A torn last line is skipped.
-
-    Raises:
-        RunError: a line before the last is damaged; names file and line.
-    """
-    for _, _, record in _numbered_records(path):
-        yield record
-
-
 def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
     """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
     found: list[ModelT] = []
-    for number, _, record in _numbered_records(path):
+    for number, _, record in read_records(path):
         try:
             found.append(model.model_validate(record))
         except ValidationError as error:
@@ -132,7 +118,7 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Atomically remove the records for which `keep` is false; the others stay byte for byte. Returns how many went."""
     kept: list[bytes] = []
     removed = 0
-    for _, line, record in _numbered_records(path):
+    for _, line, record in read_records(path):
         if keep(record):
             kept.append(line)
         else:
@@ -142,8 +128,11 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     return removed
 
 
-def _numbered_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Line number (from 1), raw line and record; a bad line is an error once another line follows it."""
+def read_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """The line number (from 1), raw line and record of a journal's records; none if the file does not exist.
+
+    A torn last line is skipped. Raises `RunError`, which names file and line, if a line before the last is damaged.
+    """
     if not path.exists():
         return
     bad_line = 0

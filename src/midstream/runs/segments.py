@@ -44,55 +44,28 @@ class Segments:
 
     root: Path
 
-    def step_path(self, step: int) -> Path:
-        """The segment file of a training step."""
-        return self.root / f"step-{step:06d}{SUFFIX}"
-
-    def evaluation_path(self, name: str) -> Path:
-        """The segment file of an evaluation."""
-        return self.root / f"{evaluation_name(name)}{SUFFIX}"
+    def path(self, segment: int | str) -> Path:
+        """The file of a segment: that of a training step, or of the evaluation with this name."""
+        name = f"step-{segment:06d}" if isinstance(segment, int) else evaluation_name(segment)
+        return self.root / f"{name}{SUFFIX}"
 
     def steps(self) -> list[int]:
         """The training steps that have a segment, ascending."""
         names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
         return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
-    def write(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Write the segment of a step, replacing an earlier one; equal trajectories give equal bytes."""
-        self._write(self.step_path(step), trajectories)
-
-    def write_evaluation(self, name: str, trajectories: Iterable[Trajectory]) -> None:
-        """Write the segment of an evaluation, replacing an earlier one of this name."""
-        self._write(self.evaluation_path(name), trajectories)
-
-    def _write(self, path: Path, trajectories: Iterable[Trajectory]) -> None:
+    def write(self, segment: int | str, trajectories: Iterable[Trajectory]) -> None:
+        """Write a segment (see `path`), replacing an earlier one; equal trajectories give equal bytes."""
+        path = self.path(segment)
         with storage_errors(path):
             self.root.mkdir(exist_ok=True)
         lines = b"".join(encode_record(trajectory, exclude_defaults=True) for trajectory in trajectories)
         atomic_write(path, gzip.compress(lines, compresslevel=1, mtime=0))
 
-    def read(self, step: int) -> list[Trajectory]:
-        """The trajectories of a step in order."""
-        path = self.step_path(step)
-        return [_parse(path, line) for line in _lines(path)]
-
-    def read_evaluation(self, name: str) -> list[Trajectory]:
-        """The trajectories of an evaluation in order."""
-        path = self.evaluation_path(name)
-        return [_parse(path, line) for line in _lines(path)]
-
-    def read_chosen(self, step: int, ids: Collection[str]) -> list[Trajectory]:
-        """The trajectories of a step that have one of the `ids`; only these are validated."""
-        path = self.step_path(step)
-        found: list[Trajectory] = []
-        for line in _lines(path):
-            try:
-                wanted = from_json(line)["id"] in ids
-            except (ValueError, KeyError, TypeError):  # a damaged line has no id
-                continue
-            if wanted:
-                found.append(_parse(path, line))
-        return found
+    def read(self, segment: int | str, ids: Collection[str] | None = None) -> list[Trajectory]:
+        """The trajectories of a segment in order; with `ids` those that have one, and only these are validated."""
+        path = self.path(segment)
+        return [_parse(path, line) for line in _lines(path) if ids is None or _id(line) in ids]
 
     def find(self, id_or_prefix: str, unfinished: Sequence[tuple[str, Trajectory]] = ()) -> Trajectory:
         """Find the only trajectory with this id, or else the only one whose id starts with it.
@@ -145,7 +118,7 @@ class Segments:
         with storage_errors(self.root):
             for later in self.steps():
                 if later > step:
-                    self.step_path(later).unlink()
+                    self.path(later).unlink()
             for leftover in self.root.glob(".*.tmp"):
                 leftover.unlink()
             fsync_directory(self.root)
@@ -175,6 +148,14 @@ def _lines(path: Path) -> list[bytes]:
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise _damaged_segment(path, str(error)) from error
+
+
+def _id(line: bytes) -> str | None:
+    """The id in a line; None if the line is damaged."""
+    try:
+        return from_json(line)["id"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _parse(path: Path, line: bytes) -> Trajectory:
