@@ -163,9 +163,7 @@ def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
     found: dict[tuple[int, str], Trajectory] = {}
     for step in run.trajectories.steps():
         if step in wanted:
-            found |= {
-                (step, trajectory.id): trajectory for trajectory in run.trajectories.read(step, wanted[step])
-            }
+            found |= {(step, trajectory.id): trajectory for trajectory in run.trajectories.read(step, wanted[step])}
     return found
 
 
