@@ -28,14 +28,15 @@ from midstream.practice.library import Library, render_modules
 from midstream.practice.reflector import ROLES
 from midstream.practice.update import Practice
 from midstream.recipe.build import Build
+from midstream.recipe.check import teacher
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.training.losses import PolicyLoss
 from midstream.training.rows import build_rows
 from midstream.training.supervised import warm_start
-from midstream.worlds.gazetteer.scripted import ScriptedPlanner
 
-SMALL = (  # a planner that is ready in half a minute, and one update of everything
+SMALL = (
+    "warm_start.min_copy_rate=0",  # a planner that is ready in half a minute, and one update of everything
     'tasks.families=["lookup","arith","scale"]',
     "engines.policy.hidden_size=64",
     "warm_start={transcripts=1500,steps=220,learning_rate=5e-3,policy={sense=0.4}}",
@@ -58,9 +59,16 @@ class Bench:
         """Teach the planner the action language, and to follow lessons, from a scripted planner's transcripts."""
         config = self.build.recipe.warm_start
         assert config is not None
-        scripted = self.build.environment(planner=ScriptedPlanner(config.policy))
         await warm_start(
-            self.learner, scripted, self.source, self.build.policy.student(), config, SEED, lambda text: None
+            config,
+            learner=self.learner,
+            student=self.build.policy.student(),
+            source=self.source,
+            make_environment=self.build.environment,
+            teacher=teacher(self.build.recipe),
+            validation=self.build.set_tasks(self.build.recipe.evaluation.validation),
+            seed=SEED,
+            report=lambda text: None,
         )
 
     async def success(self, library: Library) -> float:

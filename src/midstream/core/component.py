@@ -257,8 +257,12 @@ def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
     parts = {}
     for name, table in tables.items():
         weight = table.get("weight", 1.0) if isinstance(table, Mapping) else None
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT or not _PART_NAME.fullmatch(name):
+        if (
+            not isinstance(weight, int | float)
+            or isinstance(weight, bool)
+            or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT
+            or not _PART_NAME.fullmatch(name)
+        ):
             raise RecipeError(
                 f"{where}.{name} = {shown(table)} is not a part",
                 code="parts-invalid",

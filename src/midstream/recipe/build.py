@@ -232,11 +232,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """
         trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
         if isinstance(planner, Component):
-            components, planner = {**components, trained: planner}, None
+            components[trained], planner = planner, None
         if planner is not None:
             components.pop(trained)
         elif temperature is not None and components[trained].config.asks != "never":
-            components = {**components, trained: _at_temperature(components[trained], temperature, f"agent.{trained}")}
+            components[trained] = _at_temperature(components[trained], temperature, f"agent.{trained}")
         engines = {name: self.engine(one.engine) for name, one in components.items() if one.engine is not None}
         modules: dict[str, Any] = {
             name: component.config.build(BuildContext(self, component, name)) for name, component in components.items()

@@ -209,11 +209,11 @@ class TrainingConfig(Frozen):
                 cause=_OTHER_LOSSES.get(name, "it is misspelled"),
                 fix=f"use one of {', '.join(VARIANTS)}",
             )
-        filled = VARIANTS[name] | table
+        filled = {**VARIANTS[name], **table}
         loss = table.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, BaseModel) else loss
         if isinstance(given, Mapping):  # anything else fails validation
-            filled["loss"] = VARIANTS[name]["loss"] | given
+            filled["loss"] = {**VARIANTS[name]["loss"], **given}
         return filled
 
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ async def collect(
     """
     agent = environment.agent
     template = agent.template if isinstance(agent, Interleaved) else None
-    known = lessons > 0 and isinstance(source, TrainableWorld)
+    world = source if lessons > 0 and isinstance(source, TrainableWorld) else None
     rows: list[Row] = []
     broken = 0
     for start in range(0, config.transcripts, at_once(config)):
@@ -94,7 +94,7 @@ async def collect(
             environment,
             tasks,
             seed=derive_seed(seed, "transcripts", start),
-            lessons=source.lessons([task.id for task in tasks], lessons, seed) if known else None,
+            lessons=world.lessons([task.id for task in tasks], lessons, seed) if world else None,
         )
         for group in groups:
             trajectory = group.trajectories[0]
