@@ -4,7 +4,7 @@
     python benchmarks/intervals.py --repetitions 200
 
 An agent solves each task with a chance of its own: "correlation" 0 is the same chance for all tasks, near 1 nearly all
-tasks are always or never solved (the correlation of two trials of one task). Tasks are drawn anew in each repetition.
+tasks are always or never solved (the correlation of two trials of one task). Each repetition draws its own tasks.
 With 1,000 repetitions a share of 95 % is known to +-1.4 points.
 """
 

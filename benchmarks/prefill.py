@@ -1,4 +1,4 @@
-"""What a rollout's prefill takes: each distinct prefix once, beside whole prompts padded to one length.
+"""What a rollout's prefill takes: each distinct prefix once, against whole prompts padded to one length.
 
     python benchmarks/prefill.py                    # a model of 256 x 4, 800 and 2,000 static tokens; a few minutes
     python benchmarks/prefill.py --shapes demo      # the planner of flow-grpo-tiny, as a short warm start leaves it

@@ -1,16 +1,16 @@
-"""What one policy update costs, beside TRL's, padding-free rows, and the FLOPs of its unique tokens.
+"""The cost of one policy update, against TRL, padding-free rows, and the FLOPs of its unique tokens.
 
     python benchmarks/update.py                                    # all shapes but the large one, tiny model
     python benchmarks/update.py --model mid --rounds 3             # 12 layers, 768 wide
     python benchmarks/update.py --model mid --shapes large --rounds 1 --peers midstream      # 64 rollouts: memory
     python benchmarks/update.py --model planner --shapes demo      # the demo's own planner on its own rows
 
-The peer TRL comes with `pip install -e '.[train,bench]'`. One thread, one process, randomly initialised Qwen2 models.
-The peers are told in update_peers.py, the shapes in update_shapes.py. Two tables: the gradient pass (forward and
+The peer TRL comes with `pip install -e '.[train,bench]'`. One thread, one process, randomly initialized Qwen2 models.
+update_peers.py describes the peers, update_shapes.py the shapes. Two tables: the gradient pass (forward and
 backward; old log-probabilities given, no KL term) and the whole update (old and reference log-probabilities, then the
 gradient with its KL term), all by each peer's own code.
 
-"x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians; beside them what is wanted.
+"x TRL" and "x padding-free" are their CPU seconds over midstream's, ratios of medians, each with its target.
 "FLOPs x" are the operations of whole rows over those of their unique tokens: what a peer takes longer that pads nothing
 and is as efficient in what it does. "of limit" is the CPU time that the FLOPs of the unique tokens take at the FLOP/s
 of a dense batch of the same model (rows of one length, nothing shared, plain transformers; in the same rounds),
@@ -50,7 +50,7 @@ class Wanted:
     padding_free: float | None = None
     limit: float | None = None
     memory: float | None = None
-    process_gb: float | None = None  # at most, all told
+    process_gb: float | None = None  # peak of the whole process
 
 
 WANTED = {
@@ -150,7 +150,7 @@ def _line(one: Result, taken: dict[str, Taken], limit: str, wanted: Wanted) -> l
     def over(peer: str, attribute: str, least: float | None = None) -> str:
         if peer not in taken:
             return "-"
-        return _beside(f"{getattr(taken[peer], attribute) / getattr(taken['midstream'], attribute):.2f}", least)
+        return _with_target(f"{getattr(taken[peer], attribute) / getattr(taken['midstream'], attribute):.2f}", least)
 
     return [
         one.shape,
@@ -160,7 +160,7 @@ def _line(one: Result, taken: dict[str, Taken], limit: str, wanted: Wanted) -> l
         f"{taken['midstream'].cpu_s:.2f}",
         over("TRL", "cpu_s", wanted.trl),
         over("padding-free", "cpu_s", wanted.padding_free),
-        _beside(limit, wanted.limit, ".0%"),
+        _with_target(limit, wanted.limit, ".0%"),
         f"{taken['midstream'].peak_mb:.0f}",
         over("TRL", "peak_mb"),
         over("padding-free", "peak_mb", wanted.memory),
@@ -168,7 +168,7 @@ def _line(one: Result, taken: dict[str, Taken], limit: str, wanted: Wanted) -> l
     ]
 
 
-def _beside(found: str, wanted: float | None, how: str = "g") -> str:
+def _with_target(found: str, wanted: float | None, how: str = "g") -> str:
     return found if wanted is None else f"{found} (wanted {wanted:{how}})"
 
 

@@ -1,17 +1,17 @@
-"""The policy update on one GPU, beside the peers of update.py: seconds, tokens per second, utilisation, memory.
+"""The policy update on one GPU, against the peers of update.py: seconds, tokens per second, utilization, memory.
 
     python benchmarks/update_gpu.py                       # Qwen2.5-7B's shape with LoRA, then 1.5B's in full
     python benchmarks/update_gpu.py --device cpu --tiny   # no numbers worth reading: does the code run?
 
-It has not run on a GPU yet: only the second line has. Models are randomly initialised, in bfloat16, and recompute
+It has not run on a GPU yet: only the second line has. Models are randomly initialized, in bfloat16, and recompute
 activations; the batch has four questions of eight rollouts of three turns. Padding-free rows use flash attention of
 variable length; TRL is left out where it is not installed. Times are medians of wall-clock seconds after one round of
 warming up.
 
-"tokens / s" counts the tokens of all rows, whoever computes them once or often. "MFU", model FLOP utilisation, is the
+"tokens / s" counts the tokens of all rows, however often a peer computes them. "MFU", model FLOP utilization, is the
 FLOPs of what the peer must compute (unique tokens for midstream, all for the others; recomputed activations are not
 counted) over its seconds, as a share of the card's dense bfloat16 peak in its data sheet, or of a matrix product's rate
-in this run where the card is none of `PEAKS`. "GB" is all that PyTorch held at the peak. "of ceiling" is padding-free's
+in this run where the card is not in `PEAKS`. "GB" is all that PyTorch held at the peak. "of ceiling" is padding-free's
 seconds over midstream's, divided by the ratio of their FLOPs; wanted is 60 %.
 """
 

@@ -36,7 +36,7 @@ FIRST_ID = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Lengths in tokens. `shared` off draws every row's text anew, so that no two rows begin alike."""
+    """Lengths in tokens. `shared` off draws a text for every row, so that no two rows begin alike."""
 
     questions: int = 1
     group: int = 8
@@ -66,7 +66,7 @@ SIZES = {  # width, layers, heads, key-value heads, inner width, vocabulary
 def make_model(
     size: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32, vocabulary: int = 0
 ) -> PreTrainedModel:
-    """A randomly initialised Qwen2 of one of `SIZES`; `vocabulary` makes it larger where a batch needs more."""
+    """A randomly initialized Qwen2 of one of `SIZES`; `vocabulary` makes it larger where a batch needs more."""
     width, layers, heads, key_heads, inner, words = SIZES[size]
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -50,10 +50,10 @@ def main() -> None:
 def _measured(page: str, limit_s: float) -> dict[str, float]:
     command = [sys.executable, __file__, "--page", page]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit_s)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return {"not_within_s": limit_s}
-    return json.loads(told.stdout)
+    return json.loads(done.stdout)
 
 
 def _read(name: str) -> dict[str, float]:

@@ -158,8 +158,8 @@ def test_commands_can_be_run(line):
         assert (ROOT / words[1]).is_file()
         options = [word for word in words[2:] if word.startswith("--")]
         script = text_of(words[1])
-        beside = [f"benchmarks/{name}.py" for name in re.findall(r"^from (\w+) import", script, re.MULTILINE)]
-        known = script + "".join(text_of(name) for name in beside if (ROOT / name).is_file())
+        imported = [f"benchmarks/{name}.py" for name in re.findall(r"^from (\w+) import", script, re.MULTILINE)]
+        known = script + "".join(text_of(name) for name in imported if (ROOT / name).is_file())
         assert all(f'"{option}"' in known for option in options)
 
 

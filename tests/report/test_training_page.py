@@ -160,7 +160,7 @@ def test_missing_results_are_noted_below_the_table():
     assert "12 of 400 (73.6% without them)" in text
 
 
-def test_shared_tokens_are_drawn_and_warnings_told():
+def test_shared_tokens_are_drawn_and_warnings_shown():
     steps = [one.model_copy(update={"warnings": ("the rows part in '<b>Memory</b>'",)}) for one in metrics(1)]
     steps += metrics(3)[1:]
     html = render_report(report_data(metrics=steps))

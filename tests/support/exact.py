@@ -70,7 +70,7 @@ class DoubleNorm(nn.Module):
 def model_of(
     family: str, *, dtype: torch.dtype = torch.float64, double_norm: bool = True, seed: int = 0
 ) -> PreTrainedModel:
-    """A random model, with logits large enough to tell wrong ones apart; Llama's kin with norms in double precision."""
+    """A random model, with logits large enough that a wrong one differs visibly; Llama's kin with norms in double precision."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(_CONFIGS[family]()).to(dtype).eval()
     if double_norm:
@@ -133,7 +133,7 @@ def ragged_rows(seed: int = 0) -> list[Row]:
         said, observed, answer = ids(4), ids(5), ids(3)
         spoken = (True,) * 4 + (False,) * 5 + (True,) * 3
         add((*static, *asked), (*said, *observed, *answer), sampled=spoken)
-        add((*static, *asked, *said, *observed), answer)  # goes on from the row above, whose completion reappears
+        add((*static, *asked, *said, *observed), answer)  # continues the row above, whose completion reappears
         add((*static, *asked), (*said, *observed, *answer), sampled=(False,) * 9 + (True,) * 3)
     add(rows[0].prompt_ids, rows[0].completion_ids, temperature=0.7)
     add(conversation, ids(8), temperature=1.3)

@@ -191,7 +191,7 @@ def lost(task_id: str = "t3") -> Trajectory:
         id=f"{task_id}-after",
         task_id=task_id,
         family="chain of three",
-        question="Who leads the town beside the lake that Amberbank overlooks ?",
+        question="Who leads the town by the lake that Amberbank overlooks ?",
         turns=(
             turn(1, "local_search", "find lake", {"query": "Amberbank overlooks"}, "Amberbank overlooks Lake Orrin"),
         ),

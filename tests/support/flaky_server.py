@@ -1,4 +1,4 @@
-"""A fast LLM server in the caller's own event loop: it numbers its answers and knows what it did to whom.
+"""A fast LLM server in the caller's own event loop: it numbers its answers and keeps what it sent to each caller.
 
     async with FlakyServer(reply, fault_rate=0.3) as server:
         engine = OpenAICompatibleEngine(Config(model="m", base_url=server.base_url), "planner")
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(b"0\r\n\r\n")
 
     def reset(self) -> None:
-        """End the connection without a farewell."""
+        """Abort the connection without a clean close."""
         sock = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request, and what came of it: a numbered answer, or a fault."""
+    """One request with its result: a numbered answer, or a fault."""
 
     body: Body
     fault: Fault

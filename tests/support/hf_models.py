@@ -62,8 +62,8 @@ FAMILIES: Mapping[str, Callable[[], PreTrainedModel]] = {
 
 
 def save_chat_model(directory: Path, family: str, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
-    """Write a random model, a tokeniser of bytes and a chat template; returns the directory."""
-    # Byte-level BPE: transformers reads any tokeniser of a Qwen2 as one, whatever was saved.
+    """Write a random model, a tokenizer of bytes and a chat template; returns the directory."""
+    # Byte-level BPE: transformers reads any tokenizer of a Qwen2 as one, whatever was saved.
     inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(VOCABULARY)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]

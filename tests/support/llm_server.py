@@ -5,8 +5,8 @@
 
     with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
 
-It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes. Whoever
-asks for a stream gets one, and the same faults inside it: half of the events and then a cut, a reset, an event that is
+It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes. A
+streamed request gets the same faults inside its stream: half of the events and then a cut, a reset, an event that is
 an error or garbage, chunks without a choice or text. "no_done" and "no_finish" end a stream well, without what must
 come last; "stall" waits `slow_s` in the middle.
 """
@@ -236,7 +236,7 @@ def _share(values: list[Any], i: int, count: int) -> list[Any]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Knows its open connections, so that none outlives the test; a "reset" connection ends without a farewell."""
+    """Knows its open connections, so that none outlives the test; a "reset" connection is aborted without a clean close."""
 
     daemon_threads = False
     request_queue_size = 256
@@ -309,7 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._leave_flight()
 
     def _leave_flight(self) -> None:
-        """Before the last byte: whoever has the answer may ask again at once."""
+        """Before the last byte: a client that has the answer may ask again at once."""
         with self._http.owner._lock:
             self._http.owner.in_flight -= self._flying
         self._flying = 0

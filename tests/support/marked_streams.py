@@ -10,7 +10,7 @@ from midstream.core.trajectory import Action, Call, Observation, Trajectory, Tur
 
 @dataclass(frozen=True)
 class Output:
-    """What came of the call that was sampled before it."""
+    """The output of the call that was sampled before it."""
 
     text: str = "5"
     ok: bool = True

@@ -34,7 +34,7 @@ async def use(tools: list[Any]) -> bool:
 def main(url: str) -> int:
     try:
         tools = make(Config(url=url, timeout_s=20), "server")
-    except RecipeError as error:  # connected, and told that there are no tools: all that `initialize` tests
+    except RecipeError as error:  # connected, and the server has no tools: all that `initialize` tests
         sys.stdout.write(f"{error}\n")
         return 0 if os.environ.get("MCP_CONFORMANCE_SCENARIO") == "initialize" else 1
     return 0 if asyncio.run(use(tools)) else 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Whether no process `pid` is left (a zombie counts as gone: it waits for whoever adopted it)."""
+    """Whether no process `pid` is left (a zombie counts as gone: it waits for its adoptive parent)."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:

@@ -5,7 +5,7 @@
         model.adapters = server.adapters        # name -> path, as /v1/load_lora_adapter fills it
 
 The planner is sampled; executor, verifier and generator are scripted. The model says a whole decision in one token, so
-that a random model plans something, sometimes: training has outcomes to tell apart. vLLM itself can serve it too.
+that a random model plans something, sometimes: training has different outcomes. vLLM itself can serve it too.
 """
 
 from __future__ import annotations
