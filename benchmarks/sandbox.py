@@ -2,7 +2,7 @@
 
 CPU milliseconds a call, warm, split into those of this process ("caller") and of every process below it ("below":
 zygotes, the children they reaped, bubblewrap), and wall-clock milliseconds; medians over rounds in which the tiers take
-turns. It also shows how long a pool takes to its first answer. "unsafe" is the baseline: the same workers, not confined.
+turns; and how long a pool takes to its first answer. "unsafe" is the baseline: the same workers, not confined.
 
 CPU below is read from /proc while the workers live. `RUSAGE_CHILDREN` would miss what runs in a PID namespace: nobody
 outside it waits for those processes. Its unit is the clock tick, 10 ms over all calls of a round.

@@ -1,4 +1,4 @@
-"""Every tool at once: a recipe that has them all, on servers of this machine, and a model that calls the tool in its question.
+"""Every tool at once: a recipe that has them all, on servers of this machine, and a model that calls them.
 
 A question names its tool. The model calls it in two turns with the arguments of `ARGUMENTS`, and whatever else it
 writes holds a digest of everything it was sent: a result that differs anywhere makes another trajectory.

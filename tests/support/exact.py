@@ -70,7 +70,7 @@ class DoubleNorm(nn.Module):
 def model_of(
     family: str, *, dtype: torch.dtype = torch.float64, double_norm: bool = True, seed: int = 0
 ) -> PreTrainedModel:
-    """A random model, with logits large enough that a wrong one differs visibly; Llama's kin with norms in double precision."""
+    """A random model, with logits so large that a wrong one shows; Llama's kin with norms in double precision."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(_CONFIGS[family]()).to(dtype).eval()
     if double_norm:

@@ -236,7 +236,7 @@ def _share(values: list[Any], i: int, count: int) -> list[Any]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Knows its open connections, so that none outlives the test; a "reset" connection is aborted without a clean close."""
+    """Knows its open connections, so that none outlives the test; a "reset" one ends without a clean close."""
 
     daemon_threads = False
     request_queue_size = 256
