@@ -25,7 +25,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import FILE, Config, Judge, Verdict, Verdicts, read_verdict
+from midstream.rewards.judge import FILE, VERDICT, Config, Judge, Verdict, read_verdict, verdict_file
 from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.http_engine import engine_for
@@ -389,35 +389,36 @@ WRONG = Verdict(correct=False, calls=())
 WRITER = """
 import sys
 from pathlib import Path
-from midstream.rewards.judge import Verdict, Verdicts
-kept = Verdicts(Path(sys.argv[1]))
+from midstream.rewards.judge import Verdict, verdict_file
+kept = verdict_file(Path(sys.argv[1]))
 for number in range(50):
-    kept.keep(str(number), Verdict(correct=sys.argv[2] == "yes", calls=()))
+    kept.keep(str(number), Verdict(correct=sys.argv[2] == "yes", calls=()).model_dump_json())
 kept.close()
 """
 
 
 def test_what_was_kept_first_stays(tmp_path):
-    kept = Verdicts(tmp_path / "new" / "place")
-    assert kept.find("a") is None
-    assert kept.keep("a", RIGHT) == RIGHT
-    assert kept.keep("a", WRONG) == RIGHT
+    kept = verdict_file(tmp_path / "new" / "place")
+    assert kept.find_json("a", VERDICT) is None
+    kept.keep("a", RIGHT.model_dump_json())
+    kept.keep("a", WRONG.model_dump_json())
+    assert kept.find_json("a", VERDICT) == RIGHT
     kept.close()
     kept.close()
-    again = Verdicts(tmp_path / "new" / "place")
-    assert (again.find("a"), again.find("b")) == (RIGHT, None)
+    again = verdict_file(tmp_path / "new" / "place")
+    assert (again.find_json("a", VERDICT), again.find_json("b", VERDICT)) == (RIGHT, None)
     again.close()
     with pytest.raises(StorageError, match="could not be read"):
-        again.find("a")
+        again.find_json("a", VERDICT)
 
 
 def test_processes_and_threads_share_the_file(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), said]) for said in ("yes", "no")]
-    kept = Verdicts(tmp_path)
+    kept = verdict_file(tmp_path)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: kept.keep(str(number), RIGHT), range(50, 100)))
+        list(threads.map(lambda number: kept.keep(str(number), RIGHT.model_dump_json()), range(50, 100)))
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert all(kept.find(str(number)) for number in range(100))
+    assert all(kept.find_json(str(number), VERDICT) for number in range(100))
     kept.close()
 
 
@@ -432,24 +433,24 @@ def test_another_programs_file_is_left_alone(tmp_path, content):
         path.write_bytes(content)
     before = path.read_bytes()
     with pytest.raises(UsageError, match=r"not a judge's cache"):
-        Verdicts(tmp_path)
+        verdict_file(tmp_path)
     assert path.read_bytes() == before
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot be created[\s\S]*set `cache`"):
-        Verdicts(tmp_path / "file")
+        verdict_file(tmp_path / "file")
 
 
 def test_a_row_that_is_no_verdict_is_an_error(tmp_path):
-    kept = Verdicts(tmp_path)
-    kept.keep("a", RIGHT)
+    kept = verdict_file(tmp_path)
+    kept.keep("a", RIGHT.model_dump_json())
     with sqlite3.connect(tmp_path / FILE) as other:
         other.execute("UPDATE verdicts SET value = '{}'")
     other.close()
     with pytest.raises(StorageError, match="could not be read"):
-        kept.find("a")
+        kept.find_json("a", VERDICT)
     kept.close()
 
 

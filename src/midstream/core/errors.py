@@ -80,12 +80,28 @@ class UnsupportedError(UsageError):
 class InfrastructureError(MidstreamError):
     """Something around the model failed; the trajectory is retried if that can help, then its error is recorded.
 
-    `calls` are the engine calls that led to it, the failed one last, so that a trace holds the requests.
+    Args:
+        what: what happened; it, `code`, `cause` and `fix` are `MidstreamError`'s.
+        retryable: whether another attempt may succeed; the class's own if not given.
+        calls: the engine calls that led to it, the failed one last, so that a trace holds the requests.
     """
 
     code = "infrastructure"
     retryable = True
-    calls: tuple[Call, ...] = ()
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        code: str = "",
+        cause: str = "",
+        fix: str = "",
+        retryable: bool | None = None,
+        calls: tuple[Call, ...] = (),
+    ) -> None:
+        super().__init__(what, code=code, cause=cause, fix=fix)
+        self.retryable = self.retryable if retryable is None else retryable
+        self.calls = calls
 
 
 class EngineError(InfrastructureError):

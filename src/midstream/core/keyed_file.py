@@ -10,8 +10,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from midstream.core.errors import StorageError, UsageError
+
+T = TypeVar("T")
 
 LOCK_S = 60.0  # other processes write for milliseconds
 
@@ -128,6 +133,14 @@ class KeyedFile(SqliteFile):
         with self.access() as connection:
             found = connection.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
         return found[1] if found else None
+
+    def find_json(self, key: str, form: TypeAdapter[T]) -> T | None:
+        """The value of the JSON under a key; `StorageError` if it is of another form."""
+        text = self.find(key)
+        try:
+            return None if text is None else form.validate_json(text)
+        except ValidationError as error:
+            raise self.unusable(error) from error
 
     def keep(self, key: str, text: str) -> None:
         """Store a text unless the key has one: the first text of a key is kept."""

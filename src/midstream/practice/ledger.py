@@ -16,9 +16,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from midstream.core.data import Frozen
 from midstream.core.errors import BudgetError
@@ -30,8 +29,6 @@ from midstream.rollout import Place
 from midstream.runs import results
 from midstream.runs.files import atomic_write
 from midstream.runs.journal import Journal, Report, read_models, warn
-
-T = TypeVar("T")
 
 FILE = "practice.sqlite"
 APPLICATION = 0x6D737072  # "mspr"
@@ -60,7 +57,7 @@ class Cache:
 
     def trajectory(self, purpose: str, task: Task, lessons: Lessons, seed: int, index: int) -> Trajectory | None:
         """The trajectory of this rollout, if a run has kept it."""
-        return self._find(_TRAJECTORY, self._key(purpose, task.model_dump_json(), dict(lessons), seed, index))
+        return self._file.find_json(self._key(purpose, task.model_dump_json(), dict(lessons), seed, index), _TRAJECTORY)
 
     def keep(self, purpose: str, task: Task, lessons: Lessons, seed: int, trajectory: Trajectory) -> None:
         """Keep a rollout that ended without an error."""
@@ -70,7 +67,7 @@ class Cache:
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
         """The reflector's calls under a ledger's `key`, which holds a digest of the request."""
-        return self._find(_CALLS, self._key(_REPLY, key))
+        return self._file.find_json(self._key(_REPLY, key), _CALLS)
 
     def keep_reply(self, key: str, calls: Sequence[Call]) -> None:
         """Keep a reply of the reflector."""
@@ -79,13 +76,6 @@ class Cache:
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self._file.close()
-
-    def _find(self, form: TypeAdapter[T], key: str) -> T | None:
-        found = self._file.find(key)
-        try:
-            return None if found is None else form.validate_json(found)
-        except ValidationError as error:
-            raise self._file.unusable(error) from error
 
     def _key(self, *parts: object) -> str:
         text = json.dumps([self._settings, *parts], sort_keys=True)

@@ -55,15 +55,14 @@ def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
         return Outcome.model_validate(trajectory.outcome)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        failure = RewardError(
+        raise RewardError(
             f"the reward {reward!r} finds no outcome of a dialogue in task {trajectory.task_id!r}: "
             f"{trajectory.outcome!r:.80}",
             code="outcome-missing",
             cause=problems if trajectory.outcome else "it scores tasks with a user and a state",
             fix="choose tasks that are dialogues, or another reward",
-        )
-        failure.retryable = False
-        raise failure from error
+            retryable=False,
+        ) from error
 
 
 class DialogueSuccess(BaseReward):

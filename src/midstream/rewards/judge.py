@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from midstream.core.answers import extract
 from midstream.core.component import Context, RewardConfig, parse_component
@@ -112,7 +112,7 @@ class Judge:
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self._rubric = config.rubric.strip() or _prompt("rubric").strip()
         self._system, self._user = _prompt("judge").split("<!-- user -->\n")
-        self._kept = Verdicts(config.cache) if config.cache else None
+        self._kept = verdict_file(config.cache) if config.cache else None
         self._flights: SingleFlight[Verdict] = SingleFlight()
 
     def check(self, task: Task) -> None:
@@ -173,12 +173,13 @@ class Judge:
         async def find_or_ask() -> Verdict:
             nonlocal fresh
             # In threads: a write waits for the disk, and readers wait for the write.
-            found = await asyncio.to_thread(self._kept.find, key) if self._kept else None
+            found = await asyncio.to_thread(self._kept.find_json, key, VERDICT) if self._kept else None
             if found is None:
                 fresh, found = True, await self._ask(messages, derive_seed(ROLE, key))
                 if self._kept:  # if another process was faster, its verdict counts: later runs will read it
-                    kept = await asyncio.to_thread(self._kept.keep, key, found)
-                    found = found.model_copy(update={"correct": kept.correct})
+                    await asyncio.to_thread(self._kept.keep, key, found.model_dump_json())
+                    kept = await asyncio.to_thread(self._kept.find_json, key, VERDICT)
+                    found = found.model_copy(update={"correct": (kept or found).correct})
             return found
 
         return await self._flights.get(key, find_or_ask), fresh
@@ -196,25 +197,28 @@ class Judge:
             try:
                 calls = (*calls, await self._engine.sample(request))
             except EngineError as error:
-                failed = RewardError(
-                    f"the judge failed: {error.what}", code="judge-failed", cause=error.cause, fix=error.fix
-                )
-                failed.calls, failed.retryable = (*calls, *error.calls), error.retryable
-                raise failed from error
+                raise RewardError(
+                    f"the judge failed: {error.what}",
+                    code="judge-failed",
+                    cause=error.cause,
+                    fix=error.fix,
+                    retryable=error.retryable,
+                    calls=(*calls, *error.calls),
+                ) from error
             reply = spoken(calls[-1].completion).strip()
             correct = read_verdict(reply)
             if correct is not None:
                 return Verdict(correct=correct, calls=calls)
             shown = Message(role="assistant", content=neutral(reply) or "(no text)")
             messages = (*messages, shown, Message(role="user", content=AGAIN))
-        failed = RewardError(
+        raise RewardError(
             f"{self.name} gave no verdict when asked {ASKS} times, last: {reply[:300]!r}",
             code="judge-unreadable",
             cause="the model is too weak to judge, does not keep to the form, or max_tokens cut its reply off",
             fix="choose a stronger judge, set structured_output = true where its server can, or raise max_tokens",
+            retryable=False,  # it was asked again already
+            calls=calls,
         )
-        failed.calls, failed.retryable = calls, False  # it was asked again already
-        raise failed
 
 
 def read_verdict(reply: str) -> bool | None:
@@ -248,32 +252,16 @@ class Verdict(Frozen):
     calls: tuple[Call, ...]
 
 
-class Verdicts:
-    """The verdicts in `directory`, by key; raises as `core.keyed_file.KeyedFile`, and may be used from any thread."""
+VERDICT = TypeAdapter(Verdict)
 
-    def __init__(self, directory: Path) -> None:
-        self._file = KeyedFile(
-            directory / FILE,
-            application=APPLICATION,
-            version=FORMAT,
-            table="verdicts",
-            what="judge's cache",
-            setting="`cache` of the judge",
-        )
 
-    def find(self, key: str) -> Verdict | None:
-        """The verdict of a request."""
-        found = self._file.find(key)
-        try:
-            return None if found is None else Verdict.model_validate_json(found)
-        except ValidationError as error:
-            raise self._file.unusable(error) from error
-
-    def keep(self, key: str, verdict: Verdict) -> Verdict:
-        """Store a verdict and return it, or the one that another process stored first."""
-        self._file.keep(key, verdict.model_dump_json())
-        return self.find(key) or verdict
-
-    def close(self) -> None:
-        """Close the file; calling it again does nothing."""
-        self._file.close()
+def verdict_file(directory: Path) -> KeyedFile:
+    """The verdicts in `directory`, by key."""
+    return KeyedFile(
+        directory / FILE,
+        application=APPLICATION,
+        version=FORMAT,
+        table="verdicts",
+        what="judge's cache",
+        setting="`cache` of the judge",
+    )

@@ -145,11 +145,10 @@ def _not_installed() -> UnsupportedError:
 
 
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
-    error = RewardError(
+    return RewardError(
         f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
         code="task-unfit",
         cause=cause,
         fix='correct the task, or score it by another reward: exact_match, or a judge with rule = ""',
+        retryable=False,
     )
-    error.retryable = False
-    return error

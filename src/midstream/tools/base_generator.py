@@ -33,11 +33,14 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     except PromptTooLongError as error:
         return ToolResult(text=f"the request is too long: {error.what}", ok=False, calls=error.calls)
     except EngineError as error:
-        failed = ToolServerError(
-            f"the model of tool {tool} failed: {error.what}", code=error.code, cause=error.cause, fix=error.fix
-        )
-        failed.calls, failed.retryable = error.calls, error.retryable
-        raise failed from error
+        raise ToolServerError(
+            f"the model of tool {tool} failed: {error.what}",
+            code=error.code,
+            cause=error.cause,
+            fix=error.fix,
+            retryable=error.retryable,
+            calls=error.calls,
+        ) from error
     text = call.completion.strip()
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 

@@ -296,15 +296,14 @@ class ReplayedTool(_FromRecording):
         if found is not None:
             return found
         shown = canonical(arguments)
-        missing = ToolServerError(
+        raise ToolServerError(
             f"{self._recording.directory} holds no answer of {self.name} to "
             + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
             code="not-recorded",
             cause="the request differs from those recorded: another model, seed, prompt or setting",
             fix=f"--record {self._recording.directory} makes the missing requests and keeps the recorded ones",
+            retryable=False,
         )
-        missing.retryable = False
-        raise missing
 
     async def close(self) -> None:
         """Close the recording."""

@@ -131,14 +131,13 @@ class OpenAICompatibleEngine:
 
     def _changed_prompt(self, sent: tuple[int, ...], read: tuple[int, ...]) -> EngineError:
         same = next((i for i, pair in enumerate(zip(sent, read, strict=False)) if pair[0] != pair[1]), len(read))
-        error = EngineError(
+        return EngineError(
             f"{self.name} was sent {len(sent)} token ids and read {len(read)}, the same up to number {same}",
             code="prompt-changed",
             cause="the server changes prompts: it cuts them off, adds a token at their start, or has another tokenizer",
             fix=f"vllm serve {self.config.model} with the tokenizer that encodes here; no truncate_prompt_tokens",
+            retryable=False,
         )
-        error.retryable = False
-        return error
 
     def _call(
         self,

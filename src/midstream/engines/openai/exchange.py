@@ -157,14 +157,13 @@ class Exchange:
         self._exact = self._config.token_ids
         key = self._key()
         if len(key) >= _SHORTEST_SECRET and key in reply.text:
-            error = EngineError(
+            raise EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 code="key-echoed",
                 cause="the server repeats what it was sent as a header, and a trace must not hold it",
                 fix="do not send this server a key, and make a new one",
+                retryable=False,
             )
-            error.retryable = False
-            raise error
         if data is not None and self._config.stream:  # this server does not stream: all text at once
             emit("text", reply.text)
         return reply
@@ -213,9 +212,7 @@ class Exchange:
             config.provider, self._base_url, model, config.api_key_env, status, too_long=refusal.too_long
         )
         kind = PromptTooLongError if refusal.too_long else EngineError
-        error = kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice)
-        error.retryable = False
-        raise error
+        raise kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice, retryable=False)
 
     def _key(self) -> str:
         return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""

@@ -263,6 +263,4 @@ def _without_key(text: str, key: str) -> str:
 
 def final(what: str, *, cause: str, fix: str) -> ToolServerError:
     """The error for a failure that another attempt does not fix."""
-    error = ToolServerError(what, code="service-refused", cause=cause, fix=fix)
-    error.retryable = False
-    return error
+    return ToolServerError(what, code="service-refused", cause=cause, fix=fix, retryable=False)
