@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from midstream import Build, RecipeError, UsageError, parse_recipe
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.check import check
 from midstream.recipe.schema import read_table
-from midstream.tools.function import Config, load
+from midstream.tools.function import Config
 
 TOOLS = '''
 from midstream import tool
@@ -78,7 +79,7 @@ def place(tmp_path, monkeypatch):
 
 
 def make(reference, name="named"):
-    return load(Config(function=reference), name)
+    return Config(function=reference).build(SimpleNamespace(name=name))
 
 
 def say(tool, **arguments):

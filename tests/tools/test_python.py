@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.sandbox.tiers import Sandbox, choose
-from midstream.tools.python import CODER_TIMEOUT_S, Config, PythonCoder, PythonTool, make
+from midstream.tools.python import CODER_TIMEOUT_S, Config, PythonCoder, PythonTool
 from support.llm_server import LLMServer, prompt_of
 from support.sandboxes import sandbox
 
@@ -76,7 +77,7 @@ QUICK = Config(workers=1, libraries=())
 
 def coder(*replies: str, sandbox: Sandbox | None = None) -> tuple[PythonCoder, ScriptedEngine]:
     engine = ScriptedEngine(replies)
-    tool = make(QUICK, sandbox or choose(), engine)
+    tool = QUICK.build(SimpleNamespace(sandbox=sandbox or choose(), engine=engine))
     assert isinstance(tool, PythonCoder)
     assert isinstance(tool, Tool)
     return tool, engine
@@ -144,14 +145,14 @@ def test_a_broken_engine_and_a_broken_sandbox_are_errors_that_keep_the_request()
 
 def test_its_description_lists_the_libraries():
     libraries = PythonTool(Config(workers=1)).libraries
-    tool = make(Config(workers=1), choose(), ScriptedEngine(["1"]))
+    tool = Config(workers=1).build(SimpleNamespace(sandbox=choose(), engine=ScriptedEngine(["1"])))
     assert libraries.startswith("the standard library")
     assert f"can use {libraries}." in tool.description
     assert (tool.name, tool.timeout_s, list(tool.parameters["properties"])) == ("python", CODER_TIMEOUT_S, ["request"])
 
 
 def test_without_an_engine_it_takes_code():
-    assert isinstance(make(QUICK, choose(), None), PythonTool)
+    assert isinstance(QUICK.build(SimpleNamespace(sandbox=choose(), engine=None)), PythonTool)
 
 
 def test_the_coder_knows_that_it_has_only_arithmetic():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -11,6 +12,16 @@ from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly: tools have no tokenizer
+
+
+def text_arguments(**descriptions: str) -> dict[str, Any]:
+    """The JSON schema of a tool whose arguments are texts, all required: {argument: its description}."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string", "description": text} for name, text in descriptions.items()},
+        "required": list(descriptions),
+        "additionalProperties": False,
+    }
 
 
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:

@@ -11,6 +11,7 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Engine, Request, ToolResult
 from midstream.core.seeds import derive_seed
+from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Message, Sampling
 
 
@@ -65,12 +66,7 @@ class BaseGenerator:
 
     name = "base_generator"
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "the request, with everything needed to answer it"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(query="the request, with everything needed to answer it")
 
     def __init__(self, engine: Engine, config: Config | None = None) -> None:
         config = config or Config()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import functools
 import importlib
 import importlib.util
@@ -120,13 +121,9 @@ class FunctionTool(Generic[P, R]):
 
     def renamed(self, name: str) -> FunctionTool[P, R]:
         """The same tool under another name."""
-        return FunctionTool(
-            self._function,
-            name=name,
-            description=self.description,
-            timeout_s=self.timeout_s,
-            output_tokens=self.output_tokens,
-        )
+        tool = copy.copy(self)
+        tool.name = checked_name(name)
+        return tool
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Return the function's value: text unchanged, other values as JSON, None as "(no output)".
@@ -384,57 +381,52 @@ class Config(ToolConfig):
         return function
 
     def build(self, context: Context) -> Tool:
-        """Build it."""
-        return load(self, context.name)
+        """Import `function` as a tool with the name of the recipe's table.
 
+        It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
 
-def load(config: Config, name: str) -> Tool:
-    """Import `config.function` as a tool called `name`.
-
-    It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
-
-    Raises:
-        UsageError: there is no such file, module or name, its import fails, or it cannot be a tool.
-    """
-    place, _, attribute = config.function.rpartition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found: Any = module
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            own = [
-                known
-                for known, value in vars(module).items()
-                if isinstance(value, FunctionTool)
-                or (inspect.isfunction(value) and value.__module__ == module.__name__)
-            ]
+        Raises:
+            UsageError: there is no such file, module or name, its import fails, or it cannot be a tool.
+        """
+        place, _, attribute = self.function.rpartition(":")
+        module = _import(place)
+        found: Any = module
+        for part in attribute.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError as error:
+                own = [
+                    known
+                    for known, value in vars(module).items()
+                    if isinstance(value, FunctionTool)
+                    or (inspect.isfunction(value) and value.__module__ == module.__name__)
+                ]
+                raise RecipeError(
+                    f"{place} has no {attribute!r}",
+                    code="name-not-found",
+                    fix=f"use one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
+                ) from error
+        if isinstance(found, FunctionTool):
+            return found.renamed(context.name)
+        if inspect.isfunction(found) or inspect.ismethod(found):
+            return tool(found, name=context.name)
+        if isinstance(found, type):
+            try:
+                found = found()
+            except TypeError as error:
+                raise RecipeError(
+                    f"{self.function} cannot be created without arguments: {error}",
+                    code="tool-invalid",
+                    fix="create the object in its module, and name the object",
+                ) from error
+        if not isinstance(found, Tool):
             raise RecipeError(
-                f"{place} has no {attribute!r}",
-                code="name-not-found",
-                fix=f"use one of: {', '.join(own)}" if own else f"define it there; {_EXAMPLE}",
-            ) from error
-    if isinstance(found, FunctionTool):
-        return found.renamed(name)
-    if inspect.isfunction(found) or inspect.ismethod(found):
-        return tool(found, name=name)
-    if isinstance(found, type):
-        try:
-            found = found()
-        except TypeError as error:
-            raise RecipeError(
-                f"{config.function} cannot be created without arguments: {error}",
+                f"{self.function} is neither a function nor a tool: {found!r:.100}",
                 code="tool-invalid",
-                fix="create the object in its module, and name the object",
-            ) from error
-    if not isinstance(found, Tool):
-        raise RecipeError(
-            f"{config.function} is neither a function nor a tool: {found!r:.100}",
-            code="tool-invalid",
-            cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
-            fix="name a typed function with a docstring: docs/own-tool.md",
-        )
-    return _Renamed(found, checked_name(name))
+                cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
+                fix="name a typed function with a docstring: docs/own-tool.md",
+            )
+        return _Renamed(found, checked_name(context.name))
 
 
 class _Renamed:
@@ -446,53 +438,50 @@ class _Renamed:
         self.call, self.close = inner.call, inner.close
 
 
-def _import_file(path: Path) -> ModuleType:
-    """Import a file once in a process, so that its tools share its state. It can import files of its directory."""
-    path = path.expanduser().absolute()
-    if not path.is_file():
-        raise RecipeError(
-            f"no file {path}",
-            code="file-not-found",
-            cause=f"a path in a recipe is relative to the directory in which midstream runs, now {Path.cwd()}",
-            fix=f"run midstream where the file is, or give its absolute path; {_EXAMPLE}",
-        )
-    name = f"midstream_tools_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+def _import(place: str) -> ModuleType:
+    """Import a module, or a file once in a process, so that its tools share its state.
+
+    A file can import the files of its directory.
+    """
+    name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
+    if path is not None:
+        if not path.is_file():
+            raise RecipeError(
+                f"no file {path}",
+                code="file-not-found",
+                cause=f"a path in a recipe is relative to the directory in which midstream runs, now {Path.cwd()}",
+                fix=f"run midstream where the file is, or give its absolute path; {_EXAMPLE}",
+            )
+        name = f"midstream_tools_{blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
+        if name in sys.modules:
+            return sys.modules[name]
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
     try:
+        if path is None:
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None, "a file that ends in .py has a loader"
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        return module
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_failed(str(path), error) from error
-    return module
-
-
-def _import_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+        if path is not None:
+            sys.modules.pop(name, None)
         # The module itself is missing, and not one that it imports.
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+        elif isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise RecipeError(
                 f"no module {name!r}: {error}",
                 code="module-not-found",
                 fix=f"correct the name, install its package next to midstream, or name the file; {_EXAMPLE}",
             ) from error
-        raise _import_failed(name, error) from error
-
-
-def _import_failed(what: str, error: BaseException) -> RecipeError:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    return RecipeError(
-        f"{what} cannot be imported: {type(error).__name__}: {error}",
-        code="import-failed",
-        cause=f"{place}, line {line}, raises it" if place and line else f"{place or what} raises it",
-        fix=f"correct it until `{Path(sys.executable).name} {what}` runs" if what.endswith(".py") else "correct it",
-    )
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        syntax = isinstance(error, SyntaxError)
+        file, line = (error.filename, error.lineno) if syntax else (last.filename, last.lineno)
+        raise RecipeError(
+            f"{path or name} cannot be imported: {type(error).__name__}: {error}",
+            code="import-failed",
+            cause=f"{file}, line {line}, raises it" if file and line else f"{file or path or name} raises it",
+            fix=f"correct it until `{Path(sys.executable).name} {path}` runs" if path else "correct it",
+        ) from error

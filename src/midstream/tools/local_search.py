@@ -24,6 +24,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ToolResult, World
 from midstream.core.seeds import derive_seed
+from midstream.core.tool_calls import text_arguments
 
 MAX_TERMS = 64  # of a query; a longer one is cut
 SCHEMA = "CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, tokenize = 'unicode61')"
@@ -136,12 +137,7 @@ class LocalSearch:
     """
 
     name = "local_search"
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "words to look for"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(query="words to look for")
     timeout_s = 30.0
     output_tokens = 8000
 

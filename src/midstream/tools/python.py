@@ -18,6 +18,7 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.replies import find_program
+from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits
@@ -37,15 +38,11 @@ class Config(Limits, ToolConfig):
     max_tokens: int = Field(default=2048, ge=1)
 
     def build(self, context: Context) -> Tool:
-        """Build it."""
-        return make(self, context.sandbox, context.engine)
-
-
-def make(config: Config, sandbox: Sandbox, engine: Engine | None) -> Tool:
-    """The Python tool for code, or with an engine that writes code, the one for requests in words."""
-    tool = PythonTool(config, sandbox)
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    return tool if engine is None else PythonCoder(tool, engine, sampling)
+        """The Python tool for code, or with an engine that writes code, the one for requests in words."""
+        tool = PythonTool(self, context.sandbox)
+        if context.engine is None:
+            return tool
+        return PythonCoder(tool, context.engine, Sampling(temperature=self.temperature, max_tokens=self.max_tokens))
 
 
 class PythonTool:
@@ -56,12 +53,7 @@ class PythonTool:
     """
 
     name = "python"
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "Python code, for example: 105 + 7"}},
-        "required": ["code"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(code="Python code, for example: 105 + 7")
 
     def __init__(self, config: Config | None = None, sandbox: Sandbox | None = None) -> None:
         config = config or Config()
@@ -100,14 +92,7 @@ class PythonCoder:
     """
 
     name = "python"
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {
-            "request": {"type": "string", "description": "what to compute, with every value and fact it needs"}
-        },
-        "required": ["request"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(request="what to compute, with every value and fact it needs")
     timeout_s = CODER_TIMEOUT_S
 
     def __init__(self, python: PythonTool, engine: Engine, sampling: Sampling) -> None:

@@ -221,16 +221,13 @@ class Recording:
 
 
 class _FromRecording:
-    """What recorded and replayed tools share: the tool's spec and the key of a request."""
+    """What recorded and replayed tools share: the tool's spec, and the settings that are part of a request's key."""
 
     def __init__(self, spec: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:
         self.name, self.description = spec.name, spec.description
         self.parameters: Mapping[str, Any] = spec.parameters
         self.timeout_s, self.output_tokens = OUTER_TIMEOUT_S, spec.output_tokens + NOTE_TOKENS
         self._recording, self._settings = recording, settings
-
-    def _key(self, arguments: Mapping[str, JsonValue]) -> str:
-        return request_key(self.name, self._settings, arguments)
 
 
 class RecordedTool(_FromRecording):
@@ -247,18 +244,15 @@ class RecordedTool(_FromRecording):
             InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
-        key = self._key(arguments)
-        while True:
+        key = request_key(self.name, self._settings, arguments)
+        flight, mine = self._recording.begin(key)
+        while not mine:
+            shared = await asyncio.wrap_future(flight)
+            if isinstance(shared, ToolResult):
+                return shared
+            if shared is not None:
+                raise copy.copy(shared)  # each caller adds its own calls to it
             flight, mine = self._recording.begin(key)
-            if mine:
-                return await self._make_request(key, arguments)
-            outcome = await asyncio.wrap_future(flight)
-            if isinstance(outcome, ToolResult):
-                return outcome
-            if outcome is not None:
-                raise copy.copy(outcome)  # each caller adds its own calls to it
-
-    async def _make_request(self, key: str, arguments: Mapping[str, JsonValue]) -> ToolResult:
         outcome: ToolResult | InfrastructureError | None = None
         try:
             # In threads: a write waits for the disk, and a concurrent read waits for the write.
@@ -292,7 +286,7 @@ class ReplayedTool(_FromRecording):
         Raises:
             ToolServerError: nothing was recorded for this request; trying again cannot help.
         """
-        found = self._recording.find(self._key(arguments))
+        found = self._recording.find(request_key(self.name, self._settings, arguments))
         if found is not None:
             return found
         shown = canonical(arguments)

@@ -21,7 +21,7 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import tools as mcp
-from midstream.tools.mcp.offer import identifier
+from midstream.tools.mcp.tools import identifier
 from support.processes import gone
 
 SERVERS = Path(__file__).parents[2] / "support" / "mcp_servers"

@@ -16,7 +16,7 @@ from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, 
 from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call
 from midstream.report.run_results import tools_used
-from midstream.tools.web import search_providers
+from midstream.tools.web import web_search
 from midstream.tools.web.web_search import MAX_QUERY, Config, WebSearch
 from support.api_server import Answer, Fault
 from support.serper_server import ANSWER_BOX, KEY, KNOWLEDGE_GRAPH, NO_CREDIT, TWO_PAGES, SerperServer, page
@@ -263,7 +263,7 @@ def nothing() -> DDGSException:
 def ddgs(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     """A class of this test's own: a search that another test abandoned may still run."""
     made = type("OwnStandIn", (StandIn,), {"script": {}, "asked": [], "threads": set()})
-    monkeypatch.setattr(search_providers, "_ddgs_and_engines", lambda: (made, ENGINES))
+    monkeypatch.setattr(web_search, "_ddgs_and_engines", lambda: (made, ENGINES))
     return made
 
 
@@ -289,12 +289,12 @@ def test_ddgs_is_the_default_and_runs_in_a_thread(ddgs: type[StandIn]):
 def test_ddgs_finds_nothing_though_it_works(ddgs: type[StandIn]):
     ddgs.script["qq"] = [nothing()]
     assert ask_ddgs("qq", backends=("mojeek",)) == ToolResult(text="ddgs (mojeek) finds nothing for 'qq'", ok=False)
-    assert [query for query, _ in ddgs.asked] == ["qq", search_providers.CONTROL_QUERY]
+    assert [query for query, _ in ddgs.asked] == ["qq", web_search.CONTROL_QUERY]
 
 
 def test_engines_that_refuse_are_no_answer(ddgs: type[StandIn]):
     """ddgs gives no error for a 403 or 429: all its engines then seem to find nothing."""
-    ddgs.script = {"qq": [nothing(), nothing()], search_providers.CONTROL_QUERY: [nothing(), nothing()]}
+    ddgs.script = {"qq": [nothing(), nothing()], web_search.CONTROL_QUERY: [nothing(), nothing()]}
     with pytest.raises(ToolServerError, match="the engines refuse") as caught:
         ask_ddgs("qq")
     assert caught.value.retryable

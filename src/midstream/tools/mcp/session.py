@@ -13,9 +13,9 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 
 import mcp_types as types
 from mcp import Client, MCPError
@@ -24,9 +24,6 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.version import __version__
 from midstream.tools.mcp.link import TOO_LONG, Link
-
-if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # before connecting again, by the number of failures in a row
@@ -46,12 +43,14 @@ class Refused(Exception):
     """The server refused a call for a reason that the caller can fix; the text gives it."""
 
 
+@dataclass(frozen=True)
 class _Connection:
-    """A connected client, its link, and the task that holds both open."""
+    """A connected client, its link, the server's tools, and the task that holds the connection open."""
 
-    def __init__(self, client: Client, link: Link, listed: list[types.Tool]) -> None:
-        self.client, self.link, self.listed = client, link, listed
-        self.task: asyncio.Task[None] | None = None
+    client: Client
+    link: Link
+    listed: list[types.Tool]
+    task: asyncio.Task[None]
 
 
 class Server:
@@ -81,10 +80,18 @@ class Server:
         self._attempt: asyncio.Task[_Connection] | None = None
         self._link: Link | None = None
         self._failures = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=f"mcp {name}", daemon=True)
+        self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+
+        async def serve() -> None:
+            await self._stopping.wait()
+            await self._leave()
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(serve())
+
+        self._thread = threading.Thread(target=run, name=f"mcp {name}", daemon=True)
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
@@ -98,18 +105,15 @@ class Server:
         for logger in ("mcp", "client"):  # the SDK's: they would print what a server sends
             logging.getLogger(logger).addHandler(logging.NullHandler())
         self._thread.start()
-        self._started.wait()
         atexit.register(self.stop)
-        assert self._loop is not None
-        with ExitStack() as undo:
-            undo.callback(self.stop)
-            connected = asyncio.run_coroutine_threadsafe(self._connected(), self._loop)
-            try:
-                listed = connected.result(2 * (self._connect_timeout_s + STOP_S)).listed
-            except TimeoutError as failure:  # the thread itself hangs
+        connected = asyncio.run_coroutine_threadsafe(self._connected(), self._loop)
+        try:
+            return connected.result(2 * (self._connect_timeout_s + STOP_S)).listed
+        except BaseException as failure:
+            self.stop()
+            if isinstance(failure, TimeoutError):  # the thread itself hangs
                 raise self._unusable("connecting to it never ends") from failure
-            undo.pop_all()
-        return listed
+            raise
 
     async def call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
         """Call a tool of the server, from any event loop.
@@ -118,8 +122,13 @@ class Server:
             Refused: it refuses the arguments, requests input, takes too long, or its reply is too long.
             ToolServerError: it is gone, hangs, or answers with something that is not a result.
         """
-        if self._stopping.is_set() or self._loop is None:
-            raise self._closed()
+        closed = ToolServerError(
+            f"MCP server {self._name!r} is closed",
+            code="mcp-server-closed",
+            fix="close tools after the last rollout has ended",
+        )
+        if self._stopping.is_set():
+            raise closed
         future = asyncio.run_coroutine_threadsafe(self._call(tool, arguments), self._loop)
         try:
             return await asyncio.wrap_future(future)
@@ -127,12 +136,12 @@ class Server:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise self._closed() from failure  # by `stop`, during this call
+            raise closed from failure  # by `stop`, during this call
 
     def stop(self) -> None:
         """End the session, the server and the thread; calling it again does nothing."""
         atexit.unregister(self.stop)
-        if not self._thread.is_alive() or self._loop is None:
+        if not self._thread.is_alive():
             return
         with suppress(RuntimeError):  # the loop has just ended
             self._loop.call_soon_threadsafe(self._stopping.set)
@@ -140,25 +149,12 @@ class Server:
         if self._thread.is_alive() and self._link is not None:
             self._link.kill()
 
-    def _closed(self) -> ToolServerError:
-        return ToolServerError(
-            f"MCP server {self._name!r} is closed",
-            code="mcp-server-closed",
-            fix="close tools after the last rollout has ended",
-        )
-
     # --- in the thread ------------------------------------------------------------------------------------------------
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._started.set()
-        await self._stopping.wait()
-        await self._leave()
 
     async def _leave(self) -> None:
         """Close the connection, if there is one, and wait for its end."""
         connection, self._connection = self._connection, None
-        if connection is not None and connection.task is not None:
+        if connection is not None:
             connection.link.end()
             await asyncio.wait([connection.task])
 
@@ -181,56 +177,56 @@ class Server:
         await self._leave()
         await asyncio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)])
         self._failures += 1  # until a call succeeds
-        try:
-            try:
-                self._connection = await self._open("legacy")
-            except MCPError as failure:
-                if failure.code not in _NO_HANDSHAKE:
-                    raise
-                self._connection = await self._open("auto")
-        except MCPError as failure:
-            raise self._unusable(f"it answers: {failure.message}") from failure
+        self._connection = await self._open("legacy")
         return self._connection
 
     async def _open(self, mode: str) -> _Connection:
-        ready: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[_Connection] = self._loop.create_future()
         task = asyncio.create_task(self._hold(mode, ready))
         await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            task.result()  # raises: our own error, or the end of the thread
-        connection = ready.result()
-        connection.task = task
-        return connection
+            task.result()  # raises: the thread ends
+        try:
+            return ready.result()
+        except MCPError as failure:
+            if mode == "legacy" and failure.code in _NO_HANDSHAKE:
+                return await self._open("auto")
+            raise self._unusable(f"it answers: {failure.message}") from failure
 
     async def _hold(self, mode: str, ready: asyncio.Future[_Connection]) -> None:
         """Open a connection, set it on `ready`, and hold it until it ends; the SDK requires one task for that."""
         link = self._link = self._make_link()
         client_info = types.Implementation(name="midstream", version=__version__)
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            async with asyncio.timeout(self._connect_timeout_s) as limit:
-                async with Client(_untimed_exit(link, limit), mode=mode, cache=None, client_info=client_info) as client:
-                    listed = await _tools_of(client)
-                    limit.reschedule(None)
-                    ready.set_result(_Connection(client, link, listed))
-                    await link.ended.wait()
+            # The time limit is inside the link's context, because closing the link has its own limits.
+            async with (
+                link.open() as streams,
+                asyncio.timeout(self._connect_timeout_s) as limit,
+                Client(nullcontext(streams), mode=mode, cache=None, client_info=client_info) as client,
+            ):
+                listed = await _tools_of(client)
+                limit.reschedule(None)
+                ready.set_result(_Connection(client, link, listed, task))
+                await link.ended.wait()
         except (MidstreamError, MCPError, ValidationError, RuntimeError, OSError, ExceptionGroup) as failure:
-            if not ready.done():
-                ready.set_exception(self._connect_error(failure, link))
+            if ready.done():
+                return
+            cause: Exception = failure
+            while isinstance(cause, ExceptionGroup):  # of the SDK's task groups
+                cause = cause.exceptions[0]
+            if isinstance(cause, TimeoutError):
+                cause = self._unusable(f"it was not ready within {self._connect_timeout_s:g} s", link)
+            elif isinstance(cause, MCPError):
+                if cause.code == types.CONNECTION_CLOSED:
+                    cause = self._unusable(cause.message, link)
+            elif not isinstance(cause, MidstreamError):
+                why = _first_error(cause) if isinstance(cause, ValidationError) else str(cause)
+                cause = self._unusable(f"it does not speak MCP: {why}", link)
+            ready.set_exception(cause)
         finally:
             link.end()
-
-    def _connect_error(self, failure: Exception, link: Link) -> Exception:
-        """The error for callers that wait for a connection; an error reply of the server is passed on."""
-        while isinstance(failure, ExceptionGroup):  # of the SDK's task groups
-            failure = failure.exceptions[0]
-        if isinstance(failure, MidstreamError):
-            return failure
-        if isinstance(failure, TimeoutError):
-            return self._unusable(f"it was not ready within {self._connect_timeout_s:g} s", link)
-        if isinstance(failure, MCPError):
-            return self._unusable(failure.message, link) if failure.code == types.CONNECTION_CLOSED else failure
-        why = _first_error(failure) if isinstance(failure, ValidationError) else str(failure)
-        return self._unusable(f"it does not speak MCP: {why}", link)
 
     def _unusable(self, what: str, link: Link | None = None) -> ToolServerError:
         known = link.diagnostics() if link is not None else ""
@@ -241,22 +237,27 @@ class Server:
             fix=self._fix,
         )
 
-    async def _call(self, tool: str, arguments: Mapping[str, JsonValue]) -> types.CallToolResult:
+    async def _call(
+        self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False
+    ) -> types.CallToolResult:
         connection = await self._connected()
         try:
             return await self._ask(connection, tool, arguments)
         except MCPError as failure:
-            if not connection.link.session_lost:
-                if connection.link.ended.is_set() and connection.task is not None:
-                    # The exit code and the last output are known only after the process has ended.
-                    await asyncio.wait([connection.task], timeout=STOP_S)
-                raise self._failed(connection, failure) from failure
-        connection.link.end()  # the server does not know our session, so it did nothing: repeat with a new one
-        connection = await self._connected()
-        try:
-            return await self._ask(connection, tool, arguments)
-        except MCPError as failure:
-            raise self._failed(connection, failure) from failure
+            if connection.link.session_lost and not repeated:
+                connection.link.end()  # the server does not know our session, so it did nothing: repeat with a new one
+                return await self._call(tool, arguments, repeated=True)
+            if connection.link.ended.is_set():
+                # The exit code and the last output are known only after the process has ended.
+                await asyncio.wait([connection.task], timeout=STOP_S)
+            text = self._clean(failure.message[:ERROR_CHARACTERS])
+            if failure.code == types.INVALID_PARAMS:
+                raise Refused(text) from failure
+            if failure.code == TOO_LONG:
+                raise Refused(f"{text} is not read: ask for less") from failure
+            if connection.link.ended.is_set():
+                raise self._broke(connection, "ended during a call") from failure
+            raise self._broke(connection, f"failed a call (error {failure.code}): {text}") from failure
 
     async def _ask(
         self, connection: _Connection, tool: str, arguments: Mapping[str, JsonValue]
@@ -269,40 +270,23 @@ class Server:
                 # is used.
                 result = await connection.client.session.send_request(request, _RESULT)
         except TimeoutError as failure:
-            if await self._answers(connection):
-                raise Refused(f"no result within {self._timeout_s:g} s") from failure
-            connection.link.end("it hangs")
-            raise self._broke(connection, f"hangs: no result within {self._timeout_s:g} s") from failure
+            # A server that answers any request is alive, and only this call is slow.
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await connection.client.session.send_request(types.ListToolsRequest(), types.ListToolsResult)
+            except ValidationError:
+                pass  # an answer, although an invalid one
+            except (MCPError, TimeoutError) as silence:
+                if not isinstance(silence, MCPError) or silence.code == types.CONNECTION_CLOSED:
+                    connection.link.end("it hangs")
+                    raise self._broke(connection, f"hangs: no result within {self._timeout_s:g} s") from failure
+            raise Refused(f"no result within {self._timeout_s:g} s") from failure
         except ValidationError as failure:
             raise self._broke(connection, f"returned an invalid result: {_first_error(failure)}") from failure
         self._failures = 0
         if isinstance(result, types.InputRequiredResult):
             raise Refused("it requests input from a person or a model, which is not available here")
         return result
-
-    async def _answers(self, connection: _Connection) -> bool:
-        """Whether the server answers any request."""
-        try:
-            async with asyncio.timeout(PROBE_S):
-                await connection.client.session.send_request(types.ListToolsRequest(), types.ListToolsResult)
-        except MCPError as failure:
-            return failure.code != types.CONNECTION_CLOSED
-        except TimeoutError:
-            return False
-        except ValidationError:
-            pass  # an answer, although an invalid one
-        return True
-
-    def _failed(self, connection: _Connection, failure: MCPError) -> Exception:
-        """The error for an error reply to a call: the caller's fault (`Refused`), or the server's."""
-        text = self._clean(failure.message[:ERROR_CHARACTERS])
-        if failure.code == types.INVALID_PARAMS:
-            return Refused(text)
-        if failure.code == TOO_LONG:
-            return Refused(f"{text} is not read: ask for less")
-        if connection.link.ended.is_set():
-            return self._broke(connection, "ended during a call")
-        return self._broke(connection, f"failed a call (error {failure.code}): {text}")
 
     def _broke(self, connection: _Connection, what: str) -> ToolServerError:
         known = self._clean(connection.link.diagnostics())
@@ -312,17 +296,6 @@ class Server:
             cause=_DENIED_CAUSE if _denied(what) else known or "a problem of the server, or of something it needs",
             fix=self._fix,
         )
-
-
-@asynccontextmanager
-async def _untimed_exit(link: Link, limit: asyncio.Timeout) -> AsyncGenerator[TransportStreams]:
-    """An open link; `limit` does not apply to closing it, which has its own limits."""
-    async with link.open() as streams:
-        try:
-            yield streams
-        finally:
-            if not limit.expired():
-                limit.reschedule(None)
 
 
 def _first_error(failure: ValidationError) -> str:

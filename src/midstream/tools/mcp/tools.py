@@ -11,26 +11,37 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
 from pydantic import Field, JsonValue, field_validator, model_validator
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from midstream.core.component import Context, ToolConfig
+from midstream.core.data import Frozen, unfit
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, Tool
 
-    from midstream.tools.mcp.offer import Offered
     from midstream.tools.mcp.session import Link, Server
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
 MAX_ERROR = 1000  # characters of a server's own text in an error
+MAX_NAME = 64  # characters: what model servers allow for a function's name
+MAX_DESCRIPTION = 1000  # of a tool; of a parameter half of it
+MAX_SCHEMA = 20_000  # as JSON
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")  # and direction marks
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MEGABYTE = 1 << 20
@@ -111,7 +122,6 @@ def make(config: Config, name: str) -> list[McpTool]:
         UnsupportedError: the MCP SDK is not installed.
     """
     try:
-        from midstream.tools.mcp.offer import clean, offer
         from midstream.tools.mcp.session import Server
     except ImportError as failure:
         raise UnsupportedError(
@@ -120,7 +130,16 @@ def make(config: Config, name: str) -> list[McpTool]:
             cause=f"no module {failure.name!r}",
             fix="pip install 'midstream[mcp]'",
         ) from failure
-    secrets = _secrets(config, name)
+    passed = (*config.env_pass, *config.headers_env.values())
+    for variable in passed:
+        if not os.environ.get(variable, "").strip():
+            raise RecipeError(
+                f"${variable} is not set",
+                code="missing-key",
+                cause=f"tools.{name} passes it to its MCP server",
+                fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
+            )
+    secrets = {variable: os.environ[variable].strip() for variable in passed}
 
     def hide(text: str) -> str:
         for secret in secrets.values():
@@ -154,20 +173,6 @@ def make(config: Config, name: str) -> list[McpTool]:
     return [McpTool(tool, server, config, users, hide) for tool in offered]
 
 
-def _secrets(config: Config, name: str) -> dict[str, str]:
-    """The values passed on to the server, by the names of their environment variables."""
-    wanted = (*config.env_pass, *config.headers_env.values())
-    missing = [variable for variable in wanted if not os.environ.get(variable, "").strip()]
-    if missing:
-        raise RecipeError(
-            f"${missing[0]} is not set",
-            code="missing-key",
-            cause=f"tools.{name} passes it to its MCP server",
-            fix=f"export {missing[0]}=<its value>, or remove it from [tools.{name}]",
-        )
-    return {variable: os.environ[variable].strip() for variable in wanted}
-
-
 def _link(config: Config, secrets: Mapping[str, str]) -> Link:
     limit = int(config.max_reply_mb * _MEGABYTE)
     if config.command:
@@ -196,8 +201,6 @@ def _check(
     config: Config, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
 ) -> None:
     """Refuse settings that select no tool, too many, or one that is missing or unusable."""
-    from midstream.tools.mcp.offer import clean
-
     names = ", ".join(clean(tool.name, 40) for tool in listed[:50])
     for included in config.include:
         if included in refused or included not in [tool.name for tool in listed]:
@@ -288,3 +291,98 @@ def _shown(block: Any) -> str:
 
 def _size(count: int) -> str:
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"
+
+
+# --- what a server offers: written by others, and made to fit into prompts -----------------------------------------------
+
+
+class Offered(Frozen):
+    """A tool as an agent sees it, and `original`, its name on the server."""
+
+    original: str
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+def offer(wanted: Sequence[Tool], prefix: str) -> tuple[list[Offered], dict[str, str]]:
+    """(usable tools in the server's order, {name on the server: reason} of the others)."""
+    names = Counter(identifier(prefix + tool.name) for tool in wanted)
+    offered: list[Offered] = []
+    refused: dict[str, str] = {}
+    for tool in wanted:
+        name = identifier(prefix + tool.name)
+        if not re.search(r"[A-Za-z0-9]", tool.name):
+            reason = "its name has no letter and no digit"
+        elif len(name) > MAX_NAME:
+            reason = f"its name is longer than {MAX_NAME} characters"
+        elif names[name] > 1:
+            reason = "another has the same name"
+        else:
+            reason = bad_schema(tool.input_schema)
+        if reason:
+            refused[tool.name] = reason
+            continue
+        description = clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
+        parameters = _with_clean_texts(tool.input_schema)
+        offered.append(Offered(original=tool.name, name=name, description=description, parameters=parameters))
+    return offered, refused
+
+
+def identifier(name: str) -> str:
+    """`name` with every character that an identifier cannot hold replaced by "_"."""
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"_{word}" if word[:1].isdigit() else word
+
+
+def clean(text: str, limit: int) -> str:
+    """`text` on one line, without control characters, at most `limit` characters and an ellipsis."""
+    line = " ".join(_CONTROL.sub(" ", text[: 10 * limit]).split())
+    return line if len(line) <= limit else line[:limit] + " ..."
+
+
+def bad_schema(schema: dict[str, Any]) -> str | None:
+    """The reason why a schema cannot be used for a tool's arguments, or None."""
+    if why := unfit(schema):
+        return f"its schema: {why}"
+    if len(json.dumps(schema)) > MAX_SCHEMA:
+        return f"its schema is longer than {MAX_SCHEMA} characters"
+    if schema.get("type") != "object":
+        return f"its schema is of type {schema.get('type')!r}, not object"
+    try:
+        kind = validator_for(schema, default=Draft202012Validator)
+        kind.check_schema(schema)
+        resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+        for reference in _references(schema):
+            resolver.lookup(reference)
+        kind(schema, registry=Registry()).is_valid({})
+    except SchemaError as failure:
+        return f"its schema is not a JSON schema: {failure.message[:200]}"
+    except (Unresolvable, RecursionError) as failure:
+        return f"its schema has an unresolved reference: {str(failure)[:200] or type(failure).__name__}"
+    return None
+
+
+def _references(value: Any) -> Iterator[str]:
+    """All references of a schema, and texts of examples that look like references."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in _REFERENCES and isinstance(item, str):
+                yield item
+            else:
+                yield from _references(item)
+
+
+def _with_clean_texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_clean_texts(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    texts = ("description", "title", "$comment")
+    return {
+        key: clean(item, MAX_DESCRIPTION // 2) if key in texts and isinstance(item, str) else _with_clean_texts(item)
+        for key, item in value.items()
+    }

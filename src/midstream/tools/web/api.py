@@ -111,24 +111,18 @@ class LoopSemaphore:
         return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
-class _Connections:
-    """An event loop's connections to one service."""
-
-    def __init__(self, limit: int) -> None:
-        with usable_proxy():
-            self.client = httpx2.AsyncClient(
-                verify=certificates(),
-                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-                limits=httpx2.Limits(max_connections=limit, keepalive_expiry=_IDLE_S),
-            )
-        self.closer = self._closer()
-
-    async def _closer(self) -> AsyncGenerator[None]:
-        """Close the connections when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
-        try:
-            yield
-        finally:
-            await self.client.aclose()
+async def _connections(limit: int) -> AsyncGenerator[httpx2.AsyncClient]:
+    """Yield a client and close it when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
+    with usable_proxy():
+        client = httpx2.AsyncClient(
+            verify=certificates(),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=limit, keepalive_expiry=_IDLE_S),
+        )
+    try:
+        yield client
+    finally:
+        await client.aclose()
 
 
 class Service:
@@ -161,7 +155,8 @@ class Service:
             "Accept-Encoding": "gzip",
         }
         self._semaphore = LoopSemaphore(config.concurrency)
-        self._open: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        # Of each event loop: the client, and the generator that closes it.
+        self._open: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[httpx2.AsyncClient]]] = {}
 
     async def get(self, params: Mapping[str, str], check: Check) -> Any:
         """The answer to a GET with these parameters.
@@ -177,9 +172,9 @@ class Service:
 
     async def close(self) -> None:
         """Close the running loop's connections; a later request opens new ones."""
-        connections = self._open.pop(asyncio.get_running_loop(), None)
-        if connections is not None:
-            await connections.closer.aclose()
+        opened = self._open.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened[1].aclose()
 
     async def _request(self, method: str, content: Mapping[str, Any], check: Check) -> Any:
         async def attempt() -> Any:
@@ -188,9 +183,9 @@ class Service:
                 if loop not in self._open:
                     for closed in [known for known in self._open if known.is_closed()]:
                         del self._open[closed]
-                    self._open[loop] = _Connections(self._config.concurrency)
-                    await anext(self._open[loop].closer)
-                data, pause_s = await self._attempt(self._open[loop].client, method, content)
+                    connections = _connections(self._config.concurrency)
+                    self._open[loop] = await anext(connections), connections
+                data, pause_s = await self._attempt(self._open[loop][0], method, content)
             check(data, pause_s)
             return data
 
@@ -221,7 +216,15 @@ class Service:
             text = _without_key(body.decode("utf-8", "replace"), key)
             if status >= 500 or status in _RETRIED_STATUS:
                 raise TransientError(f"{status}: {text}", pause_s)
-            raise self._refusal(status, text, response.headers.get("location", ""))
+            cause, fix = "", "check the tool's base_url, and the key's credit"
+            if 300 <= status < 400:
+                cause = "it has moved, and redirects are not followed"
+                fix = f"set the tool's base_url to {response.headers.get('location', '')!r}"
+            elif status in (401, 402, 403) and self._key:
+                cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
+            elif status in (401, 403):
+                fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
+            raise final(f"{self._label} answered {status}: {text}", cause=cause, fix=fix)
         try:
             data = json.loads(body)
             shown = json.dumps(data, ensure_ascii=False) if key else ""
@@ -234,18 +237,6 @@ class Service:
                 fix="do not send this server a key, and make a new one",
             )
         return data, pause_s
-
-    def _refusal(self, status: int, text: str, location: str) -> ToolServerError:
-        cause = ""
-        if 300 <= status < 400:
-            cause, fix = "it has moved, and redirects are not followed", f"set the tool's base_url to {location!r}"
-        elif status in (401, 402, 403) and self._key:
-            cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
-        elif status in (401, 403):
-            fix = 'set the tool\'s user_agent to who you are: "my-agent/1.0 (me@example.org)"'
-        else:
-            fix = "check the tool's base_url, and the key's credit"
-        return final(f"{self._label} answered {status}: {text}", cause=cause, fix=fix)
 
 
 def valid(argument: object) -> str:

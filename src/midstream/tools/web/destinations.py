@@ -87,7 +87,21 @@ async def targets_of(
     proxy = None if proxy_bypass(raw_host) else proxies.get(url.scheme) or proxies.get("all")
     if proxy and "://" not in proxy:
         proxy = f"http://{proxy}"
-    targets = [raw_host] if literal or proxy else await _resolved(raw_host, port, resolver)
+    targets: Sequence[str] = [raw_host]
+    if not literal and not proxy:
+        try:
+            targets = list(dict.fromkeys(await resolver(raw_host, port)))
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_AGAIN:
+                raise ToolServerError(
+                    f"{raw_host} could not be resolved: {error.strerror}",
+                    code="network",
+                    cause="this machine has no network, or its name server does not answer",
+                    fix=f"try: getent hosts {raw_host}",
+                ) from error
+            targets = []
+        if not targets:
+            raise NoPage(f"there is no host {raw_host}")
     if proxy and not literal:
         public = not _INTERNAL.fullmatch(raw_host.rstrip("."))
     else:
@@ -95,23 +109,6 @@ async def targets_of(
     if not public and not {host, raw_host} & set(allow_private):
         raise NoPage(f"{host} is not on the public internet, so it is not fetched")
     return targets, proxy or None
-
-
-async def _resolved(host: str, port: int, resolver: Resolver) -> Sequence[str]:
-    try:
-        found = list(dict.fromkeys(await resolver(host, port)))
-    except socket.gaierror as error:
-        if error.errno != socket.EAI_AGAIN:
-            raise NoPage(f"there is no host {host}") from error
-        raise ToolServerError(
-            f"{host} could not be resolved: {error.strerror}",
-            code="network",
-            cause="this machine has no network, or its name server does not answer",
-            fix=f"try: getent hosts {host}",
-        ) from error
-    if not found:
-        raise NoPage(f"there is no host {host}")
-    return found
 
 
 def is_public(address: str) -> bool:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import zlib
 from collections.abc import Sequence
-from functools import cached_property
 from http import HTTPStatus
 from typing import Annotated
 
 import httpx2
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from midstream.core.data import Frozen
 from midstream.core.errors import ToolServerError
@@ -40,11 +38,12 @@ _HEADERS = {
 }
 
 
-def _host(text: str) -> str:
-    # One colon would be a port's, two are IPv6.
-    if not re.fullmatch(r"[^\s/@:]+|[^\s/@:]*:[^\s/@:]*:[^\s/@]*", text):
-        raise ValueError("not a host alone, such as 127.0.0.1 or wiki.local")
-    return text
+# One colon would be a port's, two are IPv6.
+_Host = Annotated[str, Field(pattern=r"^([^\s/@:]+|[^\s/@:]*:[^\s/@:]*:[^\s/@]*)$")]
+
+
+class _TransientError(NoPage):
+    """There is no page at this attempt; another may find it."""
 
 
 class Limits(Frozen):
@@ -61,7 +60,7 @@ class Limits(Frozen):
     max_kb: int = Field(default=2000, ge=1)
     redirects: int = Field(default=5, ge=0)
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
-    allow_private: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
+    allow_private: tuple[_Host, ...] = ()
     user_agent: str | None = Field(default=None, pattern=r"^[!-~]([ -~]*[!-~])?$")
 
 
@@ -75,11 +74,8 @@ class Fetcher:
     def __init__(self, limits: Limits | None = None, resolver: Resolver = resolve) -> None:
         self._limits = limits or Limits()
         self._resolver = resolver
+        self._tls = certificates()  # once for all pages: it takes 20 ms
         self._user_agent = self._limits.user_agent or f"midstream/{__version__}"
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return certificates()  # once for all pages: it takes 20 ms
 
     async def fetch(self, address: str) -> Page:
         """The text page at an address, or where it redirects to.
@@ -90,52 +86,43 @@ class Fetcher:
             UnsupportedError: the environment's proxy is of a kind that cannot be used.
         """
         limit = asyncio.timeout(self._limits.fetch_s)
+        url = parsed(address)
         try:
             async with limit:
-                return await self._follow(parsed(address))
+                for _ in range(self._limits.redirects + 1):
+                    targets, proxy = await targets_of(
+                        url, self._limits.ports, self._limits.allow_private, self._resolver
+                    )
+                    try:
+                        found = await self._request(url, targets, proxy)
+                    except _TransientError:
+                        await asyncio.sleep(_RETRY_AFTER_S)
+                        found = await self._request(url, targets, proxy)
+                    if isinstance(found, Page):
+                        target = redirect_of(found)
+                        onward = url if target is None else parsed(target, url)
+                        if onward.copy_with(fragment=None) == url.copy_with(fragment=None):  # it only reloads itself
+                            return found
+                        found = onward
+                    url = found
         except TimeoutError:
             if not limit.expired():
                 raise
             raise NoPage(f"the page did not arrive within {self._limits.fetch_s:g} s") from None
-
-    async def _follow(self, url: httpx2.URL) -> Page:
-        for _ in range(self._limits.redirects + 1):
-            found = await self._get(url)
-            if isinstance(found, Page):
-                target = redirect_of(found)
-                if target is None:
-                    return found
-                onward = parsed(target, url)
-                if onward.copy_with(fragment=None) == url.copy_with(fragment=None):  # the page only reloads itself
-                    return found
-                found = onward
-            url = found
         raise NoPage(f"more than {self._limits.redirects} redirects, the last one to {url}")
 
-    async def _get(self, url: httpx2.URL) -> Page | httpx2.URL:
-        """The page at `url` or the address that it redirects to; a transient failure is retried once."""
-        targets, proxy = await targets_of(url, self._limits.ports, self._limits.allow_private, self._resolver)
-        try:
-            return await self._request(url, targets, proxy, final=False)
-        except _TransientError:
-            await asyncio.sleep(_RETRY_AFTER_S)
-        return await self._request(url, targets, proxy, final=True)
-
-    async def _request(
-        self, url: httpx2.URL, targets: Sequence[str], proxy: str | None, *, final: bool
-    ) -> Page | httpx2.URL:
-        """Request `url` from the first of `targets` that accepts a connection."""
+    async def _request(self, url: httpx2.URL, targets: Sequence[str], proxy: str | None) -> Page | httpx2.URL:
+        """The page at `url` or the address that it redirects to, from the first target that accepts a connection."""
         failure: Exception | None = None
         for target in targets[:_ADDRESSES_TRIED]:
             try:
-                return await self._exchange(url, target, proxy, final=final)
+                return await self._exchange(url, target, proxy)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 failure = error
             except httpx2.HTTPError as error:
-                if final or not isinstance(error, httpx2.TransportError):
-                    reason = str(error) or type(error).__name__
-                    raise NoPage(f"{url.host} did not send a valid response: {reason}") from error
-                raise _TransientError from error
+                kind = _TransientError if isinstance(error, httpx2.TransportError) else NoPage
+                reason = str(error) or type(error).__name__
+                raise kind(f"{url.host} did not send a valid response: {reason}") from error
         reason = str(failure) or type(failure).__name__
         if proxy:
             raise ToolServerError(
@@ -146,7 +133,7 @@ class Fetcher:
             ) from failure
         raise NoPage(f"no connection to {url.host}: {reason}") from failure
 
-    async def _exchange(self, url: httpx2.URL, target: str, proxy: str | None, *, final: bool) -> Page | httpx2.URL:
+    async def _exchange(self, url: httpx2.URL, target: str, proxy: str | None) -> Page | httpx2.URL:
         """One request on a new connection, so that two hosts never share one."""
         request = httpx2.Request(
             "GET",
@@ -172,48 +159,41 @@ class Fetcher:
                     raise
                 raise NoPage(f"{url.host} did not answer within {self._limits.headers_s:g} s") from None
             try:
-                return await self._page_of(url, response, final=final)
+                return await self._page_of(url, response)
             finally:
                 await response.aclose()
 
-    async def _page_of(self, url: httpx2.URL, response: httpx2.Response, *, final: bool) -> Page | httpx2.URL:
+    async def _page_of(self, url: httpx2.URL, response: httpx2.Response) -> Page | httpx2.URL:
         """The page of a response or the target of a redirect; the head is judged before the body is read."""
         status, location = response.status_code, response.headers.get("location", "")
         if status in _MOVED and location:
             return parsed(location, url)
-        if status in _TRANSIENT and not final:
-            raise _TransientError
         if not 200 <= status < 300:
             known = status in HTTPStatus.__members__.values()
             phrase = f" ({HTTPStatus(status).phrase})" if known else ""
-            raise NoPage(f"{url.host} answers with status {status}{phrase}")
+            kind = _TransientError if status in _TRANSIENT else NoPage
+            raise kind(f"{url.host} answers with status {status}{phrase}")
         content_type = response.headers.get("content-type", "")
         media_type = content_type.partition(";")[0].strip().lower()
         check_readable(media_type)
-        body, cut = await self._body(response)
-        check_readable(media_type, body)
-        charset = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", content_type, re.IGNORECASE)
-        return Page(url=str(url), media_type=media_type, charset=charset[1] if charset else "", body=body, cut=cut)
-
-    async def _body(self, response: httpx2.Response) -> tuple[bytes, bool]:
-        """At most `max_kb` of the decompressed body, and whether there is more."""
+        # At most `max_kb` of the body, as sent and decompressed.
         limit = self._limits.max_kb * 1000
         unpack = unpacker(response.headers.get("content-encoding", ""))
-        arrived, body = 0, bytearray()
+        arrived, body, cut = 0, bytearray(), False
         try:
             async for piece in response.aiter_raw():
                 arrived += len(piece)
                 body += unpack(piece, limit + 1 - len(body))
                 if arrived > limit or len(body) > limit:
-                    return bytes(body[:limit]), True
+                    cut = True
+                    break
         except zlib.error as error:
             raise NoPage(f"the page is damaged: {error}") from error
         except (httpx2.RemoteProtocolError, httpx2.ReadError):
             if not body:
                 raise
-            return bytes(body), True  # the connection ended early: what arrived can be read
-        return bytes(body), False
-
-
-class _TransientError(Exception):
-    """This attempt failed and another may not."""
+            cut = True  # the connection ended early: what arrived can be read
+        text = bytes(body[:limit])
+        check_readable(media_type, text)
+        charset = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", content_type, re.IGNORECASE)
+        return Page(url=str(url), media_type=media_type, charset=charset[1] if charset else "", body=text, cut=cut)

@@ -308,7 +308,18 @@ def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
     if page.media_type.endswith("xml") and "html" not in page.media_type:
         text = unescape(re.sub(r"<[^<>]*>", " ", text))
     elif page.is_markup:
-        title, text = _main_text(text)
+        import trafilatura
+
+        tree = trafilatura.load_html(text)
+        if tree is None:  # not recognized as a page: a bare "<p>Hello", or plain text that the server declares as HTML
+            text = f"<html>{text}</html>"
+            tree = trafilatura.load_html(text)
+        html, text = text, ""
+        if tree is not None:
+            title = tree.findtext(".//title") or ""
+            text = trafilatura.extract(html, include_comments=False, favor_recall=True) or ""
+            if len(text) < _SHORT:  # hardly any main text, as in a list of links: all its text
+                text = max(text, trafilatura.html2txt(html), key=len)
     lines = (line.strip() for line in without_controls(text).split("\n"))
     text = "\n".join(line for line in lines if line)
     spans = best_spans(text, list(passages(text, size, size // 6)), query, limit)
@@ -318,21 +329,6 @@ def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
     if spans and spans[-1][1] < len(text):
         shown += _GAP.rstrip()
     return Reading(title=" ".join(without_controls(title).split())[:_TITLE_CHARACTERS], text=shown)
-
-
-def _main_text(html: str) -> tuple[str, str]:
-    """A page's title and its main text, or all its text if there is hardly any main text, as in a list of links."""
-    import trafilatura
-
-    tree = trafilatura.load_html(html)
-    if tree is None:  # not recognized as a page: a bare "<p>Hello", or plain text that the server declares as HTML
-        html = f"<html>{html}</html>"
-        tree = trafilatura.load_html(html)
-    if tree is None:
-        return "", ""
-    title = tree.findtext(".//title") or ""
-    text = trafilatura.extract(html, include_comments=False, favor_recall=True) or ""
-    return title, text if len(text) >= _SHORT else max(text, trafilatura.html2txt(html), key=len)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pydantic import Field, JsonValue
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Engine, ToolResult
-from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.web.fetch import Fetcher, Limits
@@ -75,15 +75,9 @@ class WebPage:
         "It reads HTML and plain text, not PDF files, images, or pages that need a login or JavaScript. It does not "
         "search: find an address with a search tool first, and do not guess one."
     )
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {
-            "url": {"type": "string", "description": "the page's address, beginning with https:// or http://"},
-            "query": {"type": "string", "description": "what you want to know from the page"},
-        },
-        "required": ["url", "query"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(
+        url="the page's address, beginning with https:// or http://", query="what you want to know from the page"
+    )
 
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
         config = config or Config()

@@ -1,18 +1,26 @@
-"""Web search: the best pages' titles, addresses and snippets, or a model's summary of them."""
+"""Web search: the best pages' titles, addresses and snippets, or a model's summary of them.
+
+Two providers: `ddgs` (several search engines, no key) and `serper` (Google's results, with a key).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
+from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
+from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
 from midstream.tools.web import api
-from midstream.tools.web.search_providers import Ddgs, Hit, Provider, Serper
 
 MAX_QUERY = 1000  # characters; no search engine reads more
 _MAX_TITLE, _MAX_URL, _MAX_SNIPPET = 200, 1000, 500
@@ -26,6 +34,176 @@ Query: {query}
 
 Results:
 {results}"""
+
+
+SERPER_URL = "https://google.serper.dev/search"
+NOTHING_FOUND = "No results found."  # ddgs's error if every engine answered and had no result
+CONTROL_QUERY = "weather"  # every search engine has results for it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One result; any of the three may be empty."""
+
+    title: str
+    url: str = ""
+    snippet: str = ""
+
+
+class Provider(Protocol):
+    """Answers searches. `label` names the provider and the origin of its results."""
+
+    label: str
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """Up to `top_k` pages, best first, after the provider's own answers; [] without results.
+
+        Raises:
+            ToolServerError: no search could be made.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections and threads."""
+        ...
+
+
+class Serper:
+    """Google's results from serper.dev: an answer box and a knowledge panel, if Google shows them, then pages."""
+
+    label = "serper (Google)"
+
+    def __init__(self, config: api.Config, region: str, api_key_env: str, base_url: str | None = None) -> None:
+        key = api.Key(header="X-API-KEY", env=api_key_env) if api_key_env else None
+        if key:
+            key.read()  # a missing key is an error before a run starts
+        self._country, self._language = region.split("-")
+        self._service = api.Service("serper", base_url or SERPER_URL, config, key=key)
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """As `Provider.search`."""
+
+        def check(data: Any, pause_s: float) -> None:
+            # Every answer of Serper has a list of pages, empty if Google finds nothing.
+            if not isinstance(data, dict) or not isinstance(data.get("organic"), list):
+                raise TransientError("the answer holds no list of results", pause_s)
+
+        body = {"q": query, "num": top_k, "gl": self._country, "hl": self._language}
+        data = await self._service.post(body, check)
+        extra: list[Hit] = []
+        box, graph = data.get("answerBox"), data.get("knowledgeGraph")
+        if isinstance(box, dict) and (text := _text(box, "answer") or _text(box, "snippet")):
+            extra.append(Hit(title=f"answer box: {_text(box, 'title')}", url=_text(box, "link"), snippet=text))
+        if isinstance(graph, dict) and _text(graph, "title"):
+            attributes = graph.get("attributes")
+            facts = [f"{name}: {fact}" for name, fact in attributes.items()] if isinstance(attributes, dict) else []
+            kind, description = _text(graph, "type"), _text(graph, "description")
+            extra.append(
+                Hit(
+                    title=f"knowledge panel: {_text(graph, 'title')}" + (f" ({kind})" if kind else ""),
+                    url=_text(graph, "descriptionLink") or _text(graph, "website"),
+                    snippet="; ".join([description, *facts] if description else facts),
+                )
+            )
+        pages = [
+            Hit(title=_text(item, "title"), url=_text(item, "link"), snippet=_text(item, "snippet"))
+            for item in data.get("organic", [])
+            if isinstance(item, dict)
+        ]
+        return extra + [page for page in pages if page.url][:top_k]
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        await self._service.close()
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    """A field's text; "" for anything else: `answer` may be a number, a snippet may be missing."""
+    value = item.get(name)
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+class Ddgs:
+    """Several search engines through the package `ddgs`, which reads their result pages.
+
+    It runs in its own threads. A search that timed out keeps its thread until `ddgs` times out as well: each of its
+    requests has an equal part of `timeout_s`. `ddgs` reads its proxy from DDGS_PROXY alone.
+    """
+
+    def __init__(self, config: api.Config, region: str, backends: Sequence[str]) -> None:
+        ddgs, engines = _ddgs_and_engines()
+        known = sorted(engines["text"])
+        unknown = [name for name in backends if name not in (*known, "auto")]
+        if unknown or not backends:  # ddgs itself would query all engines instead, and only log that
+            raise RecipeError(
+                f"tools.web_search.backends = {list(backends)!r}: unknown to ddgs: {', '.join(unknown) or 'no name'}",
+                code="unknown-backend",
+                fix=f"name some of: auto, {', '.join(known)}",
+            )
+        self.label = f"ddgs ({', '.join(backends)})"
+        self._ddgs, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
+        self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
+        self._semaphore = api.LoopSemaphore(config.concurrency)
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def search(self, query: str, top_k: int) -> list[Hit]:
+        """As `Provider.search`."""
+
+        def search() -> list[dict[str, Any]]:
+            found = self._ask(query, top_k)
+            # ddgs does not distinguish engines that refuse (403, 429) from engines that find nothing.
+            if not found and not self._ask(CONTROL_QUERY, 1):
+                raise TransientError(f"no results, not even for {CONTROL_QUERY!r}: the engines refuse")
+            return found[:top_k]
+
+        async def attempt() -> list[dict[str, Any]]:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="web-search")
+            loop, timeout_s = asyncio.get_running_loop(), self._config.timeout_s
+            async with self._semaphore.here():
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        return await loop.run_in_executor(self._threads, search)
+                except TimeoutError as failure:
+                    raise TransientError(f"no results within {timeout_s:g} s") from failure
+
+        return [
+            Hit(title=_text(item, "title"), url=_text(item, "href"), snippet=_text(item, "body"))
+            for item in await api.retried(attempt, self._config, self.label)
+        ]
+
+    def _ask(self, query: str, top_k: int) -> list[dict[str, Any]]:
+        from ddgs.exceptions import DDGSException
+
+        try:
+            return self._ddgs(timeout=self._request_timeout_s).text(
+                query, region=self._region, max_results=top_k, backend=self._backend
+            )
+        except DDGSException as failure:
+            if str(failure) == NOTHING_FOUND:
+                return []
+            raise TransientError(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
+
+    async def close(self) -> None:
+        """Let the threads end; later searches start new ones."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+def _ddgs_and_engines() -> tuple[Any, Any]:
+    """The class DDGS and its table of engines."""
+    try:
+        from ddgs import DDGS
+        from ddgs.engines import ENGINES
+    except ImportError as failure:
+        raise UnsupportedError(
+            f"{failure.name} is not installed",
+            code="missing-extra",
+            cause="web search without a key needs the extra `web`",
+            fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
+        ) from failure
+    return DDGS, ENGINES
 
 
 class Config(api.Config, ToolConfig):
@@ -72,12 +250,7 @@ class WebSearch:
         "the pages. The snippets are short and may be out of date or wrong: compare several. Not for arithmetic, and "
         "not for reading a whole page."
     )
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "what to search for"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
+    parameters: Mapping[str, Any] = text_arguments(query="what to search for")
     timeout_s = api.NEVER_S
 
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
@@ -105,18 +278,19 @@ class WebSearch:
         hits = await self._source.search(query, self._config.top_k)
         if not hits:
             return ToolResult(text=f"{self._source.label} finds nothing for {query!r}", ok=False)
-        results = "\n".join(f"{number}. {_line(hit)}" for number, hit in enumerate(hits, 1))
+        lines: list[str] = []
+        for number, hit in enumerate(hits, 1):
+            parts = (_folded(hit.title, _MAX_TITLE), _folded(hit.url, _MAX_URL), _folded(hit.snippet, _MAX_SNIPPET))
+            lines.append(f"{number}. {' | '.join(part for part in parts if part)}")
+        results = "\n".join(lines)
         if self._engine is None:
             return ToolResult(text=f"results from {self._source.label}\n{results}")
-        return await self._summary(self._engine, query, hits, results)
-
-    async def _summary(self, engine: Engine, query: str, hits: Sequence[Hit], results: str) -> ToolResult:
         prompt = SUMMARY_PROMPT.format(query=query, results=results)
-        answer = await ask(engine, self.name, prompt, self._sampling)
+        answer = await ask(self._engine, self.name, prompt, self._sampling)
         if not answer.ok:
             first = f"results from {self._source.label} (not summarized: {answer.text})"
             return ToolResult(text=f"{first}\n{results}", calls=answer.calls)
-        model = answer.calls[-1].sent.get("model") or engine.name
+        model = answer.calls[-1].sent.get("model") or self._engine.name
         pages = "\n".join(f"{number}. {_folded(hit.url, _MAX_URL)}" for number, hit in enumerate(hits, 1) if hit.url)
         first = f"summary by model {model} of results from {self._source.label}"
         return ToolResult(text=f"{first}\n{answer.text}\nPages:\n{pages}", calls=answer.calls)
@@ -124,12 +298,6 @@ class WebSearch:
     async def close(self) -> None:
         """Release what the provider holds."""
         await self._source.close()
-
-
-def _line(hit: Hit) -> str:
-    """title | url | snippet on one line, without empty parts."""
-    parts = (_folded(hit.title, _MAX_TITLE), _folded(hit.url, _MAX_URL), _folded(hit.snippet, _MAX_SNIPPET))
-    return " | ".join(part for part in parts if part)
 
 
 def _folded(text: str, limit: int) -> str:
