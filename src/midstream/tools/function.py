@@ -143,21 +143,18 @@ class FunctionTool(Generic[P, R]):
         # could not end before they do.
         done: Future[ToolResult] = Future()
         done.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it, so the thread can set it
-        context = contextvars.copy_context()
-
-        def call_function() -> ToolResult:
-            try:
-                return self._result_of(self._function(**self._validated(arguments)))
-            except BaseException as error:  # noqa: BLE001 - SystemExit, too, must not end the thread without a result
-                return self._answer_or_raise(error)
 
         def run() -> None:
             try:
-                done.set_result(context.run(call_function))
-            except BaseException as error:  # noqa: BLE001 - the caller gets every exception
-                done.set_exception(error)
+                done.set_result(self._result_of(self._function(**self._validated(arguments))))
+            except BaseException as error:  # noqa: BLE001 - the caller gets every exception, SystemExit too
+                try:
+                    done.set_result(self._answer_or_raise(error))
+                except BaseException as failure:  # noqa: BLE001
+                    done.set_exception(failure)
 
-        threading.Thread(target=run, name="tool", daemon=True).start()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
         return await asyncio.wrap_future(done)
 
     async def close(self) -> None:

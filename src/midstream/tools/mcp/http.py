@@ -134,30 +134,31 @@ class HttpLink(Link):
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[None]:
         """Open the SDK's transport; nothing is sent yet."""
+
+        async def receive(read: ReadStream[SessionMessage | Exception]) -> None:
+            async for item in read:
+                if isinstance(item, Exception) or self.ended.is_set():
+                    continue
+                message = item.message
+                if isinstance(message, JSONRPCError) and message.id in self._replies_too_long:
+                    self._replies_too_long.discard(message.id)
+                    item = SessionMessage(self._too_long(message.id), item.metadata)  # replaces the SDK's parse error
+                await self._deliver(item)
+
+        async def send(write: WriteStream[SessionMessage]) -> None:
+            async for item in self._outbox:
+                await write.send(item)
+                self._sent(item.message)
+
         transport = streamable_http_client(self._url, http_client=self._client, max_sse_event_size=self._limit)
         async with self._client, transport as (read, write):
-            tasks = [asyncio.create_task(self._read(read)), asyncio.create_task(self._write(write))]
+            tasks = [asyncio.create_task(receive(read)), asyncio.create_task(send(write))]
             try:
                 yield
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-
-    async def _read(self, read: ReadStream[SessionMessage | Exception]) -> None:
-        async for item in read:
-            if isinstance(item, Exception) or self.ended.is_set():
-                continue
-            message = item.message
-            if isinstance(message, JSONRPCError) and message.id in self._replies_too_long:
-                self._replies_too_long.discard(message.id)
-                item = SessionMessage(self._too_long(message.id), item.metadata)  # it replaces the SDK's parse error
-            await self._deliver(item)
-
-    async def _write(self, write: WriteStream[SessionMessage]) -> None:
-        async for item in self._outbox:
-            await write.send(item)
-            self._sent(item.message)
 
     def too_long(self, request: httpx2.Request) -> None:
         """Note that the reply to this request was abandoned because of its size."""

@@ -163,22 +163,22 @@ class Server:
         if self._connection is not None and not self._connection.link.ended.is_set():
             return self._connection
         if self._attempt is None:
-            self._attempt = asyncio.create_task(self._connect())
+
+            async def connect() -> _Connection:
+                await self._leave()
+                await asyncio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)])
+                self._failures += 1  # until a call succeeds
+                self._connection = await self._open("legacy")
+                return self._connection
 
             def finished(attempt: asyncio.Task[_Connection]) -> None:
                 self._attempt = None
                 if not attempt.cancelled():
                     attempt.exception()  # retrieved, also if no caller waits any more
 
+            self._attempt = asyncio.create_task(connect())
             self._attempt.add_done_callback(finished)
         return await asyncio.shield(self._attempt)
-
-    async def _connect(self) -> _Connection:
-        await self._leave()
-        await asyncio.sleep(PAUSES_S[min(self._failures, len(PAUSES_S) - 1)])
-        self._failures += 1  # until a call succeeds
-        self._connection = await self._open("legacy")
-        return self._connection
 
     async def _open(self, mode: str) -> _Connection:
         ready: asyncio.Future[_Connection] = self._loop.create_future()

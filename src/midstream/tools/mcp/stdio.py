@@ -91,6 +91,14 @@ class StdioLink(Link):
             while piece := await stderr.read(1 << 16):
                 self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
 
+        async def send(stdin: asyncio.StreamWriter) -> None:
+            async for item in self._outbox:
+                if not stdin.is_closing():  # else the end of the process or of its input is reported soon
+                    stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    with suppress(ConnectionError):
+                        await stdin.drain()
+                self._sent(item.message)
+
         try:
             self._transport, process = await asyncio.get_running_loop().subprocess_exec(
                 lambda: _Process(self),
@@ -109,7 +117,7 @@ class StdioLink(Link):
         assert process.stdin
         assert process.stdout
         assert process.stderr
-        jobs = (self._read(process.stdout), self._write(process.stdin), keep_stderr(process.stderr))
+        jobs = (self._read(process.stdout), send(process.stdin), keep_stderr(process.stderr))
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
             yield
@@ -162,14 +170,6 @@ class StdioLink(Link):
             self.end("it closed its output")
         except Flood as flood:
             self.end(f"it sends {flood}")
-
-    async def _write(self, stdin: asyncio.StreamWriter) -> None:
-        async for item in self._outbox:
-            if not stdin.is_closing():  # else the end of the process or of its input is reported soon
-                stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                with suppress(ConnectionError):
-                    await stdin.drain()
-            self._sent(item.message)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:

@@ -13,7 +13,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -127,7 +126,6 @@ def make(config: Config, name: str) -> list[McpTool]:
         raise UnsupportedError(
             "the MCP SDK is not installed",
             code="missing-extra",
-            cause=f"no module {failure.name!r}",
             fix="pip install 'midstream[mcp]'",
         ) from failure
     passed = (*config.env_pass, *config.headers_env.values())
@@ -163,10 +161,11 @@ def make(config: Config, name: str) -> list[McpTool]:
         tool for tool in listed if tool.name in (config.include or [tool.name]) and tool.name not in config.exclude
     ]
     offered, refused = offer(wanted[: config.max_tools], prefix)
-    with ExitStack() as undo:
-        undo.callback(server.stop)
+    try:
         _check(config, name, listed, wanted, refused)
-        undo.pop_all()
+    except RecipeError:
+        server.stop()
+        raise
     for tool, why in refused.items():
         warn("MCP server %s: its tool %r is left out: %s", name, cleaned(tool)[:80], cleaned(why))
     users: set[str] = {tool.name for tool in offered}
@@ -268,32 +267,34 @@ class McpTool:
 
 def text_of(result: CallToolResult) -> str:
     """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
-    parts = [_shown(block) for block in result.content]
-    if not any(block.type == "text" for block in result.content) and result.structured_content is not None:
+    parts: list[str] = []
+    blocks: Sequence[Any] = result.content
+    for block in blocks:
+        if block.type == "text":
+            parts.append(block.text)
+        elif block.type in ("image", "audio"):
+            parts.append(f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]")
+        elif block.type == "resource_link":
+            size = "" if block.size is None else f", {_size(block.size)}"
+            parts.append(f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]")
+        else:
+            content = block.resource
+            named = f"resource: {content.uri}, {content.mime_type or 'unknown type'}"
+            if hasattr(content, "text"):
+                parts.append(f"[{named}]\n{content.text}")
+            else:
+                parts.append(f"[{named}, {_size(len(content.blob) * 3 // 4)}]")
+    if not any(block.type == "text" for block in blocks) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
     silent = "the tool failed without a message" if result.is_error else "(no output)"
     return "\n".join(part for part in parts if part) or silent
-
-
-def _shown(block: Any) -> str:
-    if block.type == "text":
-        return block.text
-    if block.type in ("image", "audio"):
-        return f"[{block.type}: {block.mime_type}, {_size(len(block.data) * 3 // 4)}]"
-    if block.type == "resource_link":
-        size = "" if block.size is None else f", {_size(block.size)}"
-        return f"[resource: {block.uri}, {block.mime_type or 'unknown type'}{size}]"
-    kind, content = block.resource.mime_type or "unknown type", block.resource
-    if hasattr(content, "text"):
-        return f"[resource: {content.uri}, {kind}]\n{content.text}"
-    return f"[resource: {content.uri}, {kind}, {_size(len(content.blob) * 3 // 4)}]"
 
 
 def _size(count: int) -> str:
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB"
 
 
-# --- what a server offers: written by others, and made to fit into prompts -----------------------------------------------
+# --- what a server offers: written by others, and made to fit into prompts ------------------------------------------
 
 
 class Offered(Frozen):

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -50,24 +50,6 @@ class Hit:
     snippet: str = ""
 
 
-class Provider(Protocol):
-    """Answers searches. `label` names the provider and the origin of its results."""
-
-    label: str
-
-    async def search(self, query: str, top_k: int) -> list[Hit]:
-        """Up to `top_k` pages, best first, after the provider's own answers; [] without results.
-
-        Raises:
-            ToolServerError: no search could be made.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Release connections and threads."""
-        ...
-
-
 class Serper:
     """Google's results from serper.dev: an answer box and a knowledge panel, if Google shows them, then pages."""
 
@@ -81,7 +63,7 @@ class Serper:
         self._service = api.Service("serper", base_url or SERPER_URL, config, key=key)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
-        """As `Provider.search`."""
+        """Up to `top_k` pages, best first, after the answer box and the panel; [] without results."""
 
         def check(data: Any, pause_s: float) -> None:
             # Every answer of Serper has a list of pages, empty if Google finds nothing.
@@ -147,7 +129,7 @@ class Ddgs:
         self._threads: ThreadPoolExecutor | None = None
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
-        """As `Provider.search`."""
+        """Up to `top_k` pages, best first; [] without results."""
 
         def search() -> list[dict[str, Any]]:
             found = self._ask(query, top_k)
@@ -256,7 +238,7 @@ class WebSearch:
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
         self._config = config or Config()
         self._engine = engine
-        self._source: Provider
+        self._source: Serper | Ddgs
         if self._config.provider == "serper":
             self._source = Serper(self._config, self._config.region, self._config.api_key_env, self._config.base_url)
         else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import Context, ToolConfig
+from midstream.core.component import ToolConfig
 from midstream.core.http import TransientError
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import text_arguments
@@ -183,10 +183,6 @@ class Config(api.Config, ToolConfig):
     index: Path | None = None
     max_characters: int = Field(default=6000, ge=1)
 
-    def build(self, context: Context) -> Wikipedia:
-        """Open the index, or the connection to the wiki."""
-        return Wikipedia(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
@@ -252,25 +248,22 @@ class Wikipedia:
             return self._show(title or "(no title)", text, section, [other for other, _ in others if other])
         assert self._wiki is not None
         try:
-            return await self._from_wiki(self._wiki, query, section)
+            page, others = await self._wiki.page(query), []
+            if page is None:
+                found, suggestion = await self._wiki.search(query, 1 + _NEAR)
+                if not found:
+                    hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+                    return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
+                title, *others = found
+                page = await self._wiki.page(title)
+            if page is None:  # the search finds pages that were deleted
+                return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
+            if page.ambiguous and not section:
+                options = _listed("titles to choose from", (await self._wiki.links(page.title))[:_MOST_OPTIONS])
+                text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
+                return ToolResult(text=text + self._cut(page.text) + options)
         except QueryError as failure:
             return ToolResult(text=str(failure), ok=False)
-
-    async def _from_wiki(self, wiki: MediaWiki, query: str, section: str) -> ToolResult:
-        page, others = await wiki.page(query), []
-        if page is None:
-            found, suggestion = await wiki.search(query, 1 + _NEAR)
-            if not found:
-                hint = f"; did you mean {suggestion!r}?" if suggestion else ""
-                return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
-            title, *others = found
-            page = await wiki.page(title)
-        if page is None:  # the search finds pages that were deleted
-            return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
-        if page.ambiguous and not section:
-            options = _listed("titles to choose from", (await wiki.links(page.title))[:_MOST_OPTIONS])
-            text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
-            return ToolResult(text=text + self._cut(page.text) + options)
         came_from = f", redirected from {page.redirected_from!r}" if page.redirected_from else ""
         return self._show(f"{page.title}{came_from} ({page.url})", page.text, section, others)
 
@@ -330,4 +323,5 @@ def _listed(what: str, names: Sequence[str]) -> str:
     return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""
 
 
+Config.component = Wikipedia
 Config.tool = Wikipedia
