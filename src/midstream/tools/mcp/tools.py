@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -268,7 +268,7 @@ class McpTool:
 def text_of(result: CallToolResult) -> str:
     """A result as text: its texts, other content by kind and size, or else its structured content as JSON."""
     parts: list[str] = []
-    blocks: Sequence[Any] = result.content
+    blocks = cast(list[Any], result.content)
     for block in blocks:
         if block.type == "text":
             parts.append(block.text)
