@@ -102,8 +102,9 @@ class ExecutorCase(Frozen):
         checks = {"valid": valid, "arguments right": valid and right}
         wanted = [f"{name} with {', '.join(held)}" for name, held in self.holds.items()]
         if self.accept:
-            wanted.insert(0, _json({name: values[0] for name, values in self.accept.items()}))
-        return (checks, command.error or _json(given), "; ".join(wanted)), calls
+            first = {name: values[0] for name, values in self.accept.items()}
+            wanted.insert(0, json.dumps(first, ensure_ascii=False))
+        return (checks, command.error or json.dumps(given, ensure_ascii=False), "; ".join(wanted)), calls
 
 
 class VerifierCase(Frozen):
@@ -159,7 +160,8 @@ class PolicyCase(Frozen):
     async def ask(self, module: Interleaved, cases: Cases, context: ModuleContext) -> Asked:
         """Run the whole loop, with tools that return the case's result: does the policy call, and read the result?"""
         known = module.template.tool
-        offered = [tool for tool in cases.policy_tools if known in ("", tool.name)]
+        named = {case.tool for case in cases.policy}
+        offered = [tool for tool in cases.tools if tool.name in named and known in ("", tool.name)]
         trajectory = await module.run(
             Task(id="", question=self.question, answer=""),
             [tool.model_copy(update={"result": self.result}) for tool in offered],
@@ -196,12 +198,6 @@ class Cases(Frozen):
     verifier: tuple[VerifierCase, ...]
     generator: tuple[GeneratorCase, ...]
     policy: tuple[PolicyCase, ...]
-
-    @property
-    def policy_tools(self) -> tuple[CaseTool, ...]:
-        """The tools that a policy's cases are about."""
-        named = {case.tool for case in self.policy}
-        return tuple(tool for tool in self.tools if tool.name in named)
 
 
 def load_cases() -> Cases:
@@ -254,7 +250,3 @@ def plain(answer: str) -> str:
     """An answer without case, extra spaces, a final full stop and thousands commas."""
     text = " ".join(answer.casefold().split()).rstrip(".")
     return re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

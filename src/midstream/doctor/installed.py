@@ -60,22 +60,22 @@ def check_requirements() -> Check:
 
 def check_extras(tools: Collection[str] = ()) -> list[Check]:
     """MS111 to MS113: the extras that tools need; `tools` are the types of those that will be used."""
-    return [_check_extra(name, code, use, sorted(of.intersection(tools))) for name, (code, use, of) in EXTRAS.items()]
-
-
-def _check_extra(name: str, code: str, use: str, used_by: list[str]) -> Check:
-    check = partial(Check, code=code, what=f"extra {name}")
-    fix = f"pip install 'midstream[{name}]'"
-    wanted, lacking = extra_state(name)
-    if not wanted:
-        return check(status="not checked", words="see MS102")
-    if not lacking:
-        return check(status="ok", words=", ".join(wanted))
-    absent = len(lacking) == len(wanted) and all("not installed" in problem for problem in lacking)
-    if absent and not used_by:
-        return check(status="ok", words="not installed", fix=fix)
-    words = f"{'not installed' if absent else '; '.join(lacking)}; it is for {', '.join(used_by) or use}"
-    return check(status="warning", words=words, fix=fix)
+    checks = []
+    for name, (code, use, of) in EXTRAS.items():
+        check, fix = partial(Check, code=code, what=f"extra {name}"), f"pip install 'midstream[{name}]'"
+        used_by = sorted(of.intersection(tools))
+        wanted, lacking = extra_state(name)
+        absent = len(lacking) == len(wanted) and all("not installed" in problem for problem in lacking)
+        if not wanted:
+            checks.append(check(status="not checked", words="see MS102"))
+        elif not lacking:
+            checks.append(check(status="ok", words=", ".join(wanted)))
+        elif absent and not used_by:
+            checks.append(check(status="ok", words="not installed", fix=fix))
+        else:
+            words = f"{'not installed' if absent else '; '.join(lacking)}; it is for {', '.join(used_by) or use}"
+            checks.append(check(status="warning", words=words, fix=fix))
+    return checks
 
 
 async def check_training() -> list[Check]:

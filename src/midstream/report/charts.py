@@ -90,8 +90,10 @@ def line_chart(
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
         kind = "thin" if line.thin else "line"
         parts.append(f'<polyline class="{kind} {line.color}" points="{path}"/>')
-        if line.marks or len(line.points) == 1:
-            parts += [_mark(frame, line, x, y) for x, y in line.points]
+        for x, y in line.points if line.marks or len(line.points) == 1 else ():
+            title = escape(visible(f"{line.name}, step {x:,.0f}: {frame.format(y)}"))
+            place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
+            parts.append(f'<circle class="dot {line.color}" {place} r="3"><title>{title}</title></circle>')
     ends = [(frame.y(line.points[-1][1]), line.label, line.color) for line in series if line.label]
     parts.append(end_labels(frame, ends))
     return svg(width, height, summary, "".join(parts))
@@ -178,12 +180,6 @@ def axes(frame: Frame, x_label: str) -> str:
         anchor = "start" if index == 0 and frame.x(value) < left + 20 else "middle"
         parts.append(f'<text class="tick" x="{frame.x(value):.1f}" y="{bottom}" text-anchor="{anchor}">{text}</text>')
     return "".join(parts)
-
-
-def _mark(frame: Frame, line: Series, x: float, y: float) -> str:
-    title = escape(visible(f"{line.name}, step {x:,.0f}: {frame.format(y)}"))
-    place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
-    return f'<circle class="dot {line.color}" {place} r="3"><title>{title}</title></circle>'
 
 
 def end_labels(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> str:

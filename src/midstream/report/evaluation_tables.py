@@ -80,13 +80,10 @@ def curves(evaluations: Sequence[EvaluationResult], *, greedy: bool) -> dict[str
     best: dict[str, list[EvaluationResult]] = {}
     for name, tasks in sorted(sizes, key=lambda key: key[1]):
         found = sorted(sizes[name, tasks], key=lambda result: result.step or 0)
-        if len(_steps(found)) >= len(_steps(best.get(name, []))):
+        steps, most = ({result.step for result in results} for results in (found, best.get(name, [])))
+        if len(steps) >= len(most):
             best[name] = found
     return best
-
-
-def _steps(results: Sequence[EvaluationResult]) -> set[int | None]:
-    return {result.step for result in results}
 
 
 def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
@@ -130,12 +127,11 @@ def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
     # A rule next to a judge has its column already.
     in_parts = [result for result in results if len(result.reward_parts) > 1 and not result.judged]
     if in_parts:
-        several = len({result.sampling for result in results}) > 1
         table = _set_table("Parts of the score", "mean", second="part")
         for result in in_parts:
             table.add_section()
             for place, (name, value) in enumerate(result.reward_parts.items()):
-                named = "" if place else _named(result, several)
+                named = "" if place else _named(result, results)
                 table.add_row(named, Text(visible(name)), number(value))
         parts.append(table)
     if notes := notes_on(results):
@@ -164,7 +160,6 @@ def plain_table(title: Text | None = None, *, left: Sequence[str] = (), right: S
 
 def success_table(results: Sequence[EvaluationResult]) -> Table:
     """Success with its interval; by a rule and by a judge in two columns, of which a judged set may fill both."""
-    several = len({result.sampling for result in results}) > 1
     ruled = any(not result.judged or result.rule_success is not None for result in results)
     judged = any(result.judged for result in results)
     differ = any(result.disagreements is not None for result in results)
@@ -188,13 +183,12 @@ def success_table(results: Sequence[EvaluationResult]) -> Table:
         cells.append(Text(f"{result.errors:,}", "yellow" if result.errors else ""))
         if lost:
             cells.append(percent(result.success_without_errors) if result.errors else "-")
-        table.add_row(_named(result, several), *cells)
+        table.add_row(_named(result, results), *cells)
     return table
 
 
 def trials_table(results: Sequence[EvaluationResult]) -> Table:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    several = len({result.sampling for result in results}) > 1
     table = _set_table("Over the k trials of each task", "k", "avg@k", "sd", "majority@k")
     for head in ("pass@k:\nthe best", "pass^k:\nall of k"):
         table.add_column(head, no_wrap=True)
@@ -205,31 +199,29 @@ def trials_table(results: Sequence[EvaluationResult]) -> Table:
                 for mark, shares in (("@", result.pass_at), ("^", result.pass_all))
             )
             means = (percent(result.success), percent(result.deviation), percent(result.majority))
-            table.add_row(_named(result, several), str(result.trials), *means, best, every or "-")
+            table.add_row(_named(result, results), str(result.trials), *means, best, every or "-")
     return table
 
 
 def family_table(results: Sequence[EvaluationResult]) -> Table:
     """Success by family, of the sets that have several."""
-    several = len({result.sampling for result in results}) > 1
     table = _set_table("By family", "tasks", "success", "turns", second="family")
     for result in results:
         if len(result.by_family) > 1:
             table.add_section()
             for place, (name, family) in enumerate(result.by_family.items()):
                 numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
-                table.add_row("" if place else _named(result, several), Text(visible(name)), *numbers)
+                table.add_row("" if place else _named(result, results), Text(visible(name)), *numbers)
     return table
 
 
 def effort_table(results: Sequence[EvaluationResult]) -> Table:
     """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
-    several = len({result.sampling for result in results}) > 1
     heads = ("turns\na run", "tool\nerrors", "tokens\nin", "tokens\nout", "cost", "leaks")
     table = _set_table("What it took", *heads)
     for result in results:
         table.add_row(
-            _named(result, several),
+            _named(result, results),
             f"{result.turns_mean:.2f}",
             percent(result.tool_use.error_rate),
             number(result.prompt_tokens),
@@ -242,7 +234,6 @@ def effort_table(results: Sequence[EvaluationResult]) -> Table:
 
 def tool_table(results: Sequence[EvaluationResult]) -> Table:
     """How often each tool was called, and the share of turns that went to it."""
-    several = len({result.sampling for result in results}) > 1
     table = _set_table("Calls by tool", second="calls (share of turns)")
     for result in results:
         use = result.tool_use
@@ -252,20 +243,19 @@ def tool_table(results: Sequence[EvaluationResult]) -> Table:
         if rest := names[_MOST_TOOLS:]:
             calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
             shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        table.add_row(_named(result, several), Text(visible(", ".join(shown)) or "-"))
+        table.add_row(_named(result, results), Text(visible(", ".join(shown)) or "-"))
     return table
 
 
 def stream_table(results: Sequence[EvaluationResult]) -> Table:
     """How interleaved policies use their tools on the way to an answer."""
-    several = len({result.sampling for result in results}) > 1
     units = sorted({result.streams.unit for result in results if result.streams})
     heads = ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer")
     table = _set_table(f"Calls of the policy (reasoning in {' or '.join(units)})", *heads)
     for result in results:
         if streams := result.streams:
             table.add_row(
-                _named(result, several),
+                _named(result, results),
                 f"{streams.calls_mean:.2f}",
                 percent(streams.correct_rate),
                 number(streams.reasoning_per_call),
@@ -286,8 +276,9 @@ def _set_table(title: str, *heads: str, second: str = "") -> Table:
     return table
 
 
-def _named(result: EvaluationResult, several: bool) -> Text:
-    """The set, with the sampling where there are several."""
+def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> Text:
+    """The set, with the sampling where `results` have several."""
+    several = len({other.sampling for other in results}) > 1
     return Text(visible(result.set_name + (f" {result.sampling}" if several else "")))
 
 

@@ -103,19 +103,15 @@ def versions_screen(versions: Sequence[Version]) -> Table:
     for version in versions:
         by = f"{version.by} {version.update}" if version.update else version.by
         yes = "yes" if version.library.proven_for else "no"
-        table.add_row(
-            str(version.number), by, str(len(version.library.rendered)), yes, Text(visible(_changes(version)))
-        )
+        ids: dict[str, list[str]] = {}
+        for operation in version.operations:
+            if operation.kind != "keep":
+                ids.setdefault(operation.kind, []).append(operation.id)
+        changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+        changes += [version.note] if version.note else []
+        lessons = str(len(version.library.rendered))
+        table.add_row(str(version.number), by, lessons, yes, Text(visible("; ".join(changes))))
     return table
-
-
-def _changes(version: Version) -> str:
-    ids: dict[str, list[str]] = {}
-    for operation in version.operations:
-        if operation.kind != "keep":
-            ids.setdefault(operation.kind, []).append(operation.id)
-    said = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
-    return "; ".join([*said, *([version.note] if version.note else [])])
 
 
 def validation_screen(library: Library, found: Validation, agent: str) -> Group:
@@ -132,7 +128,9 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
     for lesson in library.rendered:
         if effect := found.effects.get(lesson.id):
             texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(lesson.text)))
-            rows.add_row(lesson.id, *texts, style=_sign(effect))
+            # Green where the interval is above 0, red where it is below.
+            style = "green" if effect.interval[0] > 0 else "red" if effect.interval[1] < 0 else ""
+            rows.add_row(lesson.id, *texts, style=style)
     evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
     return Group(
         Text(visible(said), "green" if test.verdict == "better" else "yellow"),
@@ -140,11 +138,6 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
         Text(),
         rows,
     )
-
-
-def _sign(effect: Effect) -> str:
-    """Green where the interval is above 0, red where it is below."""
-    return "green" if effect.interval[0] > 0 else "red" if effect.interval[1] < 0 else ""
 
 
 def _grid() -> Table:

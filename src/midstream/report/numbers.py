@@ -143,7 +143,7 @@ def sparkline(values: Sequence[float], least_span: float = 0.2) -> str:
 
 def buckets(points: Sequence[Point], limit: int) -> list[Point]:
     """At most `limit` points, each the mean of neighbors; points that are not finite are left out."""
-    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    finite = [point for point in points if all(map(math.isfinite, point))]
     size = max(1, math.ceil(len(finite) / limit))
     chunks = [finite[start : start + size] for start in range(0, len(finite), size)]
     return [(statistics.fmean(x for x, _ in chunk), statistics.fmean(y for _, y in chunk)) for chunk in chunks]
@@ -151,9 +151,6 @@ def buckets(points: Sequence[Point], limit: int) -> list[Point]:
 
 def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Each point with the mean of itself and up to `window` - 1 points before it."""
-    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    smooth = []
-    for index, (x, _) in enumerate(finite):
-        recent = finite[max(0, index + 1 - window) : index + 1]
-        smooth.append((x, statistics.fmean(y for _, y in recent)))
-    return smooth
+    finite = [point for point in points if all(map(math.isfinite, point))]
+    recent = [finite[max(0, index - window) : index] for index in range(1, len(finite) + 1)]
+    return [(some[-1][0], statistics.fmean(y for _, y in some)) for some in recent]

@@ -18,7 +18,7 @@ and what would steer the terminal is written out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,7 +33,7 @@ from rich.text import Text
 from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
-from midstream.core.trajectory import Action, Call, Observation, Trajectory
+from midstream.core.trajectory import Action, Call, Trajectory
 from midstream.report.numbers import counted, duration, troubles, visible
 from midstream.report.turn_rows import (
     LEGEND,
@@ -71,24 +71,6 @@ class Screen(Console):
         raise BrokenPipeError
 
 
-@dataclass(kw_only=True)
-class _Spent:
-    """What requests have cost so far. `tokens` are (prompt, completion)."""
-
-    calls: int = 0
-    tokens: tuple[int, int] = (0, 0)
-    cost_usd: float = 0.0
-
-    def add(self, call: Call) -> None:
-        self.calls += 1
-        self.tokens = (self.tokens[0] + call.usage.prompt_tokens, self.tokens[1] + call.usage.completion_tokens)
-        self.cost_usd += call.usage.cost_usd
-
-    def text(self) -> str:
-        cost = [f"${self.cost_usd:,.4f}"] if self.cost_usd else []
-        return ", ".join([f"{self.tokens[0]:,} + {self.tokens[1]:,} tokens", *cost])
-
-
 class Timeline:
     """Shows one run: a `core.events.TurnListener` in `listen`, a context manager that gives the terminal back."""
 
@@ -114,7 +96,8 @@ class Timeline:
         self._text = ""  # what it has written
         self._calls: list[Call] = []  # of the step under way
         self._retries = 0
-        self._spent, self._thrown_away = _Spent(), _Spent()
+        self._requests: list[Call] = []  # of the whole run
+        self._thrown_away: list[Call] = []  # of attempts that were started again
         self._answer_note = ""
         self._spinner = Spinner("dots" if console.encoding.startswith("utf") else "line", style="cyan")
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=8, transient=True)
@@ -148,7 +131,7 @@ class Timeline:
             return
         how = "stopped by Ctrl-C" if kind is KeyboardInterrupt else "ended by an error"
         what = f"{how} in {self._unit} {self._turn} ({doing})" if doing else how
-        self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {self._spent.text()}"))
+        self._console.print(Text(f"\n{what} after {elapsed(time.monotonic() - self._began)}, {_spent(self._requests)}"))
 
     def listen(self, event: TurnEvent) -> None:
         """Show one event."""
@@ -173,7 +156,11 @@ class Timeline:
                 self._step(command_rows(value))
                 self._begin(visible(value.tool))
             case "observation":
-                self._observed(value)
+                *calls, result = observation_rows(value)
+                for row, call in zip(calls, value.tool_calls, strict=True):
+                    self._print_rows([row], elapsed(call.duration_s))
+                self._print_rows([result], elapsed(value.duration_s))
+                self._begin("")
             case "verdict":
                 self._step(verdict_rows(value))
             case "answer":
@@ -181,7 +168,7 @@ class Timeline:
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
                 self._print_rows([("restart", plain(f"the run starts again after {broken(value)}", "bold yellow"))])
-                self._thrown_away = replace(self._spent)
+                self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0
                 self._begin("")
 
@@ -190,16 +177,16 @@ class Timeline:
         self._written()
         self._doing = self._text = ""
         self._live.stop()
-        spent = self._thrown_away
-        for call in trajectory.calls:
-            spent.add(call)
+        requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
         answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
         reason = stopped(trajectory)
         if trajectory.status == "error":
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
-        cost = "" if spent.cost_usd else ", no price set"
-        took = f"{elapsed(time.monotonic() - self._began)}, {counted(spent.calls, 'request')}, {spent.text()}{cost}"
+        cost = "" if any(call.usage.cost_usd for call in requests) else ", no price set"
+        took = (
+            f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}{cost}"
+        )
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
         self._print_rows([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
         lost = "bold red" if trajectory.status == "error" else ""
@@ -209,7 +196,7 @@ class Timeline:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def _start(self, event: TurnEvent) -> None:
-        if event.turn == 1 and self._turn == 0 and not self._spent.calls:
+        if event.turn == 1 and self._turn == 0 and not self._requests:
             self._began = time.monotonic()  # what was loaded before is not the run's time
         if event.role == POLICY and event.turn == self._replied:  # the same reply continues
             self._doing, self._text = event.role, ""
@@ -231,16 +218,9 @@ class Timeline:
         self._calls.append(call)
         if call.role == POLICY:
             self._reply.append(call)
-        self._spent.add(call)
+        self._requests.append(call)
         if call.repaired:
             self._print_rows(trouble_rows(call)[-1:])  # the attempts that failed stand there already
-
-    def _observed(self, observation: Observation) -> None:
-        *calls, result = observation_rows(observation)
-        for row, call in zip(calls, observation.tool_calls, strict=True):
-            self._print_rows([row], elapsed(call.duration_s))
-        self._print_rows([result], elapsed(observation.duration_s))
-        self._begin("")
 
     def _stream(self, event: TurnEvent) -> None:
         """A step of an interleaved policy: a call in its reply, the call's result, what a user says to it."""
@@ -311,7 +291,7 @@ class Timeline:
         status = f"starting {elapsed(now - self._began)}"
         if self._turn:
             what = f"{self._unit} {self._turn}  {self._doing or 'waiting'} {elapsed(now - self._step_began)}"
-            status = f"{what}   in all {elapsed(now - self._began)}, {self._spent.text()}"
+            status = f"{what}   in all {elapsed(now - self._began)}, {_spent(self._requests)}"
         line.add_column()
         line.add_column(no_wrap=True, overflow="ellipsis")
         line.add_row(self._spinner, Text(status, "dim"))
@@ -319,6 +299,14 @@ class Timeline:
         most = max(1, min(_MOST_TEXT_LINES, self._console.height // 3))
         written = text.wrap(self._console, max(1, self._width - 2), overflow="fold")[-most:] if text else []
         return Group(*(Padding(text, (0, 0, 0, 2)) for text in written), line)
+
+
+def _spent(calls: Sequence[Call]) -> str:
+    """Prompt and completion tokens of requests, and their cost where a price is known."""
+    prompt = sum(call.usage.prompt_tokens for call in calls)
+    completion = sum(call.usage.completion_tokens for call in calls)
+    cost_usd = sum(call.usage.cost_usd for call in calls)
+    return f"{prompt:,} + {completion:,} tokens" + (f", ${cost_usd:,.4f}" if cost_usd else "")
 
 
 def elapsed(seconds: float) -> str:
