@@ -30,6 +30,7 @@ from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
+from midstream.core.task import Task
 from midstream.practice.budget import Budget
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
@@ -190,6 +191,26 @@ def _make(job: Job) -> Learned:
     return learned
 
 
+def best_lessons(world: Workshop, tasks: Sequence[Task]) -> list[str]:
+    """The most valuable lessons on these tasks.
+
+    True lessons are added while they pay, the best first: exact as long as no order reaches `LEAST` or `MOST`, because
+    effects then add up.
+    """
+    domains = {task.family for task in tasks}
+    left = [rule.true for rule in world.rules if rule.domain in domains]
+    chosen: list[str] = []
+    worth = world.mean_success(tasks, chosen)
+    while left:
+        value, lesson = max((world.mean_success(tasks, [*chosen, lesson]), lesson) for lesson in left)
+        if value <= worth:
+            break
+        chosen.append(lesson)
+        left.remove(lesson)
+        worth = value
+    return chosen
+
+
 def practised(name: str, overrides: Sequence[str]) -> Learned:
     """Learn a library without a run directory, and say what it is worth."""
     recipe = load_recipe(name, overrides)
@@ -203,7 +224,7 @@ def practised(name: str, overrides: Sequence[str]) -> Learned:
         return Learned(
             before=world.mean_success(tasks, []),
             after=world.mean_success(tasks, [lesson.text for lesson in library.rendered]),
-            best=world.mean_success(tasks, world.best(tasks)),
+            best=world.mean_success(tasks, best_lessons(world, tasks)),
             lessons=len(library.rendered),
             accepted=accepted,
             rollouts=budget.spent().rollouts,

@@ -310,7 +310,11 @@ def compare(*runs: str) -> Comparison:
     found: list[Paired] = []
     refused: list[UsageError] = []
     for key in first.results:
-        sides = [compared.evaluated(key) for compared in opened if key in compared.results]
+        sides: list[Evaluated] = []
+        for compared in opened:
+            if result := compared.results.get(key):
+                trajectories = evaluated_trajectories(compared.run, result)
+                sides.append(Evaluated(name=compared.name, result=result, trajectories=trajectories))
         for side in sides[1:]:
             try:
                 found.append(compare_pair(sides[0], side, comparisons=len(others)))
@@ -396,11 +400,6 @@ class ComparedRun:
     name: str
     run: RunDirectory
     results: Mapping[Key, EvaluationResult]
-
-    def evaluated(self, key: Key) -> Evaluated:
-        """One of its results with the trajectories."""
-        result = self.results[key]
-        return Evaluated(name=self.name, result=result, trajectories=evaluated_trajectories(self.run, result))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,9 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _record(benchmark: Benchmark) -> dict[str, Any]:
     """Everything of a benchmark that can be written as JSON."""
-    names = ("name", "title", "use", "asks", "reward", "repository", "configs", "splits", "sizes", "columns")
-    names = (*names, "licence", "copy_licence", "gated", "republish", "paper", "instruction", "notes", "unverified")
-    return {name: getattr(benchmark, name) for name in names} | {"address": benchmark.address}
+    record = benchmark.model_dump(mode="json", exclude={"group", "convert", "merge", "tasks"})
+    return {**record, "address": benchmark.address}
 
 
 def _find_questions(benchmark: Benchmark, path: str | None) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -227,7 +226,8 @@ def validate_library(options: argparse.Namespace) -> int:
         print(json.dumps({**made, "spent": tested.spent.model_dump(), "notes": tested.notes}))
     else:
         _print(validation_screen(tested.library, tested.found, tested.agent))
-        _print_notes(tested.notes, "warning: ")
+        for note in tested.notes:
+            _print(Text(visible(f"warning: {note}"), "yellow"))
         _print(Text(visible(f"{tested.where}, spent {spent_text(tested.spent)}")))
         if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
             command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
@@ -245,13 +245,8 @@ def _print_change(options: argparse.Namespace, before: Library, after: Library, 
     _print(Text(visible(f"{where}: {size_of(after)}")))
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        _print_notes([f"unproven now, because prompts have changed: {fix}"])
+        _print(Text(visible(f"unproven now, because prompts have changed: {fix}"), "yellow"))
     return 0
-
-
-def _print_notes(notes: Sequence[str], prefix: str = "") -> None:
-    for note in notes:
-        _print(Text(visible(prefix + note), "yellow"))
 
 
 def _print(renderable: RenderableType) -> None:

@@ -105,7 +105,7 @@ def test_doing_nothing_succeeds_where_refusing_is_right_and_every_outcome_says_w
     tasks = source.tasks("test")
     outcomes = [conversation(source.open(task, seed=0), [], "No.") for task in tasks]
     assert [one["do_nothing"] for one in outcomes] == [one["success"] for one in outcomes] == [False, True, True]
-    assert source.do_nothing(tasks) == pytest.approx(2 / 3)
+    assert [source.solved_by_nothing(task) for task in tasks] == [False, True, True]
 
 
 def test_handing_over_to_a_person_ends_the_conversation_and_nothing_counts_after_it(path):
@@ -305,4 +305,4 @@ def test_every_ground_truth_of_the_real_domains_passes_and_can_be_called(domain,
         )
         outcomes.append(conversation(dialogue, list(scripted.actions), " ".join(scripted.outputs)))
     assert sum(one["success"] for one in outcomes) == len(tasks) == count
-    assert round(source.do_nothing(tasks) * count) == sum(one["do_nothing"] for one in outcomes) == nothing
+    assert sum(map(source.solved_by_nothing, tasks)) == sum(one["do_nothing"] for one in outcomes) == nothing

@@ -19,11 +19,11 @@ from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.programs import SPOKEN, ConfidentGuess
 from midstream.worlds.gazetteer.scripted import (
+    ANSWER,
     ScriptedConfig,
     ScriptedPolicy,
     action_words,
     stream_marks,
-    stream_words,
 )
 from midstream.worlds.gazetteer.tasks import Config as WorldConfig
 from midstream.worlds.gazetteer.tasks import Gazetteer
@@ -188,7 +188,7 @@ def test_marks_words_names_and_numbers_are_one_token_each(scripted):
 
     marks = stream_marks(TINY, NAMES)
     assert len(marks) == len(set(marks)) == 2 * (3 + len(NAMES))
-    words = {*question_words(), *action_words(), *stream_words(), *NAMES}
+    words = {*question_words(), *action_words(), ANSWER, *NAMES}
     tokenizer = make_tokenizer(words, WORLD.names(), marks)
     assert [len(tokenizer.encode(mark)) for mark in marks] == [1] * len(marks)
     unknown = tokenizer.convert_tokens_to_ids(UNKNOWN)

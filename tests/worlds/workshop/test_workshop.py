@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from studies.gate import best_lessons
 
 from midstream.core.errors import RecipeError
 from midstream.tasks.finite import SPLITS
@@ -160,7 +161,7 @@ def test_the_mean_is_the_mean_of_all_tasks():
 def test_the_best_library_is_better_than_every_other():
     workshop = world(rules=5, reach=0.3, clutter=0.018, help=0.06, test=60, seed=4)
     tasks = workshop.tasks("test")
-    best = workshop.best(tasks)
+    best = best_lessons(workshop, tasks)
     every = [lesson for rule in workshop.rules_of("press") for lesson in rule.lessons[:2]]
     value = max(
         workshop.mean_success(tasks, chosen) for size in range(len(every) + 1) for chosen in combinations(every, size)

@@ -112,7 +112,7 @@ class Judge:
         wanted = [self._truth.call(call).text for call in expected]
         self._results += [result for _, result in made]
         if not expected:
-            self._add((0, 0), (0, 0), (0, 0), "", finished=finished)
+            self._add([0, 0], [0, 0], [0, 0], "", finished=finished)
             return
         truth, found = self._truth.public(), state.public()
         differ = [name for name, value in truth.items() if not _same(found.get(name), value)]
@@ -133,37 +133,25 @@ class Judge:
             why = f"{missing} expected results are missing" if missing else ""
         complete = self._truth.complete
         calls = matched_calls([complete(call) for call, _ in made], [complete(call) for call in expected])
-        self._add(
-            (len(truth) - len(differ), len(truth)),
-            (calls, len(expected)),
-            (len(wanted) - missing, len(wanted)),
-            why,
-            finished=finished,
-        )
+        attributes: list[JsonValue] = [len(truth) - len(differ), len(truth)]
+        results: list[JsonValue] = [len(wanted) - missing, len(wanted)]
+        self._add(attributes, [calls, len(expected)], results, why, finished=finished)
 
     def outcome(self) -> dict[str, JsonValue]:
         """Return success and the facts of every turn; turns that were never reached matched nothing."""
         attributes = len(self._truth.public())
         for expected in self._expected[len(self.turns) :]:
             count = len(expected)
-            self._add((0, attributes if count else 0), (0, count), (0, count), "never reached", finished=False)
+            self._add([0, attributes if count else 0], [0, count], [0, count], "never reached", finished=False)
         reasons = [f"turn {number}: {turn['why']}" for number, turn in enumerate(self.turns, 1) if turn["why"]]
         turns: list[JsonValue] = [*self.turns]
         return {"success": not reasons, "why": reasons[0] if reasons else "", "turns": turns}
 
     def _add(
-        self, state: tuple[int, int], calls: tuple[int, int], results: tuple[int, int], why: str, *, finished: bool
+        self, state: list[JsonValue], calls: list[JsonValue], results: list[JsonValue], why: str, *, finished: bool
     ) -> None:
-        self.turns.append(
-            {
-                "state": [*state],
-                "calls": [*calls],
-                "results": [*results],
-                "passed": not why,
-                "why": why,
-                "finished": finished,
-            }
-        )
+        facts = {"state": state, "calls": calls, "results": results}
+        self.turns.append({**facts, "passed": not why, "why": why, "finished": finished})
 
 
 def _same(left: object, right: object) -> bool:

@@ -9,9 +9,9 @@ Judged as tau-bench does: at the end the whole database must equal the database 
 texts that the task names must occur in the agent's messages (without commas, in lower case). A conversation counts only
 if the user ends it or the agent hands it over to a person, within `max_steps`.
 
-Agents that call nothing succeed at many tasks, those where refusing is right: `do_nothing` is that baseline, and every
-outcome reports whether its task is such a task. Upstream's own model of a user has another prompt, so results are not
-comparable with its leaderboard; its authors also report that some of its tasks are mistaken.
+Agents that call nothing succeed at many tasks, those where refusing is right: `do_nothing` in an outcome marks these.
+Upstream's own model of a user has another prompt, so results are not comparable with its leaderboard; its authors also
+report that some of its tasks are mistaken.
 
 Differences from upstream: the calculator is midstream's own (upstream evaluates the model's text as Python); every call
 of a reply is made, not only the first; a call that the agent rejects, because its arguments are invalid, is no step.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -159,10 +159,6 @@ class TauBench(Finite):
     def solved_by_nothing(self, task: Task) -> bool:
         """Whether an agent succeeds at a task that calls no function and writes nothing of use."""
         return not self.scripted(task).outputs and self.solved(task) == self.domain_of(task).start
-
-    def do_nothing(self, tasks: Sequence[Task]) -> float:
-        """The share of `tasks` that such an agent succeeds at."""
-        return sum(map(self.solved_by_nothing, tasks)) / len(tasks)
 
     def _domain(self, name: str) -> Domain:
         if name not in self._domains:

@@ -27,7 +27,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
 from midstream.worlds.desks import files, vehicle
-from midstream.worlds.desks.desk import Desk, Function, Result, State, whole
+from midstream.worlds.desks.desk import Desk, Result, State, whole
 from midstream.worlds.desks.goals import Goal
 
 DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
@@ -98,10 +98,6 @@ class Session:
         """The current user turn, None after the last."""
         return self.plan.turns[len(self._turns)] if len(self._turns) < len(self.plan.turns) else None
 
-    def offered(self, turn: PlannedTurn) -> list[Function]:
-        """The functions that the agent has in that turn."""
-        return [function for name, function in self.room.functions.items() if name not in turn.withheld]
-
     def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
         """Call a function in the rollout's room."""
         result = self.room.call(name, arguments)
@@ -165,13 +161,14 @@ class DeskDialogue:
         assert turn is not None, "a plan has a turn"
         tools = [
             StateFunction(
-                name=function.name,
+                name=name,
                 description=function.description,
                 parameters=function.parameters,
                 act=self._call,
                 output_tokens=_RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN,
             )
-            for function in self._session.offered(turn)
+            for name, function in self._session.room.functions.items()
+            if name not in turn.withheld
         ]
         return UserTurn(text=turn.user, tools=tools)
 

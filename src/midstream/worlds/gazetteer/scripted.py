@@ -40,7 +40,7 @@ MALFORMED_ACTIONS = (
     " goal {goal}\n tool {tool}",
     " tool {tool}\n goal {goal}",
 )
-ANSWER = "answer"
+ANSWER = "answer"  # the thought before an answer: the one word of a stream that actions lack
 QUESTION = "Question "  # precedes the question in the prompt of template "tiny"
 STOPS = 0.5  # probability that a random decision is to answer
 WELL_FORMED = "{open} {thought}{close}{act}"
@@ -75,11 +75,6 @@ def action_words() -> set[str]:
     """Words of actions on the gazetteer, except names, numbers and the gazetteer's own words."""
     goals = {"find", "guess", "question", "browser", "is", *GOALS.values()}
     return {*goals, *GOALS, "yes", "no", "True", "False", *(f"r{i}" for i in range(1, 10))}
-
-
-def stream_words() -> set[str]:
-    """Words of a stream, except those of actions (`action_words`) and the gazetteer's own words."""
-    return {ANSWER}
 
 
 def stream_marks(template: Template, tools: Sequence[str]) -> list[str]:

@@ -101,7 +101,7 @@ def make_planner(
         words |= lesson_words()
         bare = ["-"]
     if template is not None:
-        words |= scripted.stream_words()
+        words.add(scripted.ANSWER)
         bare = scripted.stream_marks(template, tools)
     names = world.names()
     tokenizer = make_tokenizer(words, names, bare)

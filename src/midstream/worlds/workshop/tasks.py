@@ -233,22 +233,3 @@ class Workshop(Finite):
             assert order is not None, "tasks of this world hold an order"
             chances.append(self.chance(order, held))
         return fmean(chances)
-
-    def best(self, tasks: Sequence[Task]) -> list[str]:
-        """The most valuable lessons on these tasks.
-
-        True lessons are added while they pay, the best first: exact as long as no order reaches `LEAST` or `MOST`,
-        because effects then add up.
-        """
-        domains = {task.family for task in tasks}
-        left = [rule.true for rule in self.rules if rule.domain in domains]
-        chosen: list[str] = []
-        worth = self.mean_success(tasks, chosen)
-        while left:
-            value, lesson = max((self.mean_success(tasks, [*chosen, lesson]), lesson) for lesson in left)
-            if value <= worth:
-                break
-            chosen.append(lesson)
-            left.remove(lesson)
-            worth = value
-        return chosen
