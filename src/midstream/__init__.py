@@ -1,4 +1,4 @@
-"""midstream: agents made better in the flow from the outcome of their own runs.
+"""midstream: agents that learn from the outcome of their own runs.
 
     from midstream import Build, load_recipe
     from midstream.rollout import rollout
@@ -6,9 +6,8 @@
     with Build(load_recipe("flow-grpo-tiny")) as build:
         groups = asyncio.run(rollout(build.environment(), tasks, group_size=8, seed=0))
 
-Every name in `__all__` can be imported from here and loads its module on first use, so `import midstream` is quick and
-none of them needs torch. `rollout` alone lives one step down: `midstream.rollout` is its module. Weight space is in
-`midstream.training`.
+A name is imported from its module on first use, so `import midstream` is quick and needs no torch. `midstream.api`
+starts and continues runs; `midstream.rollout` is the module.
 """
 
 from __future__ import annotations
@@ -18,179 +17,87 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.core.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from midstream.agents.agentflow import AgentFlow
-    from midstream.agents.interleaved import Interleaved
-    from midstream.core.dialogue import Dialogue, Dialogues, UserTurn
-    from midstream.core.errors import (
-        BudgetError,
-        CheckpointError,
-        DeadlineError,
-        EngineError,
-        InfrastructureError,
-        MidstreamError,
-        PromptTooLongError,
-        RecipeError,
-        RewardError,
-        RunError,
-        SandboxError,
-        StorageError,
-        ToolServerError,
-        TrainingError,
-        UnsupportedError,
-        UsageError,
-    )
-    from midstream.core.memory import Memory, MemoryRecord
-    from midstream.core.metrics import EvaluationResult, StepMetrics
-    from midstream.core.protocols import (
-        Agent,
-        Engine,
-        Executor,
-        Generator,
-        Learner,
-        ModuleContext,
-        Planner,
-        Request,
-        Reward,
-        Tool,
-        ToolResult,
-        Verifier,
-    )
-    from midstream.core.seeds import derive_seed
-    from midstream.core.stream_template import Template, load_template
-    from midstream.core.task import Task
-    from midstream.core.trajectory import (
-        Action,
-        Call,
-        Command,
-        Message,
-        Observation,
-        Sampling,
-        Score,
-        Trajectory,
-        Turn,
-        Usage,
-        Verdict,
-    )
-    from midstream.engines.openai.engine import OpenAICompatibleEngine
-    from midstream.engines.scripted import ScriptedEngine
-    from midstream.evaluation import evaluate
-    from midstream.recipe.build import Build
-    from midstream.recipe.schema import Recipe, load_recipe, parse_recipe
-    from midstream.rewards.exact_match import ExactMatch
-    from midstream.rollout import Environment, Group
-    from midstream.runs import RunDirectory
-    from midstream.tools.function import tool
-    from midstream.tools.local_search import LocalSearch
-    from midstream.tools.python import PythonTool
-    from midstream.worlds.gazetteer.tasks import Gazetteer
-
-
-__all__ = [
-    "Action",
-    "Agent",
-    "AgentFlow",
-    "BudgetError",
-    "Build",
-    "Call",
-    "CheckpointError",
-    "Command",
-    "DeadlineError",
-    "Dialogue",
-    "Dialogues",
-    "Engine",
-    "EngineError",
-    "Environment",
-    "EvaluationResult",
-    "ExactMatch",
-    "Executor",
-    "Gazetteer",
-    "Generator",
-    "Group",
-    "InfrastructureError",
-    "Interleaved",
-    "Learner",
-    "LocalSearch",
-    "Memory",
-    "MemoryRecord",
-    "Message",
-    "MidstreamError",
-    "ModuleContext",
-    "Observation",
-    "OpenAICompatibleEngine",
-    "Planner",
-    "PromptTooLongError",
-    "PythonTool",
-    "Recipe",
-    "RecipeError",
-    "Request",
-    "Reward",
-    "RewardError",
-    "RunDirectory",
-    "RunError",
-    "Sampling",
-    "SandboxError",
-    "Score",
-    "ScriptedEngine",
-    "StepMetrics",
-    "StorageError",
-    "Task",
-    "Template",
-    "Tool",
-    "ToolResult",
-    "ToolServerError",
-    "TrainingError",
-    "Trajectory",
-    "Turn",
-    "UnsupportedError",
-    "Usage",
-    "UsageError",
-    "UserTurn",
-    "Verdict",
-    "Verifier",
-    "derive_seed",
-    "evaluate",
-    "load_recipe",
-    "load_template",
-    "parse_recipe",
-    "tool",
-]
-
+# Public names by module. Type checkers read the imports below instead; tests/test_public_api.py compares the two.
 _NAMES = {
     "agents.agentflow": "AgentFlow",
     "agents.interleaved": "Interleaved",
+    "core.errors": "EngineError InfrastructureError MidstreamError RecipeError RewardError ToolServerError "
+    "TrainingError UsageError",
+    "core.memory": "Memory",
+    "core.protocols": "Agent Engine Executor Generator ModuleContext Planner Request Reward Tool ToolResult Verifier",
+    "core.task": "Task",
+    "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Verdict",
+    "engines.openai.engine": "OpenAICompatibleEngine",
     "recipe.build": "Build",
     "recipe.schema": "Recipe load_recipe parse_recipe",
-    "core.dialogue": "Dialogue Dialogues UserTurn",
-    "core.memory": "Memory MemoryRecord",
-    "core.metrics": "EvaluationResult StepMetrics",
-    "core.protocols": "Agent Engine Executor Generator Learner ModuleContext Planner Request Reward Tool ToolResult "
-    "Verifier",
-    "core.seeds": "derive_seed",
-    "core.stream_template": "Template load_template",
-    "core.task": "Task",
-    "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Usage Verdict",
-    "engines.openai.engine": "OpenAICompatibleEngine",
-    "engines.scripted": "ScriptedEngine",
-    "evaluation": "evaluate",
     "rewards.exact_match": "ExactMatch",
-    "rollout": "Environment Group",
+    "rollout": "Environment",
     "runs": "RunDirectory",
-    "worlds.gazetteer.tasks": "Gazetteer",
     "tools.function": "tool",
-    "tools.local_search": "LocalSearch",
-    "tools.python": "PythonTool",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    # isort: off
+    from midstream.agents.agentflow import AgentFlow as AgentFlow
+    from midstream.agents.interleaved import Interleaved as Interleaved
+    from midstream.core.errors import (
+        EngineError as EngineError,
+        InfrastructureError as InfrastructureError,
+        MidstreamError as MidstreamError,
+        RecipeError as RecipeError,
+        RewardError as RewardError,
+        ToolServerError as ToolServerError,
+        TrainingError as TrainingError,
+        UsageError as UsageError,
+    )
+    from midstream.core.memory import Memory as Memory
+    from midstream.core.protocols import (
+        Agent as Agent,
+        Engine as Engine,
+        Executor as Executor,
+        Generator as Generator,
+        ModuleContext as ModuleContext,
+        Planner as Planner,
+        Request as Request,
+        Reward as Reward,
+        Tool as Tool,
+        ToolResult as ToolResult,
+        Verifier as Verifier,
+    )
+    from midstream.core.task import Task as Task
+    from midstream.core.trajectory import (
+        Action as Action,
+        Call as Call,
+        Command as Command,
+        Message as Message,
+        Observation as Observation,
+        Sampling as Sampling,
+        Score as Score,
+        Trajectory as Trajectory,
+        Turn as Turn,
+        Verdict as Verdict,
+    )
+    from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
+    from midstream.recipe.build import Build as Build
+    from midstream.recipe.schema import (
+        Recipe as Recipe,
+        load_recipe as load_recipe,
+        parse_recipe as parse_recipe,
+    )
+    from midstream.rewards.exact_match import ExactMatch as ExactMatch
+    from midstream.rollout import Environment as Environment
+    from midstream.runs import RunDirectory as RunDirectory
+    from midstream.tools.function import tool as tool
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}"), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})

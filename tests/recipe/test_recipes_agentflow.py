@@ -266,7 +266,7 @@ def test_it_trains_on_both_parts_of_the_mixture(trained):
     } == {1}
 
 
-def test_the_judge_decides_and_the_rule_stands_beside_it(trained):
+def test_the_judge_decides_and_the_rule_is_reported_too(trained):
     run, _ = trained
     for one in trajectories_of(run):
         assert one.reward is not None

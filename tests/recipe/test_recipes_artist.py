@@ -81,8 +81,8 @@ def test_torl_is_rewarded_for_the_answer_alone():
 TINY = "flow-grpo-tiny"
 WRONG = {
     "a reward of a stream without one": (TINY, ["reward.type=artist_math"], "reward-does-not-fit"),
-    "a rule that is none": ("artist-tiny", ["reward.answer=judge"], "unknown-type"),
-    "a template that is none": ("artist-tiny", ["agent.template=artst"], ""),
+    "an unknown rule": ("artist-tiny", ["reward.answer=judge"], "unknown-type"),
+    "an unknown template": ("artist-tiny", ["agent.template=artst"], "unknown-template"),
     "a tool that is missing": ("artist-math-7b", ["tools.python=false"], "unknown-tool"),
     "a mark that leads nowhere": ("search-r1-7b", ["agent.tools={search='google'}"], "unknown-tool"),
     "dialogues for AgentFlow": (TINY, ["tasks={type='desks'}"], "dialogues-not-supported"),

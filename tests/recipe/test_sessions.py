@@ -124,7 +124,7 @@ def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():
     assert parts("practice.group_size=1", "practice.skip_uniform=false").practice.group_size == 1
 
 
-def test_a_library_to_begin_with_is_told_by_its_whole_path(tmp_path, monkeypatch):
+def test_a_library_to_begin_with_is_named_by_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text('{"lessons": [{"id": "L1", "text": "look first"}], "next_number": 2}')
     recipe = load_recipe("training-free-simulated", [*PLAIN, "practice.start=mine.json"])

@@ -1,6 +1,6 @@
 """Build the objects of a recipe, each once: task sources, tools, engines, rewards, agent, environment.
 
-Each component builds itself from its settings (`core/component.py`); `Build` gives it the others and closes them all.
+Settings build their component (`core/component.py`); `Build` passes them the rest of the recipe and closes everything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Where code that a model writes runs."""
+        """The sandbox for code that a model writes."""
         return choose(self.recipe.sandbox, unsafe=self.unsafe)
 
     @property
@@ -84,12 +84,12 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @property
     def sandbox_line(self) -> str:
-        """The sandbox in a line for people; "" where no code runs."""
+        """The sandbox as a line of text; "" if no code runs."""
         return f"{self.sandbox.tier}: {self.sandbox.mechanisms}" if self.runs_code else ""
 
     @property
     def tier(self) -> str:
-        """The tier of the sandbox that code runs in, or ran in when it was recorded; "" where no code runs."""
+        """The tier of the sandbox in which code runs, or ran when it was recorded; "" if no code runs."""
         if self.runs_code:
             return self.sandbox.tier
         if self.recording is None:
@@ -98,7 +98,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def code_runner(self) -> CodeRunner:
-        """What runs the executor's programs."""
+        """The runner of the executor's programs."""
         assert self._program is not None
         runner = code_runner.ProgramRunner(self._program, formats.schema_error, self.sandbox)
         self._opened.append(runner)
@@ -147,7 +147,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         Raises:
             RecipeError: two have the same name.
         """
-        recorded = self.recording  # one that cannot be used is refused before a server is started
+        recorded = self.recording  # first: an unusable recording must be refused before a server starts
         built: dict[str, tuple[Tool, str]] = {}
         for table, component in self.recipe.tools.items():
             if recorded is not None and self.replay:
@@ -170,7 +170,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def recording(self) -> recording.Recording | None:
-        """What tools are recorded in, or replayed from, if they are."""
+        """The recording that tools are recorded in or replayed from, if any."""
         directory = self.record or self.replay
         if directory is None:
             return None
@@ -179,7 +179,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return opened
 
     def _origin(self, name: str) -> recording.Origin:
-        """Everything in the recipe that decides what the tools of a table answer."""
+        """Everything in the recipe that affects the answers of a table's tools."""
         component = self.recipe.tools[name]
         settings = component.table()
         if component.engine is not None:
@@ -192,7 +192,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     # -- engines ------------------------------------------------------------------------------------------------------
 
     def engine(self, name: str, *, counted: bool = True) -> Engine:
-        """The engine of that name; behind the budget, if there is one, unless it is not `counted`."""
+        """Return an engine by name; with a budget, its requests count toward it unless `counted` is false."""
         if name not in self.recipe.engines:
             raise no_engine(self.recipe, f"engine {name!r}")
         component = self.recipe.engines[name]
@@ -226,9 +226,9 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         """Agent, tools, engines and reward, as the recipe has them or as an evaluation set wants them.
 
         Args:
-            planner: what plans instead (of an interleaved agent: the policy): a component, or an object.
-            temperature: that of planner or policy, instead of its own.
-            chosen: the evaluation set; its tasks, reward and `max_turns` count.
+            planner: a component or object to use instead of the planner (or the policy of an interleaved agent).
+            temperature: replaces the temperature of planner or policy.
+            chosen: an evaluation set, whose tasks, reward and `max_turns` are used.
         """
         trained, components, replaced = self.recipe.trained, self.recipe.modules, planner is not None
         if isinstance(planner, Component):
@@ -237,7 +237,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             components.pop(trained)
         elif temperature is not None and components[trained].config.asks != "never":
             components[trained] = _at_temperature(components[trained], temperature, f"agent.{trained}")
-        engines = {name: self.engine(one.engine) for name, one in components.items() if one.engine is not None}
+        engines = {name: self.engine(part.engine) for name, part in components.items() if part.engine is not None}
         modules: dict[str, Any] = {
             name: component.config.build(BuildContext(self, component, name)) for name, component in components.items()
         }
@@ -256,10 +256,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         else:
             runner = self.code_runner if self.writes_code else None
             agent = agentflow.AgentFlow(**modules, config=agentflow.Config(**settings), code_runner=runner)
-        # A planner instead of the recipe's (a teacher, before a run begins) makes none of the run's rollouts.
+        # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         counted = self.budget is not None and not replaced
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
-        # A planner instead of the recipe's may be a program, which shows no lessons.
+        # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
         return rollout.Environment(
             agent=BudgetedAgent(agent, self.budget) if self.budget is not None and counted else agent,
@@ -275,8 +275,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     # -- closing ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close everything that was built, the newest first, also after an error; a second call does nothing."""
-        async with AsyncExitStack() as closing:  # one that cannot be closed keeps no other open
+        """Close everything that was built, newest first, even if an object fails to close; repeating does nothing."""
+        async with AsyncExitStack() as closing:
             while self._opened:
                 closing.push_async_callback(self._opened.pop(0).close)
 
@@ -306,7 +306,7 @@ class BuildContext:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that the component's table names; for tools a served one."""
+        """The engine that the component's table names; tools may only use a server."""
         name = self.component.engine
         if name is None:
             return None
@@ -322,18 +322,18 @@ class BuildContext:
 
     @property
     def engine_identity(self) -> dict[str, Any]:
-        """What decides that engine's replies; not where it is served: the same model replies the same elsewhere."""
+        """The settings that decide that engine's replies, without its address."""
         table = self.build.recipe.engines[self.component.engine or ""].table()
         return {key: table[key] for key in ("model", "extra_body") if key in table}
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where code of a model runs."""
+        """The sandbox for code that a model writes."""
         return self.build.sandbox
 
     @property
     def template(self) -> Template | None:
-        """How the recipe's interleaved agent writes its stream."""
+        """The stream template of the recipe's interleaved agent."""
         agent = self.build.recipe.agent
         return load_template(agent.template) if isinstance(agent, InterleavedConfig) else None
 

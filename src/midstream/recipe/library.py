@@ -1,7 +1,7 @@
-"""The library in an agent's prompts, `agent.library` of a recipe: read, rendered, and checked against the prompts.
+"""The library in an agent's prompts (`agent.library` of a recipe): read it, render it, check the prompts.
 
-Learning, `eval`, `solve` and a recipe's own environment all come by their lessons here or in `practice/playing.py`,
-and both ask `library.render_modules`: the same library is the same text wherever the agent runs.
+All users of a library render it by `practice.library.render_modules`, so that its text is the same wherever the agent
+runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _DIRECTORY = "library"  # of a practice run's directory: what holds its versions
 
 
 def with_library(table: Table, named: str | None) -> Table:
-    """The table of a recipe whose agent has the library that `--library` names; None leaves it as it is."""
+    """Add the library that `--library` names to the table of a recipe; None leaves the table unchanged."""
     if named is None:
         return table
     if not named.strip():
         raise UsageError(
-            f"--library names none: {named!r}",
-            cause="the variable that it came from is not set",
+            f"--library is empty: {named!r}",
+            code="empty-value",
+            cause="the variable in its place is not set",
             fix="name a practice run, one version of its library (RUN@VERSION), or a file",
         )
     return merge(table, {"agent": {"library": named}})
@@ -44,14 +45,14 @@ def read(named: str | Path) -> Library:
     """The library of a run directory, of one version of it (`RUN@VERSION`), or of a JSON or Markdown file.
 
     Raises:
-        RunError: there is none, or no such version.
+        RunError: there is no such library or version.
     """
     path, number = split(named)
     return read_library(path) if number is None else history(path).get(number).library
 
 
 def split(named: str | Path) -> tuple[Path, int | None]:
-    """`RUN@VERSION` as both, any other path with no version."""
+    """Split `RUN@VERSION` into path and version; any other path has no version."""
     path, _, wanted = str(named).rpartition("@")
     if Path(path).is_dir() and wanted.isdecimal() and not Path(named).exists():
         return Path(path), int(wanted)
@@ -59,15 +60,15 @@ def split(named: str | Path) -> tuple[Path, int | None]:
 
 
 def history(path: Path) -> History:
-    """The versions of a practice run's library; `path` is the run, or the library's own directory in it."""
+    """The versions of a practice run's library; `path` is the run, or the library's directory in it."""
     own = path / _DIRECTORY
     return History(path if (path / VERSIONS).exists() else own)
 
 
 def pinned(named: str | Path) -> str:
-    """What `agent.library` says in a resolved recipe: the file, or the version that a run's library has now.
+    """The value of `agent.library` in a resolved recipe: the file, or the current version of a run's library.
 
-    A run may go on learning; what was begun with its library goes on with the version it began with.
+    The run may continue to learn, but work that began with one version of its library resumes with this version.
     """
     path, number = split(named)
     if path.is_dir() and number is None:
@@ -77,7 +78,7 @@ def pinned(named: str | Path) -> str:
 
 
 def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None) -> Lessons:
-    """What a library puts into an agent's prompts, by module; nothing where none is named.
+    """Render a library's lessons for an agent's prompts, by module; without a library there are no lessons.
 
     Raises:
         RecipeError: a module that has lessons does not show them.
@@ -90,7 +91,7 @@ def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None)
 
 
 def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
-    """What to tell whoever uses a library that no test has accepted for this very agent; "" where one has.
+    """Return a warning if no test has accepted the library for exactly this agent; "" if one has.
 
     Args:
         named: the library, as `read` takes it.
@@ -100,31 +101,31 @@ def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     library, agent = read(named), identity(resolved, weights)
     if not library.rendered or library.proven_for == agent:
         return ""
-    whom = f", only for {library.proven_for}" if library.proven_for else ""
-    fix = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if whom else "")
-    return f"library {named} is unproven for this agent, {agent}{whom}: {fix}"
+    other = f", only for {library.proven_for}" if library.proven_for else ""
+    fix = f"midstream library validate {shlex.quote(str(split(named)[0]))}" + (" --recipe RECIPE" if other else "")
+    return f"library {named} is unproven for this agent, {agent}{other}: {fix}"
 
 
 def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
-    """Whether a module of the agent has a prompt with a place for lessons."""
+    """Whether the prompt of an agent's module has a place for lessons."""
     config = getattr(agent, module).config
     if isinstance(agent, InterleavedConfig):
         return config.asks != "never" and load_template(agent.template).shows_lessons
-    return getattr(config.build(None), "shows_lessons", False)  # a module needs nothing else of the recipe
+    return getattr(config.build(None), "shows_lessons", False)  # an agent's modules use no context
 
 
 def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
-    """Refuse lessons that no prompt would show: who measures with them would measure the agent without.
+    """Check that prompts show the lessons of `modules`; otherwise the agent would run without them.
 
     Raises:
-        RecipeError: one of `modules` is none of the agent's, a program, or has a prompt file without `{{lessons}}`.
+        RecipeError: one of `modules` does not exist, is a program, or has a prompt file without `{{lessons}}`.
     """
     own = MODULES[agent.type]
     for name in modules:
         if name not in own:
             raise RecipeError(
-                f"{where} has lessons for {name!r}",
-                cause="the agent has no such module",
+                f"{where} has lessons for {name!r}, which is not a module of this agent",
+                code="unknown-module",
                 fix=f"name one of: {', '.join(own)}",
             )
         if shows_lessons(agent, name):
@@ -132,6 +133,7 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
         table = getattr(agent, name).table()
         raise RecipeError(
             f"{where} has lessons for the {name}, which shows none",
+            code="lessons-not-shown",
             cause=f"its prompt_file {table['prompt_file']} has no place for them"
             if "prompt_file" in table
             else f"a {name} of type {table['type']!r} has no prompt that could hold them",
@@ -146,14 +148,14 @@ def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], 
 
 @dataclass(frozen=True, kw_only=True)
 class EditableLibrary:
-    """A library that can be changed, and where it is kept: in a run's versions or a JSON file."""
+    """A library that can be changed, and its place: a run's versions or a JSON file."""
 
     path: Path
     library: Library
     run: RunDirectory | None = None
 
     def save(self, changed: Library, *, by: str, operations: Sequence[Operation] = (), note: str = "") -> str:
-        """Keep the changed library; returns the name of what was written, `RUN@VERSION` or the file.
+        """Save the changed library; returns the name of what was written, `RUN@VERSION` or the file.
 
         Raises:
             UsageError: the library was changed since it was read (only a run is locked while it is edited).
@@ -173,7 +175,7 @@ class EditableLibrary:
 
 @contextmanager
 def editable_library(named: str) -> Iterator[EditableLibrary]:
-    """Open the library of a practice run, which is locked meanwhile, or of a JSON file."""
+    """Open the library of a practice run, which stays locked until the context ends, or of a JSON file."""
     path, number = split(named)
     if number is not None or (path.suffix != ".json" and not path.is_dir()):
         raise UsageError(

@@ -267,10 +267,12 @@ def _engine_lines(
             return [f"{title}: unknown, because learner.lora.target is not all-linear."]
         parts += added
     if users:
-        # A stream consists of several replies; a module's prompt is followed by one.
-        stream = isinstance(recipe.agent, InterleavedConfig)
-        longest = [recipe.agent.max_tokens] if stream else [user.config.sampling.max_tokens for user in users]
-        parts.append(sampling(shape, config.dtype, config.max_batch, max(longest)))
+        if isinstance(recipe.agent, InterleavedConfig):  # a stream consists of several replies
+            longest = recipe.agent.max_tokens
+        else:
+            configs: list[Any] = [user.config for user in users]
+            longest = max(module.sampling.max_tokens for module in configs)
+        parts.append(sampling(shape, config.dtype, config.max_batch, longest))
     if config.device != "cpu":
         parts.append(Part(name="the process itself", bytes=CONTEXT_BYTES, formula="an allowance"))
     taken, card = peak(parts), promised_bytes(recipe.name)

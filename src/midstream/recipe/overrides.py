@@ -1,4 +1,4 @@
-"""The recipe of a run, and a recipe with what a caller changes: server, tools, seed, evaluation, and `--set` last."""
+"""Recipes of runs, and a caller's changes to a recipe: server, tools, seed, evaluation, and `--set` last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 
 RECIPE = "agentflow-prompted"
-"""The recipe of an agent where neither recipe nor run is named."""
+"""The recipe of an agent if neither recipe nor run is named."""
 
 
 class AgentChanges(TypedDict, total=False):
@@ -68,7 +68,7 @@ def run_recipe(run: RunDirectory) -> Recipe:
 
 
 def has_weights(run: RunDirectory) -> bool:
-    """Whether a run's planner samples from its own weights; one that practised on a served model has none."""
+    """Whether a run has weights for its planner; a practice run on a served model has none."""
     return run.info().kind != "practice" or bool(run.checkpoints.steps())
 
 
@@ -83,7 +83,7 @@ def training_recipe(
 
 
 def changed_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
-    """The recipe `source`, or that of a run, with `changes`; how it trains or practises stays in it."""
+    """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
     return parse_recipe(with_overrides(_changed(source, **changes), changes.get("overrides", ())))
 
 
@@ -104,7 +104,7 @@ def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) ->
     table = _changed(source, **changes)
     for engine in table.get("engines", {}).values():
         if engine.get("type") == "openai_compatible":
-            # A run's recipe holds every default: its `stream = false` is nobody's choice.
+            # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
             engine["stream"] = True if isinstance(source, RunDirectory) else engine.get("stream", True)
     return parse_recipe(_without_practice(with_overrides(table, changes.get("overrides", ())), source))
 
@@ -117,8 +117,8 @@ def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationCh
 
 
 def _changed(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Table:
-    """The table with all changes; the caller applies `overrides` again, which win over the others."""
-    # First, because the other changes may need what the overrides add.
+    """The table with all changes; the caller applies `overrides` again, so that they win."""
+    # Overrides are applied first as well, because other changes may need what they add.
     table = run_table(source) if isinstance(source, RunDirectory) else read_table(source)
     table = with_library(with_overrides(table, changes.get("overrides", ())), changes.get("library"))
     set_server(
@@ -127,10 +127,10 @@ def _changed(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Tab
         planner_from_run=isinstance(source, RunDirectory) and has_weights(source),
     )
     if (names := changes.get("tools")) is not None:
-        parse_recipe(table)  # the rest relies on its shape
+        parse_recipe(table)  # validate: the rest relies on its shape
         known = table["tools"]
         table["tools"] = chosen_tools(known, names)
-        # A tiny planner's vocabulary holds the tools that it was trained with, and no other.
+        # A tiny planner's vocabulary holds only the tools that it was trained with.
         agent = table["agent"]
         planner = table.get("engines", {}).get(agent[modules_of(agent)[0]].get("engine"), {})
         if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
@@ -146,9 +146,9 @@ def _changed(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Tab
 
 
 def _without_practice(table: Table, source: str | RunDirectory) -> Table:
-    """The table of an agent that learns no lessons here; the agent of a practice run has those of its run."""
-    practised = table.pop("practice", None) is not None
-    if practised and isinstance(source, RunDirectory) and "library" not in table["agent"]:
+    """The table of an agent without [practice]; the agent of a practice run gets the library of its run."""
+    practiced = table.pop("practice", None) is not None
+    if practiced and isinstance(source, RunDirectory) and "library" not in table["agent"]:
         return with_library(table, str(source.root))
     return table
 
@@ -161,7 +161,7 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
 
     Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
     """
-    parse_recipe(table)  # the rest relies on its shape
+    parse_recipe(table)  # validate: the rest relies on its shape
     settings = table["evaluation"] = dict(table.get("evaluation", {}))
     sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
     for path in changes.get("task_files", ()):
@@ -182,7 +182,7 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
 
 
 def planner_temperature(table: Table) -> float:
-    """The temperature that planner or policy samples at by its own settings; 0 for one that is a program."""
+    """The temperature in the settings of planner or policy; 0 for a program."""
     name = modules_of(table["agent"])[0]
     config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config
     return 0.0 if config.asks == "never" else config.sampling.temperature
@@ -203,7 +203,7 @@ def _benchmark_set(text: str) -> Table:
 
 
 def _file_set(path: str, others: Sequence[Table]) -> Table:
-    """The set of a file of questions, named after as much of its path as no set of `others` is named after."""
+    """The set of a file of questions, with the shortest part of its path that no other set has as a name."""
     tasks = {"type": "file", "path": os.path.abspath(path)}
     # The same file again keeps its name, which the check of the recipe refuses.
     taken = {"validation", *(other["name"].casefold() for other in others if other["tasks"] != tasks)}
@@ -212,7 +212,7 @@ def _file_set(path: str, others: Sequence[Table]) -> Table:
 
 
 def _reward_table(table: Table, kind: str) -> Table:
-    """The recipe's reward if it is of type `kind`, else one with defaults, with an engine if it needs one."""
+    """The recipe's reward if it is of type `kind`; otherwise one with defaults, and an engine if it asks a model."""
     if table["reward"].get("type") == kind:
         return table["reward"]
     if kind not in registered("reward") or config_class("reward", kind).asks == "never":
@@ -226,7 +226,7 @@ def _reward_table(table: Table, kind: str) -> Table:
 def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_run: bool = False) -> None:
     """Put `base_url`, `model` and `provider` in [engines.model].
 
-    With the planner of a run, the other modules ask this server in place of the run's.
+    If the planner is from a run, the other modules use this server instead of the run's.
     """
     server = {key: value for key, value in given.items() if value is not None}
     for key, value in server.items():
@@ -247,7 +247,7 @@ def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_ru
             cause=f"{option} names a server, not a model",
             fix="add --model NAME",
         )
-    parse_recipe(table)  # the rest relies on its shape
+    parse_recipe(table)  # validate: the rest relies on its shape
     agent, name = table["agent"], "model"
     trained, *others = modules_of(agent)
     if planner_from_run and others:
@@ -278,7 +278,7 @@ def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_ru
 def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
     """The tables of exactly the tools in `names`, separated by commas.
 
-    A tool has its settings of the recipe, `known`, where it is there; `my_tools.py:word_count` is a function.
+    Tools of the recipe (`known`) keep their settings; `my_tools.py:word_count` names a function.
     """
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     types = registered("tool")
@@ -319,7 +319,7 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
 
 
 def needs_settings(name: str) -> str:
-    """The settings that a type of tool requires, in words; "" if its table may be empty."""
+    """The required settings of a type of tool as text; "" if its table may be empty."""
     try:
         config_class("tool", name)()
     except ValidationError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Policy:
-    """What is trained in a build."""
+    """The trained weights of a build."""
 
     build: Build
 
@@ -52,7 +52,7 @@ class Policy:
         return self.build.engine(module.engine, counted=False)
 
     def student(self) -> Any:
-        """The in-process engine that holds the trained weights: the planner's own, or the one `weights` names."""
+        """The in-process engine that holds the trained weights: the planner's, or that of `training.weights`."""
         training = self.build.recipe.training
         named = training.weights if training else None
         engine = self.build.engine(named, counted=False) if named else self.engine()
@@ -65,7 +65,7 @@ class Policy:
         return engine
 
     async def publish(self, version: int) -> None:
-        """Let the planner's engine sample from the newest weights: share them, or send them as a LoRA adapter."""
+        """Make the planner's engine sample from the newest weights; a server receives them as a LoRA adapter."""
         engine = self.engine()
         if engine is self.student():
             engine.policy_version = version  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from midstream.rollout import Config as RolloutConfig
 from midstream.sandbox.settings import Config as SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
-# Of settings that differ, these come first: they make two numbers hard to compare.
+# These settings are listed first: if they differ, two runs are hard to compare.
 _FIRST = (
     "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
 )  # fmt: skip
@@ -150,7 +150,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
 def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> Any:
     """`value` with the component's table at `path` parsed; "*" is every key of a table or place of a list.
 
-    What is not there, or not a table, stays as it is: the schema refuses it.
+    Missing or wrong values stay unchanged: the schema reports them.
     """
     if not path:
         return parse_component(kind, value, where) if isinstance(value, Mapping) else value
@@ -167,7 +167,7 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
 
 
 def _with_today_names(table: Mapping[str, Any]) -> Table:
-    """A copy of the table of a recipe, also of one written when a setting had another name."""
+    """A copy of a recipe's table, with settings that were renamed under their present names."""
     table = dict(table)
     practice = table.get("practice")
     if isinstance(practice, Mapping) and "optimiser" in practice:  # words: allow
@@ -194,20 +194,20 @@ def _with_today_names(table: Mapping[str, Any]) -> Table:
 
 
 def recipes_directory() -> Path:
-    """Where the recipes that come with midstream lie: in the package, or in the checkout it is installed from."""
+    """The directory of midstream's recipes: in the package, or in the checkout that it is installed from."""
     packaged = Path(__file__).parents[1] / "recipes"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe given by path or by the name of one that comes with midstream."""
+    """The file of a recipe given by path or by name."""
     path = Path(name) if name.endswith(".toml") else recipes_directory() / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in recipes_directory().glob("*.toml")))
         raise RecipeError(
             f"recipe {name!r} was not found",
-            cause="it is neither a .toml file nor the name of a recipe that comes with midstream",
-            fix=f"name one of: {known}",
+            code="unknown-recipe",
+            fix=f"name a .toml file or one of: {known}",
         )
     return path
 
@@ -216,22 +216,24 @@ def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
     """The recipe's table with everything it extends merged in."""
     path = find_recipe(name).resolve()
     if path in extended_by:
-        raise RecipeError(f"{path} extends itself", cause="`extends` goes round in a circle", fix="remove one of them")
+        raise RecipeError(f"{path} extends itself", code="extends-invalid", fix="remove one `extends` of the cycle")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise RecipeError(f"{path} is not valid TOML: {failure}", fix="correct the file at that line") from failure
+        raise RecipeError(
+            f"{path} is not valid TOML: {failure}", code="file-invalid", fix="correct the file at that line"
+        ) from failure
     base = table.pop("extends", None)
     if base is None:
         return table
     if not isinstance(base, str):
         raise RecipeError(
-            f"extends = {shown(base)} in {path} is no recipe",
-            cause="it is not text",
+            f"extends = {shown(base)} in {path} is not the name of a recipe",
+            code="extends-invalid",
             fix='e.g. extends = "agentflow-prompted"',
         )
-    beside = path.with_name(f"{base}.toml")
-    return merge(read_table(str(beside) if beside.is_file() else base, (*extended_by, path)), table)
+    sibling = path.with_name(f"{base}.toml")
+    return merge(read_table(str(sibling) if sibling.is_file() else base, (*extended_by, path)), table)
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -244,19 +246,19 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not all(key.split(".")):
-            raise RecipeError(f"--set {override!r} is not of the form a.b=value", fix="e.g. --set training.steps=50")
-        change: Any = _toml_or_text(text)
+            raise RecipeError(
+                f"--set {override!r} is not of the form a.b=value",
+                code="recipe-invalid",
+                fix="e.g. --set training.steps=50",
+            )
+        try:
+            change: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            change = text
         for part in reversed(key.split(".")):
             change = {part: change}
         table = merge(table, change)
     return table
-
-
-def _toml_or_text(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def merge(base: Table, changes: Table) -> Table:
@@ -311,14 +313,14 @@ def _toml_value(value: object) -> str:
 
 
 def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Every setting that two resolved recipes do not share, as "agent.max_turns: 3 | 10"; names apart."""
-    one, two = _flat(ours), _flat(theirs)
+    """Every setting in which two resolved recipes differ, as "agent.max_turns: 3 | 10"; names are ignored."""
+    left, right = _flat(ours), _flat(theirs)
 
     def rank(key: str) -> int:
         return next((place for place, start in enumerate(_FIRST) if key.startswith(start)), len(_FIRST))
 
-    keys = sorted((key for key in {**one, **two} if one.get(key) != two.get(key)), key=rank)
-    return [f"{key}: {shorten(one.get(key, '-'), 60)} | {shorten(two.get(key, '-'), 60)}" for key in keys]
+    keys = sorted((key for key in {**left, **right} if left.get(key) != right.get(key)), key=rank)
+    return [f"{key}: {shorten(left.get(key, '-'), 60)} | {shorten(right.get(key, '-'), 60)}" for key in keys]
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
