@@ -34,7 +34,7 @@ _GRACE_S = 0.25  # engines keep the deadline themselves, and then report the req
 
 @dataclass(kw_only=True)
 class Draft:
-    """The turn under way. If something breaks, the trajectory keeps what it holds by then."""
+    """The turn under way, with the fields of a `Turn`. If something breaks, the trajectory keeps what it holds."""
 
     index: int
     user: str = ""
@@ -53,18 +53,7 @@ class Draft:
 
     def turn(self, error: ErrorInfo | None = None) -> Turn:
         """The turn as it is recorded."""
-        return Turn(
-            index=self.index,
-            events=tuple(self.events),
-            user=self.user,
-            action=self.action,
-            command=self.command,
-            observation=self.observation,
-            verdict=self.verdict,
-            calls=tuple(self.calls),
-            appended=self.appended,
-            error=error,
-        )
+        return Turn(**vars(self), error=error)
 
 
 @dataclass(kw_only=True)

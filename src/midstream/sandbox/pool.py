@@ -60,11 +60,7 @@ class PythonPool:
         self._closed = False
 
     async def run(self, code: str) -> PythonResult:
-        """Run `code` in a new process; returns what it printed and how it ended.
-
-        Raises:
-            SandboxError: the worker died during this call or never started, or the pool is closed.
-        """
+        """Run `code` in a new process; returns what it printed and how it ended. Raises as `on_worker`."""
         if self.tier == "arithmetic":
             self._check_open()
             reason, text = answer(code, self._limits.output_limit)

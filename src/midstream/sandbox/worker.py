@@ -116,8 +116,7 @@ class Worker:
     async def ready(self) -> dict[str, Any]:
         """Wait until the zygote is up; returns its `libraries`, `landlock` and `calls` (see inside/zygote.py).
 
-        Raises:
-            SandboxError: it did not start.
+        Raises `SandboxError` if it did not start.
         """
         if self._hello is None:
             try:
@@ -148,12 +147,7 @@ class Worker:
         )
 
     async def ask(self, code: bytes) -> PythonResult:
-        """Run `code`.
-
-        Raises:
-            WorkerDied: the worker is gone, or does not answer.
-            SandboxError: it never started.
-        """
+        """Run `code`. Raises `WorkerDied` if the worker is gone or does not answer, `SandboxError` as `ready`."""
         await self.ready()
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -194,11 +188,7 @@ class Worker:
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def _receive(self) -> PythonResult:
-        """Read one answer: reason, length, text.
-
-        Raises:
-            ConnectionError: it ended early, or was not written by a zygote.
-        """
+        """Read one answer: reason, length, text; `ConnectionError` if it ends early or no zygote wrote it."""
         head = await receive(self._socket, 5)
         if head is None:
             raise ConnectionResetError

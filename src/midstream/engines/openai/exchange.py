@@ -124,10 +124,7 @@ class Exchange:
         return response.status_code, redacted(text[:LONGEST_WORDS], self._key())
 
     async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, emit: Emit) -> Reply:
-        """The checked reply; of a stream, `emit` receives each piece of text.
-
-        Raises `TransientError` or `EngineError`.
-        """
+        """The checked reply, or `TransientError` or `EngineError`; of a stream, `emit` receives each piece of text."""
         streamed, model = StreamedReply(), str(asked.sent["model"])
         data: dict[str, Any] | None = None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 ProviderName = Literal["openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter"]
@@ -90,7 +90,7 @@ def start_advice(name: ProviderName, base_url: str, model: str) -> str:
 
 def refusal_advice(
     name: ProviderName, base_url: str, model: str, api_key_env: str, status: int, *, too_long: bool
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Code, cause and fix of an answer that another attempt does not change, as arguments of an error."""
     longer = PROVIDERS[name].longer.format(model=model)
     if too_long:

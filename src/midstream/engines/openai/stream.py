@@ -36,8 +36,7 @@ class EventParser:
     def feed(self, chunk: bytes) -> Iterator[str]:
         """The events that this piece completes. Text is decoded by line, so a piece may end inside a character.
 
-        Raises:
-            TransientError: a line is longer than any event's can be.
+        Raises `TransientError` if a line is longer than any event's can be.
         """
         if len(self._rest) > _LONGEST_LINE:
             raise TransientError(f"the stream holds a line of more than {_LONGEST_LINE >> 20} MB")
@@ -106,11 +105,7 @@ class StreamedReply:
         return emitted
 
     def whole(self) -> dict[str, Any]:
-        """The body that the same reply has without streaming.
-
-        Raises:
-            TransientError: the stream ended too early.
-        """
+        """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
         if not self.done or self._finish_reason is None:
             raise TransientError("the stream was cut off" if self._text else "the stream ended without a reply")
         joined = {kind: "".join(pieces) for kind, pieces in self._text.items()}

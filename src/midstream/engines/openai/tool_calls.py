@@ -29,10 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that OpenAI accepts
 def with_calls(content: Any, calls: object) -> Any:
     """A message's content, followed by its `tool_calls` as text, if it has any.
 
-    Arguments that are not a JSON object stand in a call's text as a string.
-
-    Raises:
-        TransientError: the calls are malformed.
+    Arguments that are not a JSON object stand in a call's text as a string. Malformed calls raise `TransientError`.
     """
     if not calls:
         return content

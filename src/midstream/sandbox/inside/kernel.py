@@ -21,11 +21,7 @@ _nothing = (ctypes.c_uint32 * 6)()
 
 
 def call(name: str, *values: int) -> int:
-    """Make one of the calls `syscalls.OWN`, with up to four numbers or addresses.
-
-    Raises:
-        OSError: it failed; the text names it.
-    """
+    """Make one of the calls `syscalls.OWN`, with up to four numbers or addresses. Raises `OSError`, which names it."""
     result = _syscall(_numbers[name], *values, *[0] * (4 - len(values)))
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
@@ -33,11 +29,7 @@ def call(name: str, *values: int) -> int:
 
 
 def control(option: int, value: int, address: int = 0) -> None:
-    """`prctl`: change what the kernel allows this process.
-
-    Raises:
-        OSError: it refused.
-    """
+    """`prctl`: change what the kernel allows this process. Raises `OSError` if it refuses."""
     if _prctl(option, value, address, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 

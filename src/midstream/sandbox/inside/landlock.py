@@ -44,10 +44,7 @@ def handled(known: int) -> tuple[int, int, int]:
 def make_rules(readable: list[str], writable: list[str], known: int) -> int:
     """A file descriptor of the rules: everything refused but reading beneath `readable`, writing beneath `writable`.
 
-    Paths that do not exist are left out.
-
-    Raises:
-        OSError: the kernel refused them.
+    Paths that do not exist are left out. Raises `OSError` if the kernel refuses the rules.
     """
     rights, network, scoped = handled(known)
     attributes = struct.pack("QQQ", rights, network, scoped)[: 8 if known < 4 else 16 if known < 6 else 24]
@@ -74,9 +71,5 @@ def _allow(rules: int, path: str, allowed: int) -> None:
 
 
 def restrict(rules: int) -> None:
-    """Apply the rules for good. `PR_SET_NO_NEW_PRIVS` must be set.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Apply the rules for good. `PR_SET_NO_NEW_PRIVS` must be set. Raises `OSError` if the kernel refuses."""
     call("landlock_restrict_self", rules, 0)

@@ -8,21 +8,18 @@ def empty(directory: int) -> None:
     """Remove everything beneath an open directory, into which no process writes any more.
 
     Nested directories are moved to the top before they are removed, so that depth costs neither stack nor path length,
-    and a directory without rights gets them first.
-
-    Raises:
-        OSError: something cannot be removed.
+    and a directory without rights gets them first. Raises `OSError` if something cannot be removed.
     """
     while names := os.listdir(directory):
         for name in names:
             if _removed(name, directory):
                 continue
-            _open_up(name, directory)
+            os.chmod(name, 0o700, dir_fd=directory)  # the rights that its removal needs; it is no link
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
                 for below in os.listdir(inner):
                     if not _removed(below, inner):
-                        _open_up(below, inner)
+                        os.chmod(below, 0o700, dir_fd=inner)
                         os.rename(below, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=directory)
             finally:
                 os.close(inner)
@@ -43,17 +40,8 @@ def _removed(name: str, directory: int) -> bool:
     return True
 
 
-def _open_up(name: str, directory: int) -> None:
-    """Give a directory the rights that its removal needs. (It is no link: `_removed` would have removed that.)"""
-    os.chmod(name, 0o700, dir_fd=directory)
-
-
 def remove(path: str) -> None:
-    """Remove a directory and everything beneath it; one that is gone already is fine.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
+    """Remove a directory and everything beneath it; one that is gone already is fine. Raises as `empty`."""
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

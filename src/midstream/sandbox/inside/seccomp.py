@@ -135,11 +135,7 @@ class Filter:
         self.calls = len(numbers(PLAIN, MACHINE)) + len(numbers(CHECKED, MACHINE))
 
     def install(self, own_id: int) -> None:
-        """Allow only the listed calls from here on. `PR_SET_NO_NEW_PRIVS` must be set.
-
-        Raises:
-            OSError: the kernel refused the program.
-        """
+        """Allow only the listed calls from here on. `PR_SET_NO_NEW_PRIVS` must be set. Raises `OSError` if refused."""
         for place in self._places:
             struct.pack_into("I", self._code, place, own_id)
         control(SET_SECCOMP, FILTER_MODE, ctypes.addressof(self._header))

@@ -59,11 +59,7 @@ capset 126 91 | landlock_create_ruleset 444 444 | landlock_add_rule 445 445 | la
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Names and numbers of a table's calls that `machine` (`platform.machine()`) has.
-
-    Raises:
-        OSError: no numbers are known for it.
-    """
+    """Names and numbers of a table's calls on `machine` (`platform.machine()`); `OSError` for an unknown one."""
     if machine not in ARCHITECTURES:
         raise OSError(f"no system calls are known of a {machine or 'nameless'} processor")
     column = 1 + ARCHITECTURES.index(machine)

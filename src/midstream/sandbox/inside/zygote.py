@@ -144,8 +144,7 @@ class Zygote:
     def wait(self) -> tuple[bool, int, float]:
         """Wait for the child; returns whether its time ran out, its status, its CPU-seconds.
 
-        Raises:
-            HostGone: the host closed the stream; the child is gone too.
+        Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
         until = time.monotonic() + WALL_FACTOR * self.settings.timeout_s
         while True:
