@@ -16,7 +16,7 @@ from midstream.cli import options as shared
 from midstream.core.errors import RunError
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
-from midstream.report.evaluation_tables import evaluation_view, not_right, task_list, task_records
+from midstream.report.evaluation_tables import evaluation_view, task_list, task_records
 from midstream.report.numbers import counted, visible
 from midstream.report.practice_data import practice_data
 from midstream.report.run_results import before_and_after, evaluated_trajectories
@@ -132,7 +132,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
     records: list[dict[str, Any]] = []
     for result in chosen:
         trajectories = evaluated_trajectories(run, result)
-        listed = not_right(trajectories) if wrong else trajectories
+        listed = [each for each in trajectories if not (wrong and each.reward and each.reward.value >= 1)]
         if as_json:
             records += task_records({"set": result.set_name, "sampling": result.sampling}, listed)
         else:

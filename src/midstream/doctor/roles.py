@@ -87,7 +87,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     finally:
         for engine in engines.values():
             await engine.close()
-    found = {skipped.role: skipped for skipped in unreached(build, reached=True)}
+    found = {skipped.role: skipped for skipped in unreached(build)}
     for role in roles:
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
         found[role.name] = _role_result(role, answered)
@@ -101,14 +101,13 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     )
 
 
-def unreached(build: Build, *, reached: bool = False) -> tuple[RoleResult, ...]:
-    """The roles that are not examined, with the reason; without `reached` no server answers, so these are all roles."""
-    skipped: list[RoleResult] = []
-    for name in build.recipe.modules:
-        reason = _reason_to_skip(build, name) or ("" if reached else "its server or key failed, see above")
-        if reason:
-            skipped.append(RoleResult(role=name, standing="not examined", skipped=reason))
-    return tuple(skipped)
+def unreached(build: Build) -> tuple[RoleResult, ...]:
+    """All roles as not examined, each with the reason: what it is, or that its server does not answer."""
+    failed = "its server or key failed, see above"
+    return tuple(
+        RoleResult(role=name, standing="not examined", skipped=_reason_to_skip(build, name) or failed)
+        for name in build.recipe.modules
+    )
 
 
 def check_any_role(build: Build) -> None:

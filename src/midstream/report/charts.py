@@ -99,12 +99,12 @@ def line_chart(
     return svg(width, height, summary, "".join(parts))
 
 
-def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, height: float = 230.0) -> str:
+def area_chart(series: Sequence[Series], *, summary: str) -> str:
     """Shares stacked to 100 % over training steps, each labeled next to the right edge of its band."""
     series = [band for band in series if band.points]
     if not series:
         return '<p class="empty">No data yet.</p>'
-    frame = _frame(series, (0.0, 1.0), True, width, height)
+    frame = _frame(series, (0.0, 1.0), True, 400.0, 230.0)
     floor = [0.0] * len(series[0].points)
     bands, ends = [], []
     for band in series:
@@ -119,7 +119,7 @@ def area_chart(series: Sequence[Series], *, summary: str, width: float = 400.0, 
         ends.append((frame.y((top[-1] + floor[-1]) / 2), band.label, band.color))
         floor = top[:1] if len(band.points) == 1 else top
     parts = [*bands, axes(frame, "step"), end_labels(frame, ends)]
-    return svg(width, height, summary, "".join(parts))
+    return svg(frame.width, frame.height, summary, "".join(parts))
 
 
 def change_bar(before: float | None, after: float | None, *, summary: str) -> str:

@@ -351,11 +351,6 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
 # --- the tasks of an evaluation ---------------------------------------------------------------------------------------
 
 
-def not_right(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """The trajectories with a score below 1, or without a score."""
-    return [trajectory for trajectory in trajectories if trajectory.reward is None or trajectory.reward.value < 1]
-
-
 def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
     """One evaluation's runs in order, each with score, question and answer; `midstream show` takes each id."""
     parts: list[RenderableType] = [Text(visible(f"{title}: {counted(len(trajectories), 'run')}"), "bold")]

@@ -76,19 +76,17 @@ def diff_screen(found: Diff, none: str) -> RenderableType:
     """What leads from one library to another; `none` is said where nothing does."""
     if found.empty:
         return Text(visible(none), "dim")
+
+    def line(lesson: Lesson, style: str) -> Text:
+        return Text(visible(f"{lesson.module}: {lesson.text}"), style)
+
     rows = _grid()
     for lesson in found.added:
-        rows.add_row(Text(f"+ {lesson.id}", "green"), Text(visible(f"{lesson.module}: {lesson.text}"), "green"))
+        rows.add_row(Text(f"+ {lesson.id}", "green"), line(lesson, "green"))
     for lesson in found.deleted:
-        rows.add_row(Text(f"- {lesson.id}", "red"), Text(visible(f"{lesson.module}: {lesson.text}"), "red"))
+        rows.add_row(Text(f"- {lesson.id}", "red"), line(lesson, "red"))
     for old, new in found.modified:
-        both = Group(
-            *(
-                Text(visible(f"{lesson.module}: {lesson.text}"), style)
-                for lesson, style in ((old, "red"), (new, "green"))
-            )
-        )
-        rows.add_row(Text(f"~ {new.id}", "yellow"), both)
+        rows.add_row(Text(f"~ {new.id}", "yellow"), Group(line(old, "red"), line(new, "green")))
     for old, new in found.marked:
         rows.add_row(Text(f"  {new.id}", "yellow"), Text(f"{old.state} -> {new.state}"))
     return rows

@@ -130,12 +130,12 @@ def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def sparkline(values: Sequence[float], least_span: float = 0.2) -> str:
-    """One block character a value, scaled from smallest to largest, or over `least_span` if they are closer."""
+def sparkline(values: Sequence[float]) -> str:
+    """One block character a value, scaled from smallest to largest, or over 0.2 if they are closer."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    span = max(max(finite) - min(finite), least_span)
+    span = max(max(finite) - min(finite), 0.2)
     low = max(0.0, (max(finite) + min(finite) - span) / 2)
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[min(top, max(0, round((value - low) / span * top)))] for value in finite)

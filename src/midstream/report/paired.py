@@ -30,19 +30,17 @@ def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, task
         several = [pair for pair in found if (pair.set_name, pair.sampling) == key]
         parts.append(success_table(letters, several))
         for pair in several:
-            text = Text(sentence(letters, pair), VERDICT_COLORS[pair.verdict])
-            lost = "left out: no result"
-            if pair.left_out:
-                text.append(
-                    f"\n  {counted(pair.left_out, 'task')} {lost} on one side (infrastructure errors)", "yellow"
-                )
-            if pair.runs_left_out:
-                runs = counted(pair.runs_left_out, "run")
-                text.append(f"\n  {runs} of the others {lost} (infrastructure errors)", "yellow")
+            # How many of what are left out, and why.
+            left_out = [
+                (pair.left_out, "task", "left out: no result on one side (infrastructure errors)"),
+                (pair.runs_left_out, "run", "of the others left out: no result (infrastructure errors)"),
+            ]
             for count, side in ((pair.only_first, pair.first), (pair.only_other, pair.other)):
-                if count:
-                    they = "it" if count == 1 else "them"
-                    text.append(f"\n  {counted(count, 'task')} left out: only {letters[side]} has {they}", "yellow")
+                they = "it" if count == 1 else "them"
+                left_out.append((count, "task", f"left out: only {letters[side]} has {they}"))
+            text = Text(sentence(letters, pair), VERDICT_COLORS[pair.verdict])
+            for count, noun, why in left_out:
+                text.append(f"\n  {counted(count, noun)} {why}" if count else "", "yellow")
             parts.append(text)
         parts.append(Text())
         if tasks:

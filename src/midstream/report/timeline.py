@@ -183,10 +183,8 @@ class Timeline:
         reason = stopped(trajectory)
         if trajectory.status == "error":
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
-        cost = "" if any(call.usage.cost_usd for call in requests) else ", no price set"
-        took = (
-            f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}{cost}"
-        )
+        took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
+        took += "" if any(call.usage.cost_usd for call in requests) else ", no price set"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
         self._print_rows([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
         lost = "bold red" if trajectory.status == "error" else ""

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.report.numbers import counted, visible
+from midstream.report.turn_rows import fields
 
 _INDENT = (0, 0, 0, 2)
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s")
@@ -134,9 +135,7 @@ def _block(tool: ToolView, arguments: RenderableType | None = None) -> Renderabl
     head = Text(visible(tool.name), "bold cyan")
     if tool.type != tool.name:
         head.append(f"  {tool.type}", "dim")
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
+    rows = fields()
     known = ", ".join(f"{name}: {words}" for name, words, _ in rows_of(tool.parameters or {})) or "none"
     if tool.parameters is None:
         known = f"known once it is made: midstream tools {tool.named}"
