@@ -1,7 +1,7 @@
-"""The check of a whole recipe: what its components ask of one another.
+"""Check a whole recipe: whether its components fit each other.
 
-Each component's own settings were validated when the recipe was parsed (`schema.py`). This check runs before anything
-is built. What only the built objects can show, `build.py` and `sessions.py` refuse.
+Parsing (`schema.py`) has validated each component's settings. This check runs before anything is built; `build.py` and
+`sessions.py` check what only built objects show.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from midstream.worlds.gazetteer.scripted import scripted_marks
 
 
 def check(recipe: Recipe) -> Table:
-    """Check that a recipe's components fit each other; returns its table with every default filled in.
+    """Check that a recipe's components fit each other; returns its table with every default.
 
-    A library is named there by the version that it has now.
+    The table names a library with its current version.
 
     Raises:
         RecipeError: they do not.
@@ -44,7 +44,7 @@ def check(recipe: Recipe) -> Table:
         (*evaluation["sets"], evaluation["validation"]),
         strict=True,
     ):
-        if chosen.tasks is not None:  # its reward is stated, in its place among the keys
+        if chosen.tasks is not None:  # write its reward explicitly, at its place among the keys
             whole = {**table, "reward": set_reward(recipe, chosen).table()}
             table.clear()
             table.update({key: whole[key] for key in SetConfig.model_fields if key in whole})
@@ -61,7 +61,7 @@ def check(recipe: Recipe) -> Table:
             resolved["practice"]["start"] = place = pinned(recipe.practice.start)
             check_shown(recipe.agent, render_modules(read(place)), f"practice.start = {place!r}")
     _check_world(recipe)
-    # Draw every set of an endless source once: one that cannot be made is found before any work.
+    # Draw every set of an endless source once, to find sets that cannot be made before any work.
     validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
     for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
         component = chosen.tasks or recipe.tasks
@@ -81,7 +81,7 @@ def set_reward(recipe: Recipe, chosen: SetConfig) -> Component:
 
 
 def teacher(recipe: Recipe) -> Component | None:
-    """The module that a warm start imitates: the world's own, with the settings of `warm_start.policy`."""
+    """The module that a warm start imitates: the world's teacher, with the settings of `warm_start.policy`."""
     config = recipe.tasks.config
     if not isinstance(config, TasksConfig) or not config.teacher:
         return None
@@ -118,7 +118,7 @@ class _TasksOnly:
 
 
 def task_source(component: Component) -> TaskSource:
-    """Build a task source alone. One that needs an engine can list its tasks, and run none."""
+    """Build only a task source. Without an engine, a source that needs one can list its tasks but not run them."""
     return _TasksOnly().tasks(component)
 
 
@@ -174,7 +174,7 @@ def is_dialogues(tasks: Component) -> bool:
     return isinstance(tasks.config, TasksConfig) and tasks.config.dialogues
 
 
-# -- what components ask of one another ------------------------------------------------------------------------------
+# -- whether components fit each other -------------------------------------------------------------------------------
 
 
 def _check_engines_exist(recipe: Recipe) -> None:
@@ -188,7 +188,7 @@ def _check_engines_exist(recipe: Recipe) -> None:
         asked = component.config.asks == "always" or component.engine is not None
         if asked and component.engine not in recipe.engines:
             raise no_engine(recipe, f"{where}.engine = {component.engine!r}")
-        # Modules wait for each other in step; whatever else asks an engine does so while trajectories are under way.
+        # An engine in process waits for modules of all live trajectories; other requests would never be answered.
         if asked and component.kind in ("tasks", "reward") and in_process(recipe, component.engine):
             raise RecipeError(
                 f"{where}.engine = {component.engine!r} samples in process",
@@ -225,7 +225,7 @@ def _check_tasks(recipe: Recipe) -> None:
 
 
 def _check_rewards(recipe: Recipe) -> None:
-    """Dialogues are judged by their outcome, questions by their answers, and streams by an agent that writes one."""
+    """Rewards fit the tasks (dialogues are scored by outcome, questions by answer) and the agent's kind."""
     for where, reward, tasks in _reward_components(recipe):
         config = reward.config
         assert isinstance(config, RewardConfig)
@@ -285,7 +285,7 @@ def _check_agent(recipe: Recipe) -> None:
             cause="the scripted policy reads no lessons",
             fix="leave it out",
         )
-    # A call of a tool that is not there could never be answered.
+    # A call of a missing tool could never be answered.
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
         if tool not in recipe.tools and not any(component.type == "mcp" for component in recipe.tools.values()):
@@ -302,7 +302,7 @@ def _type_of_engine(recipe: Recipe, name: str | None) -> str:
 
 
 def _checked_library(recipe: Recipe) -> str:
-    """The place of the agent's library, with the version that it has now."""
+    """The place of the agent's library, with its current version."""
     named = recipe.agent.library
     assert named is not None
     if recipe.practice is not None:
@@ -318,7 +318,7 @@ def _checked_library(recipe: Recipe) -> str:
 
 
 def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) -> None:
-    """A tiny planner reads the lessons that its warm start taught it, and no others."""
+    """A tiny planner can only read lessons if its warm start taught it to."""
     taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
     tiny = _type_of_engine(recipe, recipe.modules[recipe.trained].engine) == "tiny"
     if recipe.trained in modules and tiny and not taught:
@@ -413,7 +413,7 @@ def _check_training(recipe: Recipe) -> None:
 
 
 def _imitated(recipe: Recipe) -> dict[str, str]:
-    """The types of the modules whose transcripts are learned, by the setting that names them."""
+    """The types of modules whose transcripts are learned, by the setting that names them."""
     own = recipe.tasks.config.teacher if isinstance(recipe.tasks.config, TasksConfig) else ""
     imitated = {"warm_start": own} if recipe.warm_start and recipe.warm_start.file is None else {}
     if recipe.training and recipe.training.algorithm == "supervised":
@@ -423,7 +423,7 @@ def _imitated(recipe: Recipe) -> dict[str, str]:
 
 
 def _check_imitated(recipe: Recipe) -> None:
-    """Transcripts are learned with their prompts: these must be the prompts of the policy that learns."""
+    """Transcripts are learned with their prompts, so these must be the prompts of the trained policy."""
     learner = recipe.modules[recipe.trained]
     if learner.config.asks == "never":
         return  # a program; `sessions.py` refuses to train it
@@ -467,7 +467,7 @@ def _check_simulated(recipe: Recipe) -> None:
 
 
 def _check_world(recipe: Recipe) -> None:
-    """What is made from a world's facts or names needs tasks of a world."""
+    """Components made from a world's facts or names need tasks of a world."""
     users = {f"tools.{name}": tool for name, tool in recipe.tools.items()}
     users |= {f"engines.{name}": engine for name, engine in recipe.engines.items()}
     needed = [where for where, component in users.items() if component.config.needs_world]

@@ -1,4 +1,4 @@
-"""From a build to the parts of a session, for training and for practice. What cannot work is refused at once."""
+"""Make the parts of a training or practice session from a build, and check them before any work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parts_of(build: Build) -> Parts:
         )
     _check_trainable(recipe, build.policy.engine())
     check_warm_start(build)
-    # Draw all tasks that the run will need: a source that cannot give them is found now.
+    # Draw all tasks that the run will need, to find a source with too few now.
     counts = [at_once(warm)] if warm and warm.file is None else []
     if warm and warm.file is not None:
         deque(read_transcripts(warm.file), maxlen=0)
@@ -91,7 +91,7 @@ def _require_sandbox(build: Build) -> None:
 
 
 def check_warm_start(build: Build) -> None:
-    """Refuse, before any work, a warm start that could not be checked afterwards."""
+    """Check, before any work, that the warm start can be validated afterwards."""
     warm = build.recipe.warm_start
     if warm is not None and warm.file is None:
         if not isinstance(build.source, TrainableWorld):
@@ -100,7 +100,7 @@ def check_warm_start(build: Build) -> None:
 
 
 def _check_trainable(recipe: Recipe, engine: Engine) -> None:
-    """Check that the policy's calls have token ids and log-probabilities over the distribution it samples from."""
+    """Check that the policy's calls have token ids and log-probabilities of the distribution that it samples from."""
     if not engine.token_exact:
         raise UnsupportedError(
             f"engine {engine.name!r} does not record sampled token ids and log-probabilities",
@@ -219,7 +219,7 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
-    """Refuse sets that share a question: a lesson could hold what it is then measured on.
+    """Check that no two sets share a question: a lesson could hold what it is then measured on.
 
     Raises:
         RecipeError: names the tasks.
@@ -244,7 +244,7 @@ def _question(task: Task) -> str:
 
 
 def _warm_start(build: Build, config: WarmStartConfig) -> Prepare:
-    """A function that gives the planner, once a run, the weights that a training run of this recipe starts with."""
+    """A function that gives the planner the weights with which a training run of this recipe starts, once a run."""
     check_warm_start(build)
 
     async def prepare(run: RunDirectory, report: Callable[[str], None]) -> None:
