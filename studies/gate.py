@@ -249,7 +249,7 @@ async def _practise(build: Build) -> tuple[Library, int]:
     library, pending, accepted = parts.start, tuple[Operation, ...](), 0
     for step in range(1, parts.practice.updates + 1):
         made = await practice.update(step, library, pending, step)
-        library, pending, accepted = made.library, made.pending, accepted + len(made.accepted)
+        library, pending, accepted = made.library, made.record.pending, accepted + len(made.accepted)
         ledger.clear()
     return library, accepted
 

@@ -247,8 +247,9 @@ def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condi
     with api.event_loop(build) as run_coroutine:
         if run is not None and not (condition.before and recipe.learner.lora):  # which is the model as it was built
             api.load_weights(build, run, run_coroutine)
-            if condition.before:
-                build.policy.learner.return_to_reference()
+            learner = build.policy.learner
+            if condition.before and learner.reference is not None:
+                learner.model.load_state_dict(learner.reference.state_dict())
         result, trajectories = run_coroutine(
             evaluation.evaluate(
                 build.environment(temperature=condition.temperature, chosen=chosen),

@@ -20,7 +20,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.practice.history import History
 from midstream.practice.ledger import Ledger
-from midstream.practice.library import Lesson, Library, identity, marked, render_modules
+from midstream.practice.library import Lesson, Library, identity, render_modules
 from midstream.practice.library_text import to_json
 from midstream.practice.runner import Match, Runner
 from midstream.recipe.build import Build
@@ -29,6 +29,7 @@ from midstream.recipe.schema import MODULES as AGENTS_MODULES
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
+from support.libraries import marked
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 from support.practised import write_recipe, write_run
 

@@ -14,13 +14,14 @@ from midstream.cli.main import main
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.history import History
-from midstream.practice.library import Lesson, Library, identity, marked, proven, render_modules
+from midstream.practice.library import Lesson, Library, identity, proven, render_modules
 from midstream.practice.library_text import to_json, to_markdown
 from midstream.recipe.check import check
 from midstream.recipe.library import history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.worlds.workshop.rules import make_rules
+from support.libraries import marked
 from support.practised import LESSONS, write_run
 
 PROVEN = proven(LESSONS, "scripted (0123456789ab)")

@@ -4,10 +4,11 @@ import pytest
 
 from midstream.core.errors import RunError, StorageError
 from midstream.practice.history import History, read_library
-from midstream.practice.library import Lesson, Library, marked, proven
+from midstream.practice.library import Lesson, Library, proven
 from midstream.practice.library_text import from_json
 from midstream.practice.operations import Operation, applied
 from midstream.runs.lock import exclusive_lock
+from support.libraries import marked
 
 FIRST = Library(lessons=(Lesson(id="L1", text="Look first."),), next_number=2)
 ADD = Operation(kind="add", id="L2", text="Act.", module="planner")

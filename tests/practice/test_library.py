@@ -8,7 +8,6 @@ from midstream.practice.library import (
     Effect,
     Lesson,
     Library,
-    marked,
     measured,
     next_number,
     one_line,
@@ -16,8 +15,9 @@ from midstream.practice.library import (
     render_modules,
     size,
     tokens,
+    with_lessons,
 )
-from support.libraries import libraries, texts
+from support.libraries import libraries, marked, texts
 
 TWO = Library(
     lessons=(Lesson(id="L1", text="Look first."), Lesson(id="L2", text="Count twice.", module="executor")),
@@ -64,11 +64,6 @@ def test_a_pin_changes_no_prompt_and_keeps_the_proof():
     assert marked(library, "L1", "active") == TWO
 
 
-@pytest.mark.parametrize("state", ["pinned", "vetoed", "active"])
-def test_marking_a_lesson_that_is_not_there_changes_nothing(state):
-    assert marked(TWO, "L9", state) == TWO
-
-
 def test_counts_add_up_by_id_and_the_latest_effect_is_kept():
     effect = Effect(mean=0.1, interval=(0.0, 0.2), pairs=40, helped=9, harmed=5)
     once = measured(TWO, {"L1": 3, "L9": 1}, {"L2": effect})
@@ -89,7 +84,6 @@ def test_an_id_is_a_number(bad: str):
         Lesson(id=bad, text="x")
 
 
-@given(libraries, st.integers(1, 9).map("L{}".format))
-def test_marks_never_reuse_a_number(library: Library, lesson_id: str):
-    for state in ("pinned", "vetoed", "active"):
-        assert marked(library, lesson_id, state).next_number == next_number(library)
+@given(libraries, st.integers(0, 9))
+def test_fewer_lessons_never_reuse_a_number(library: Library, kept: int):
+    assert with_lessons(library, library.lessons[:kept]).next_number == next_number(library)

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 
-from midstream.practice.library import Lesson, Library, marked
+from midstream.practice.library import Lesson, Library
 from midstream.practice.operations import Diff, Operation, applied, diff
-from support.libraries import libraries
+from support.libraries import libraries, marked
 
 BASE = Library(
     lessons=(

@@ -12,8 +12,9 @@ from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import read_spent
 from midstream.practice.commit import read_updates
 from midstream.practice.history import History
-from midstream.practice.library import marked, render_modules
+from midstream.practice.library import render_modules
 from midstream.runs import RunDirectory
+from support.libraries import marked
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
 from support.served_workshop import served_workshop
 

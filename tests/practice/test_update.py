@@ -92,10 +92,10 @@ def test_lessons_count_the_rollouts_that_had_them_in_a_prompt(monkeypatch):
 
 def test_pending_changes_join_the_next_batch_and_keep_their_ids(monkeypatch):
     first = updated(monkeypatch, ["0", "1"], gate(["pending", "rejected"]))
-    assert [one.id for one in first.pending] == ["L3"]
+    assert [one.id for one in first.record.pending] == ["L3"]
     assert first.library.lessons[0].used == 12
     assert first.library.proven_for == "the agent"
-    again = updated(monkeypatch, ["0", "0"], gate(["accepted"]), before=first.library, pending=first.pending)
+    again = updated(monkeypatch, ["0", "0"], gate(["accepted"]), before=first.library, pending=first.record.pending)
     assert again.library.find("L3").text == "write units down"
     assert (again.record.uniform, again.record.proposed) == (1, ())
     assert [change.operation.id for change in again.record.changes] == ["L3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.core.metrics import Spent
-from midstream.practice.commit import UpdateRecord, fates
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import ChangeRecord
 from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
@@ -74,7 +74,7 @@ def test_a_lesson_of_another_run_is_not_taken_for_one_learned_here():
 
 def test_pending_changes_are_counted_once():
     again = update(1, changes=(ChangeRecord(operation=add("late"), fate="pending"),))
-    assert total_fates([fates(again), fates(again)])["pending"] == 1
+    assert total_fates([again.event.fates, again.event.fates])["pending"] == 1
     assert total_fates([]) == {"accepted": 0, "rejected": 0, "refused": 0, "pending": 0}
 
 

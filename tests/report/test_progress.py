@@ -15,11 +15,9 @@ from midstream.core.events import (
     SetStarted,
     StepFinished,
     TrajectoriesFinished,
-    UpdateFinished,
 )
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.trajectory import Trajectory
-from midstream.practice.commit import UpdateRecord, fates, left_out, proposed
 from midstream.report.progress import EvaluationView, Kind, Progress, terminal_progress
 from support.evaluations import evaluated
 from support.fake_run import evaluation, lost, metrics, solved, timings, unsolved
@@ -62,18 +60,6 @@ def training(listener: Progress, steps: int = 20) -> None:
     listener(RunFinished())
 
 
-def finished(record: UpdateRecord) -> UpdateFinished:
-    return UpdateFinished(
-        update=record.step,
-        reward_mean=record.mean_reward,
-        proposed=proposed(record),
-        fates=fates(record),
-        left_out=left_out(record),
-        lessons=record.lessons,
-        spent=record.spent,
-    )
-
-
 def of_aime(right: int, policy: str, step: int) -> EvaluationResult:
     scores = {f"t{index}": [float(index < right)] for index in range(10)}
     return evaluated(scores, policy=policy, set_name="aime", step=step)[0]
@@ -83,14 +69,14 @@ def practice(listener: Progress, done: int = 0) -> None:
     limits = {"rollouts": 3000, "cost_usd": 5.0}
     listener(RunStarted(recipe="training-free-math", directory="runs/a", total=4, done=done, limits=limits))
     for record in UPDATES[:done]:
-        listener(finished(record))
+        listener(record.event)
     listener(EvaluationFinished(of_aime(3, "no lessons", 0)))
     for record in UPDATES[done:]:
         for count in range(3):
             listener(Phase(f"rollouts {count * 20}/50"))
             listener(BudgetSpent(record.spent))
         listener(Phase("gate: whole, 48 pairs, evidence 2.1 of 4.8"))
-        listener(finished(record))
+        listener(record.event)
     listener(Note("practice.budget.updates = 4 were [bold]made[/bold]"))
     listener(EvaluationFinished(of_aime(5, "with lessons", 4)))
     listener(RunFinished())

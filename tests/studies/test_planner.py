@@ -12,12 +12,12 @@ from studies.planner import ANALYSES, main
 from studies.planner_arms import Condition, PlannerFile, Study, measured, read_file, summed, with_tools
 
 from midstream.cli.main import main as midstream
-from midstream.core.errors import InfrastructureError, RecipeError, UnsupportedError
+from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.metrics import EvaluationResult, ToolUse
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import run_recipe
-from midstream.recipe.schema import load_recipe, to_toml
+from midstream.recipe.schema import to_toml
 from midstream.runs import RunDirectory
 from support.served_model import save_model
 
@@ -140,7 +140,7 @@ def test_before_training_is_before_training(finished_run: Path, ten_steps: Path,
         for directory in (unchanged, finished_run):
             RunDirectory.open(directory).checkpoints.load_latest(build.policy.learner.load)
             states.append({name: tensor.detach().clone() for name, tensor in weights.items() if name not in redrawn})
-        build.policy.learner.return_to_reference()
+        build.policy.learner.model.load_state_dict(build.policy.learner.reference.state_dict())
         before, trained = states
         assert before.keys() == weights.keys() - redrawn
         assert all(tensor.equal(weights[name]) for name, tensor in before.items())
@@ -224,15 +224,6 @@ def test_a_file_without_variants_says_so(name: str, tmp_path: Path, capsys: pyte
     assert main([*arguments(file, tmp_path / "out"), "--only", name]) == 1
     assert "error[missing-key]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_lora_learner_has_no_copy_to_return_to(tmp_path: Path) -> None:
-    model = f"engines.policy.model={save_model(tmp_path / 'model')}"
-    with (
-        Build(load_recipe("flow-grpo-lora", [model])) as build,
-        pytest.raises(UnsupportedError, match="holds no copy of its reference policy"),
-    ):
-        build.policy.learner.return_to_reference()
 
 
 def test_a_lora_planner_before_training_is_the_model_as_it_was_built(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def run(world: World, seed: int, way: Way) -> Outcome:
         operations = [*pending, *played.proposed(library, pending)]
         library, outcomes = screened(library, operations, Rules(modules=["planner"]), pending=len(pending))
         decision = way(played, library, [outcome.operation for outcome in outcomes if not outcome.refused], update)
-        library, pending = decision.library, decision.pending
+        library = decision.library
+        pending = [change.operation for change in decision.changes if change.fate == "pending"]
         decisions.append(decision)
     rollouts = played.rollouts + world.updates * LEARNING
     return Outcome(gain=played.gain(library), rollouts=rollouts, decisions=tuple(decisions))

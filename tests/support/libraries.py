@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from midstream.practice.library import Effect, Lesson, Library, Origin, proven
+from midstream.practice.library import Effect, Lesson, Library, Origin, State, proven, with_lessons
 from midstream.practice.operations import Operation
 
 MODULES = ("planner", "executor")
@@ -64,3 +64,10 @@ operations = st.builds(
     module=st.sampled_from(["", *MODULES, "nobody"]),
     origin=origins,
 )
+
+
+def marked(library: Library, lesson_id: str, state: State) -> Library:
+    """Set a lesson's state, as an edit does."""
+    lessons = {lesson.id: lesson for lesson in library.lessons}
+    lessons[lesson_id] = lessons[lesson_id].model_copy(update={"state": state})
+    return with_lessons(library, list(lessons.values()))

@@ -311,8 +311,8 @@ def test_families_are_drawn_by_their_failures(make):
         expected[one.family] += SUCCESS_MEMORY * (one.reward.value - expected[one.family])
     assert drawn[1] == pytest.approx({family: 1.1 - rate for family, rate in expected.items()})
     fresh, _ = make(Scripted(parity), *settings)
-    fresh.restore(algorithm.state())
-    assert fresh.state() == algorithm.state() != drawn[1]
+    fresh.success = dict(algorithm.success)
+    assert fresh.success == algorithm.success != drawn[1]
     assert second.trajectories
 
 
@@ -423,7 +423,7 @@ def test_drawing_again_continues_where_it_stopped(make, tmp_path):
     parts.learner.save(tmp_path)
     second, other = make(Indexed(0.5), *settings)
     other.learner.load(tmp_path)
-    second.restore(first.state())
+    second.success = dict(first.success)
 
     async def third():
         try:
@@ -584,7 +584,7 @@ def test_the_supervised_control_continues_where_it_stopped(make_build, tmp_path)
     run(first, 2)
     first.learner.save(tmp_path)
     second.learner.load(tmp_path)
-    second.restore(first.state())
+    second.success = dict(first.success)
 
     async def continued():
         try:

@@ -14,29 +14,33 @@ from pydantic import ValidationError
 from midstream.training.losses import (
     Aggregation,
     PolicyLoss,
-    aggregate,
     clipped_policy_loss,
     clipped_tokens,
     kl_estimate,
-    policy_loss_variant,
     row_weights,
 )
+from midstream.training.settings import VARIANTS
 from support.errors import raises
 
 CASES = json.loads((Path(__file__).parent / "golden" / "rl.json").read_text())["cases"]
-TRL_REFUSED = ("cispo", "sapo")
 
 
 def cases(kind):
     return [pytest.param(case["input"], case["expected"], id=case["id"]) for case in CASES if case["kind"] == kind]
 
 
-def trl_cases(*, supported):
-    def refused(case):
-        return case["input"]["loss_type"] in TRL_REFUSED or case["input"]["importance_level"] != "token"
+def trl_cases():
+    """The loss types that are supported; `test_settings.py` has the others."""
+    chosen = [case for case in CASES if case["kind"] == "trl_loss" and case["input"]["loss_type"] in VARIANTS]
+    token_level = [case for case in chosen if case["input"]["importance_level"] == "token"]
+    return [pytest.param(case["input"], case["expected"], id=case["id"]) for case in token_level]
 
-    chosen = [case for case in CASES if case["kind"] == "trl_loss" and refused(case) != supported]
-    return [pytest.param(case["input"], case["expected"], id=case["id"]) for case in chosen]
+
+def aggregate(values, mask, mode, trajectory_ids=None, *, horizon=None):
+    """Reduce values [rows, tokens] to the scalar that the learner reaches by the rows' weights."""
+    lengths = [int(n) for n in mask.sum(-1).tolist()]
+    weights = row_weights(lengths, mode, trajectory_ids, horizon=horizon or mask.shape[-1])
+    return (values.where(mask > 0, 0.0).sum(-1) * values.new_tensor(weights)).sum()
 
 
 def f64(values):
@@ -63,8 +67,7 @@ def test_every_golden_kind_is_tested():
         "total_loss": 3,
         "trl_loss": 39,
     }
-    assert len(trl_cases(supported=True)) == 22
-    assert len(trl_cases(supported=False)) == 17
+    assert len(trl_cases()) == 22
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("policy_loss"))
@@ -114,7 +117,7 @@ def test_total_loss_agrees_with_verl(given, expected):
     assert logprobs.grad[~chosen].abs().max() == 0
 
 
-@pytest.mark.parametrize(("given", "expected"), trl_cases(supported=True))
+@pytest.mark.parametrize(("given", "expected"), trl_cases())
 def test_loss_types_agree_with_trl(given, expected):
     logprobs, mask = f64(given["logprob"]).requires_grad_(), f64(given["mask"])
     if given["tool_mask"] is not None:
@@ -123,20 +126,12 @@ def test_loss_types_agree_with_trl(given, expected):
     advantages = f64(given["sequence_advantages"])[:, None]
     values = clipped_policy_loss(logprobs, f64(given["old_logprob"]), advantages, **clip)
     values = values + given["beta"] * kl_estimate(logprobs, f64(given["ref_logprob"]), "k3")
-    mode = policy_loss_variant(given["loss_type"], given["importance_level"])
+    mode = VARIANTS[given["loss_type"]]["loss"]["aggregation"]
     loss = aggregate(values, mask, mode, horizon=given["max_completion_length"])
     loss.backward()
     close(loss, expected["loss"])
     close(logprobs.grad, expected["grad"])
     assert logprobs.grad[mask == 0].abs().max() == 0
-
-
-@pytest.mark.parametrize(("given", "expected"), trl_cases(supported=False))
-def test_other_loss_types_are_refused_by_name(given, expected):
-    with raises("unknown-type", given["loss_type"]) as error:
-        policy_loss_variant(given["loss_type"], given["importance_level"])
-    assert given["importance_level"] in error.value.what
-    assert "grpo, bnpo, dapo, dr_grpo" in error.value.fix
 
 
 def test_extreme_log_ratios_stay_finite():

@@ -157,7 +157,7 @@ def collected(make_build, *, overrides=(), lessons=0.0, **changes):
         finally:
             await teacher.close()
 
-    return asyncio.run(play()), parts.tokenizer
+    return asyncio.run(play()), parts.student.tokenizer
 
 
 def test_transcripts_hold_prompt_action_and_end_token(make_build):
@@ -224,9 +224,9 @@ def test_a_stream_is_one_row_whose_tool_output_is_not_learnt(make_build):
     first = codec.encode_text("<think> plus</think><python> 1 + 1</python>")
     last = codec.encode_text("<think> answer</think><answer> 105</answer>")
     for one in rows:
-        assert one.completion_ids == (*first, *output, *last, parts.tokenizer.eos_token_id)
+        assert one.completion_ids == (*first, *output, *last, parts.student.tokenizer.eos_token_id)
         assert one.sampled == (True,) * len(first) + (False,) * len(output) + (True,) * (len(last) + 1)
-        assert parts.tokenizer.decode(one.prompt_ids).startswith("Question ")
+        assert parts.student.tokenizer.decode(one.prompt_ids).startswith("Question ")
 
 
 def test_a_file_takes_the_place_of_the_teacher(make_build, tmp_path):

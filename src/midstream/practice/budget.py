@@ -65,15 +65,11 @@ class Budget:
 
     def open(self, path: Path) -> None:
         """Resume from the entries in `path`, and write there from now on."""
-        self.read(path)
-        self._began = self._clock()
-        self._journal = Journal(path)
-
-    def read(self, path: Path) -> None:
-        """Add the entries in `path`."""
         for entry in read_models(path, Entry):
             self._book(entry)
             self._before_s = max(self._before_s, entry.time_s)
+        self._began = self._clock()
+        self._journal = Journal(path)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
@@ -89,13 +85,6 @@ class Budget:
     def spent(self) -> Spent:
         """Everything used so far; what is under way counts at its upper bound."""
         return _spent(self._used)
-
-    def spent_on(self) -> dict[tuple[str, str], Spent]:
-        """Everything used so far, by phase and role."""
-        found: dict[tuple[str, str], Counter[str]] = {}
-        for entry in self._entries.values():
-            found.setdefault((entry.phase, entry.role), Counter()).update(_amounts(entry.spent))
-        return {key: _spent(used) for key, used in found.items()}
 
     def hold_back(self, phase: str) -> None:
         """Reserve a little more than the use of `phase` for later."""
@@ -214,9 +203,11 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """What a run has used by its `ledger/spent.jsonl`, by phase and role; changes nothing."""
-    budget = Budget(BudgetConfig())
-    budget.read(path)
-    return budget.spent_on()
+    latest = {entry.number: entry for entry in read_models(path, Entry)}  # the use after the reservation
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in latest.values():
+        found.setdefault((entry.phase, entry.role), []).append(entry)
+    return {key: _total(entries) for key, entries in found.items()}
 
 
 # --- engines and agents behind a budget -------------------------------------------------------------------------------
@@ -276,15 +267,14 @@ class LockstepBudgetedEngine(BudgetedEngine):
     """An engine that samples when every live trajectory waits for it: none may wait for room instead."""
 
     waits = False
+    engine: LockstepEngine
 
     def join(self, order: int) -> None:
         """Pass on to the engine."""
-        assert isinstance(self.engine, LockstepEngine)
         self.engine.join(order)
 
     def leave(self, order: int) -> None:
         """Pass on to the engine."""
-        assert isinstance(self.engine, LockstepEngine)
         self.engine.leave(order)
 
 

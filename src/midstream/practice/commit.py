@@ -59,40 +59,33 @@ class UpdateRecord(Frozen):
     spent: Spent
 
     @property
+    def pending(self) -> tuple[Operation, ...]:
+        """The changes that the next batch takes up again."""
+        return tuple(change.operation for change in self.changes if change.fate == "pending")
+
+    @property
     def event(self) -> UpdateFinished:
-        """The event of this update."""
+        """The event of this update, with its numbers for people."""
+        found = Counter(change.fate for change in self.changes)
         return UpdateFinished(
             update=self.step,
             reward_mean=self.mean_reward,
-            proposed=proposed(self),
-            fates=fates(self),
-            left_out=left_out(self),
+            # Keeping a lesson is not a change.
+            proposed=sum(outcome.operation.kind != "keep" for outcome in self.proposed),
+            fates={
+                **{fate: found[fate] for fate in ("accepted", "rejected", "pending")},
+                "refused": sum(bool(outcome.refused) for outcome in self.proposed),
+            },
+            left_out={
+                "uniform groups": self.uniform,
+                "failed rollouts": len(self.failed),
+                "broken groups": len(self.broken),
+                "lost replies": len(self.unreadable),
+                "lost pairs": sum(test.left_out for test in self.tests),
+            },
             lessons=self.lessons,
             spent=self.spent,
         )
-
-
-def fates(record: UpdateRecord) -> dict[str, int]:
-    """How many changes of an update were accepted, rejected, left pending, and refused before any test."""
-    found = Counter(change.fate for change in record.changes)
-    refused = sum(bool(outcome.refused) for outcome in record.proposed)
-    return {**{fate: found[fate] for fate in ("accepted", "rejected", "pending")}, "refused": refused}
-
-
-def proposed(record: UpdateRecord) -> int:
-    """How many changes the reflector asked for in an update; keeping a lesson is not a change."""
-    return sum(outcome.operation.kind != "keep" for outcome in record.proposed)
-
-
-def left_out(record: UpdateRecord) -> dict[str, int]:
-    """What taught nothing in an update, or could not be used, by reason."""
-    return {
-        "uniform groups": record.uniform,
-        "failed rollouts": len(record.failed),
-        "broken groups": len(record.broken),
-        "lost replies": len(record.unreadable),
-        "lost pairs": sum(test.left_out for test in record.tests),
-    }
 
 
 def read_updates(run: RunDirectory) -> list[UpdateRecord]:

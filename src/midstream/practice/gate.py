@@ -90,11 +90,6 @@ class Decision:
     bisect_pairs: int = 0
     bisect_left_out: int = 0
 
-    @property
-    def pending(self) -> tuple[Operation, ...]:
-        """The changes that the next batch takes up again."""
-        return tuple(change.operation for change in self.changes if change.fate == "pending")
-
 
 async def decide(
     library: Library,
@@ -106,16 +101,10 @@ async def decide(
     updates: int,
     seed: int,
 ) -> Decision:
-    """Accept, reject or postpone `changes`, which `operations.screened` let through.
+    """Accept, reject or postpone `changes` of `library`, which `operations.screened` let through.
 
-    Args:
-        library: the library before the changes.
-        changes: the changes in order.
-        tasks: the validation set.
-        play: runs the pairs of a block under a name; None for a pair without a result on one side.
-        config: the gate's settings.
-        updates: the most updates that the run can make, which share the error rate.
-        seed: for the draws of tasks and halves.
+    `tasks` are the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
+    share the error rate. `seed` is for the draws of tasks and halves.
 
     Raises:
         InfrastructureError: no pair of a block had a result.

@@ -46,15 +46,10 @@ class History:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory, self.path = directory, directory / VERSIONS
         self._stamp: tuple[int, int] | None = None  # size and time of the file when it was read
         self._versions: list[Version] = []
         self._seen: int | None = None  # the newest number that the caller has read
-
-    @property
-    def path(self) -> Path:
-        """The journal of versions."""
-        return self.directory / VERSIONS
 
     def all(self) -> Sequence[Version]:
         """Every version, the oldest first; none in a new directory.

@@ -1,7 +1,7 @@
 """The library: lessons with ids, origins and measured effects, and how they are rendered into prompts.
 
 A library is a value. Every change makes a new one: operations of a model or a person (`operations.py`), a person's
-marks and the counts of what lessons did (here). Versions on disk are in `history.py`.
+edits (`library_text.py`), the counts of what lessons did (here). Versions on disk are in `history.py`.
 """
 
 from __future__ import annotations
@@ -170,17 +170,6 @@ def proven(library: Library, agent: str) -> Library:
     """Mark the library as accepted by a test for this agent; "": for none."""
     seen = digest(render_modules(library)) if agent else ""
     return library.model_copy(update={"proven_for": agent, "proven_lessons": seen})
-
-
-def marked(library: Library, lesson_id: str, state: State) -> Library:
-    """Set a lesson's state. An id that the library does not have changes nothing."""
-    return with_lessons(
-        library,
-        [
-            lesson.model_copy(update={"state": state}) if lesson.id == lesson_id else lesson
-            for lesson in library.lessons
-        ],
-    )
 
 
 def measured(library: Library, used: Mapping[str, int], effects: Mapping[str, Effect]) -> Library:

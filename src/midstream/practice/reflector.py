@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from midstream.agents.rendering import PromptTemplate
 from midstream.core.errors import RecipeError
@@ -42,11 +41,11 @@ from midstream.practice.replies import (
     read_summary,
 )
 from midstream.practice.role_prompts import about_answer, about_library, about_rollouts, about_run, transcript
-from midstream.practice.runner import Report
 from midstream.practice.settings import ROLES, PracticeConfig
 from midstream.rollout import Group
 
 T = TypeVar("T")
+Read = Callable[[str, bool], Reading[T]]  # a reply, and whether to accept JSON that is almost JSON
 
 _QUOTED = 300  # characters of an unusable reply in a report; the ledger has all of it
 _RULES = ("words", "modules", "changes", "module", "library", "question")
@@ -56,14 +55,6 @@ _LAYOUTS = {
     "write": _RULES,
     "merge": ("words", "modules", "module", "library", "proposals"),
 }
-
-
-class Read(Protocol[T]):
-    """A reader of `replies.py`."""
-
-    def __call__(self, reply: str, *, repair: bool = False) -> Reading[T]:
-        """Read a reply; `repair` accepts JSON that is almost JSON."""
-        ...
 
 
 class RoleCall(NamedTuple):
@@ -94,19 +85,10 @@ class Answered(Generic[T]):
 
 
 class RoleClient:
-    """Asks the roles, each through the engine of its name; `report` receives the number of replies so far."""
+    """Asks the roles, each through the engine of its name."""
 
-    def __init__(
-        self,
-        config: PracticeConfig,
-        engines: Mapping[str, Engine],
-        ledger: Ledger,
-        seed: int,
-        report: Report = lambda text: None,
-    ) -> None:
+    def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
         self._config, self._engines, self._ledger, self._seed = config, engines, ledger, seed
-        self._report = report
-        self._replies = Counter[int]()  # by update
 
     async def ask(
         self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
@@ -139,13 +121,13 @@ class RoleClient:
                 json_schema=schema if config.structured_output else None,
             )
             call = await self._call(purpose, request)
-            reading = read(call.completion)
+            reading = read(call.completion, False)
             if reading.value is None and call.finish_reason == "length":
                 # Not repaired: more than punctuation is missing.
                 problem = f"it was cut off after max_tokens = {call.sampling.max_tokens}: write less"
                 reading = Reading(problem=problem)
             elif reading.value is None and number == config.asks:
-                repaired = read(call.completion, repair=True)
+                repaired = read(call.completion, True)
                 reading = reading if repaired.value is None else repaired
         if reading.value is None:
             text = " ".join(spoken(call.completion).encode("utf-8", "replace").decode().split())
@@ -173,8 +155,6 @@ class RoleClient:
         calls = self._ledger.reply(key)
         if calls is None:
             calls = (await engine.sample(request),)
-            self._replies[purpose.step] += 1
-            self._report(f"reflector: replies {self._replies[purpose.step]}")
             self._ledger.keep_reply(key, calls)
         return calls[-1]
 
@@ -188,16 +168,9 @@ class Reflector:
         RecipeError: a prompt file cannot be used.
     """
 
-    def __init__(
-        self,
-        config: PracticeConfig,
-        engines: Mapping[str, Engine],
-        ledger: Ledger,
-        seed: int,
-        report: Report = lambda text: None,
-    ) -> None:
+    def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
         self.config = config
-        self._client = RoleClient(config, engines, ledger, seed, report)
+        self._client = RoleClient(config, engines, ledger, seed)
         critic = "contrast" if config.lessons_from == "rollouts" else "write"
         self._prompts = {
             role: PromptTemplate(name, _LAYOUTS[name], config.role(role).prompt_file, package="midstream.practice")

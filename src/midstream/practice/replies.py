@@ -120,7 +120,7 @@ class Change(BaseModel):
         return Operation(kind=self.kind, id=lesson, origin=origin)
 
 
-def read_summary(reply: str, *, repair: bool = False) -> Reading[str]:
+def read_summary(reply: str, repair: bool = False) -> Reading[str]:
     """Read the summary in a summariser's reply."""
     for found in _objects(reply, repair):
         summary = found.get("summary")
@@ -129,7 +129,7 @@ def read_summary(reply: str, *, repair: bool = False) -> Reading[str]:
     return Reading(problem='it holds no JSON object with a text as "summary"')
 
 
-def read_operations(reply: str, *, repair: bool = False) -> Reading[tuple[Change, ...]]:
+def read_operations(reply: str, repair: bool = False) -> Reading[tuple[Change, ...]]:
     """Read the changes in a reply; an empty list is valid, a reply in which every change is invalid cannot be used."""
     for found in _objects(reply, repair):
         listed = found.get("operations")

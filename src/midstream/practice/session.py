@@ -132,7 +132,7 @@ class PracticeSession(Session):
             await self.parts.prepare(self.run_directory, lambda text: self.listener(Phase(text)))
         await self._evaluate(WITHOUT, 0)
         # The last evaluation must fit into the budget, too.
-        self.budget.hold_back(_phase(0))
+        self.budget.hold_back("evaluation 0")
         return range(len(self.updates) + 1, self.parts.practice.most_updates + 1)
 
     def reason_to_stop(self) -> str:
@@ -154,8 +154,7 @@ class PracticeSession(Session):
     async def step(self, step: int) -> None:
         """Make one update of the newest library, and commit it."""
         began, before = time.monotonic(), self.committer.newest()
-        latest = self.updates[-1].changes if self.updates else ()
-        pending = [change.operation for change in latest if change.fate == "pending"]
+        pending = self.updates[-1].pending if self.updates else ()
         made = await self.practice.update(step, before.library, pending, before.number + 1)
         self.committer.commit(
             MadeUpdate(
@@ -182,7 +181,7 @@ class PracticeSession(Session):
     async def _evaluate(self, policy: str, step: int) -> None:
         """Evaluate every set at every temperature, without lessons or with the newest library."""
         parts, run = self.parts, self.run_directory
-        self._begin_phase(_phase(step))
+        self._begin_phase(f"evaluation {step}")
         lessons = render_modules(self.committer.newest().library) if policy == WITH else NO_LESSONS
         store = EvaluationStore(self.committer.ledger, parts.cache, lessons, self._report)
         for chosen in parts.evaluation.sets:
@@ -259,7 +258,3 @@ class EvaluationStore:
             seed=evaluation.seed,
             lessons=dict.fromkeys((task.id for task in evaluation.tasks), self.lessons),
         )
-
-
-def _phase(step: int) -> str:
-    return f"evaluation {step}"

@@ -29,13 +29,12 @@ from midstream.rollout import Environment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Updated:
-    """Result of an update. `pending` changes join the next one's; `trajectories` are those it learned from.
+    """Result of an update; `trajectories` are those it learned from.
 
     `accepted` are the operations that lead from the library before to this one.
     """
 
     library: Library
-    pending: tuple[Operation, ...]
     accepted: tuple[Operation, ...]
     record: UpdateRecord
     trajectories: Sequence[Trajectory]
@@ -44,20 +43,9 @@ class Updated:
 class Practice:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, library and pending.
 
-    Args:
-        config: the settings.
-        tasks: those that are learned from.
-        validation: those that the gate tests on.
-        environment: where learning rolls out.
-        trial: where the gate rolls out; `environment` if not given.
-        engines: by the reflector's roles.
-        ledger: keeps every rollout and reply.
-        seed: of the run.
-        identity: the agent that an accepted library is proven for.
-        cache: shares rollouts between runs.
-        spent: returns what the run has used so far.
-        begin: called with the name of each phase.
-        report: called with the progress of a phase.
+    `tasks` are learned from in `environment`; the gate tests on `validation` in `trial`, which is `environment` if not
+    given. `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `spent`
+    returns what the run has used so far; `begin` gets the name of each phase, `report` its progress.
     """
 
     def __init__(
@@ -124,7 +112,6 @@ class Practice:
         no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
         return Updated(
             library=after,
-            pending=decision.pending,
             accepted=tuple(change.operation for change in decision.changes if change.fate == "accepted"),
             record=UpdateRecord(
                 step=step,

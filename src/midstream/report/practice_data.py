@@ -13,7 +13,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.practice.budget import read_spent
-from midstream.practice.commit import UpdateRecord, left_out, read_updates
+from midstream.practice.commit import UpdateRecord, read_updates
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.history import History, Version
 from midstream.practice.library import Effect, Lesson, Library
@@ -292,7 +292,7 @@ def short(count: float) -> str:
 
 def left_out_text(updates: Iterable[UpdateRecord]) -> str:
     """What taught nothing, summed over the updates, in words: "uniform groups 6, lost pairs 2"; "" for nothing."""
-    return counts_text(summed(left_out(record) for record in updates))
+    return counts_text(summed(record.event.left_out for record in updates))
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

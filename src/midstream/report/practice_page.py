@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from midstream.core.metrics import Spent
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
-from midstream.practice.commit import UpdateRecord, fates, left_out, proposed
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson
 from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
@@ -83,7 +83,7 @@ def summary(data: PracticeData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = fates_text(total_fates([fates(record) for record in data.updates]))
+        found = fates_text(total_fates([record.event.fates for record in data.updates]))
         sentences = [
             f"The run made {made} of its library and never changed the model.",
             f"Of the changes that were proposed: {found}.",
@@ -183,7 +183,7 @@ def curves(updates: Sequence[UpdateRecord]) -> list[str]:
     ]
     turns = [(update.step, update.turns_mean) for update in updates]
     errors = [(update.step, update.tool_use.error_rate) for update in updates]
-    bars = fate_bars([(update.step, fates(update)) for update in updates])
+    bars = fate_bars([(update.step, update.event.fates) for update in updates])
     return [
         charts(
             figure(
@@ -246,7 +246,7 @@ def fate_bars(updates: Sequence[tuple[int, Mapping[str, int]]]) -> str:
 def counts(data: PracticeData) -> str:
     """What went into learning and what did not, each with its meaning."""
     updates = data.updates
-    lost = summed(left_out(record) for record in updates)
+    lost = summed(record.event.left_out for record in updates)
     pairs = sum(test.pairs for update in updates for test in update.tests)
     halves = sum(update.bisect_pairs for update in updates)
     errors = sum(result.errors for result in data.evaluations)
@@ -434,7 +434,7 @@ def updates(data: PracticeData) -> list[str]:
     """Every update with all that was proposed, tested and left out, newest first, each folded but for the newest."""
     shown = []
     for place, record in enumerate(reversed(data.updates)):
-        made = f"reward {record.mean_reward:.3f}, {proposed(record)} proposed, {fates_text(fates(record))}"
+        made = f"reward {record.mean_reward:.3f}, {record.event.proposed} proposed, {fates_text(record.event.fates)}"
         after = f"{counted(record.lessons, 'lesson')} after it (version {record.version})"
         line = f"Update {record.step}, epoch {record.epoch}: {made}, {after}"
         kept = sum(outcome.operation.kind == "keep" for outcome in record.proposed)

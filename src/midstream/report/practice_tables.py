@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.evaluation.pairs import Paired
-from midstream.practice.commit import UpdateRecord, fates, proposed
+from midstream.practice.commit import UpdateRecord
 from midstream.practice.library import Library
 from midstream.report.evaluation_tables import evaluation_table, plain_table
 from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten, visible
@@ -72,7 +72,7 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     library = data.library
     rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {visible(proven(library))}"))]
     if data.updates:
-        total = total_fates([fates(record) for record in data.updates])
+        total = total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(words + ("" if data.gated else " (no gate: accepted without a test)"))))
         rows.append(("spent", Text(spent_text(data.spent, data.budget.limits))))
@@ -86,13 +86,13 @@ def update_table(updates: Sequence[UpdateRecord]) -> Table:
     priced = any(update.spent.cost_usd for update in updates)
     table = _narrow("Updates of the library", *heads, *(["cost\nso far"] if priced else []))
     for update in updates[-_ROWS_SHOWN:]:
-        found = fates(update)
+        found = update.event.fates
         table.add_row(
             str(update.step),
             str(update.epoch),
             f"{update.mean_reward:.3f}",
             Text(f"{update.groups}/{update.uniform}/{len(update.broken)}", "yellow" if update.broken else ""),
-            str(proposed(update)),
+            str(update.event.proposed),
             Text(str(found["accepted"]), "bold green" if found["accepted"] else ""),
             str(found["rejected"] + found["refused"]),
             str(found["pending"]),

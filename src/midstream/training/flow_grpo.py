@@ -37,7 +37,7 @@ class StepOutcome:
 
 
 class FlowGRPO:
-    """The algorithm with its only state: each family's running success and the policy's version.
+    """The algorithm. Its only state is `success`, each family's running success, which checkpoints hold.
 
     `role` is the module that is trained. `publish` hands new weights to the engine that samples (a no-op but for the
     version where engine and learner share one model).
@@ -87,14 +87,6 @@ class FlowGRPO:
         )
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         return StepOutcome(metrics=metrics, timing=timing, trajectories=trajectories)
-
-    def state(self) -> dict[str, float]:
-        """State that `restore` needs in addition to the learner's own."""
-        return dict(self.success)
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Continue from `state`."""
-        self.success = dict(state)
 
     async def _rollout(self, step: int) -> list[Group]:
         """The step's groups, including those that others were rolled out in place of.

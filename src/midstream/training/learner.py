@@ -213,20 +213,6 @@ class LocalLearner:
             self.reference.load_state_dict(self.model.state_dict())
         self.optimizer = self._fresh_optimizer()
 
-    def return_to_reference(self) -> None:
-        """Put the reference policy's weights back into the model, so that it samples as before training.
-
-        Raises:
-            UnsupportedError: with LoRA there is no copy; a model that was just made is the reference.
-        """
-        if self.reference is None:
-            raise UnsupportedError(
-                "a LoRA learner holds no copy of its reference policy, which is the model without its adapter",
-                code="lora-unsupported",
-                fix="load the model again",
-            )
-        self.model.load_state_dict(self.reference.state_dict())
-
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         config = self.config
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)

@@ -23,19 +23,10 @@ Aggregation = Literal[
     "trajectory-turn-token", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
 KlKind = Literal["k1", "k2", "k3", "k1+", "k2+", "k3+"]
-DEFAULT_AGGREGATION: Aggregation = "trajectory-turn-token"
 
 # verl's bounds: exp of a log-ratio stays finite, and one token's k3 cannot outweigh a batch.
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
-
-# TRL's names for GRPO's relatives, and the aggregation that makes ours equal to each.
-_LOSS_TYPES: dict[str, Aggregation] = {
-    "grpo": "seq-mean-token-mean",
-    "bnpo": "token-mean",
-    "dapo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-}
 
 
 def clipped_policy_loss(
@@ -169,44 +160,6 @@ def row_weights(
     return [1 / (len(turns) * turns[name] * n) if n else 0.0 for name, n in zip(trajectory_ids, lengths, strict=True)]
 
 
-def aggregate(
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    mode: Aggregation,
-    trajectory_ids: Sequence[Hashable] | None = None,
-    *,
-    horizon: int | None = None,
-) -> torch.Tensor:
-    """Reduce per-token values to a scalar; masked tokens have no part in it and get a gradient of exactly 0.
-
-    Args:
-        values: [_R, _N] per-token values, one row per call.
-        mask: [_R, _N], 1 on completion tokens that are trained, 0 elsewhere.
-        mode: see `row_weights`.
-        trajectory_ids: _R names, required by trajectory-turn-token.
-        horizon: the constant of seq-mean-token-sum-norm; by default _N.
-    """
-    lengths = [int(n) for n in mask.sum(-1).tolist()]
-    weights = row_weights(lengths, mode, trajectory_ids, horizon=horizon or mask.shape[-1])
-    return (values.where(mask > 0, 0.0).sum(-1) * values.new_tensor(weights)).sum()
-
-
-def policy_loss_variant(loss_type: str, importance_level: str = "token") -> Aggregation:
-    """The aggregation under which our loss equals a variant of GRPO, by TRL's names.
-
-    Raises:
-        UnsupportedError: cispo, sapo, sequence-level importance (GSPO), or an unknown name.
-    """
-    if importance_level != "token" or loss_type not in _LOSS_TYPES:
-        raise UnsupportedError(
-            f"policy loss {loss_type!r} with {importance_level}-level importance is not supported",
-            code="unknown-type",
-            cause="only losses with a clipped ratio per token are",
-            fix=f"use one of {', '.join(_LOSS_TYPES)} with token-level importance",
-        )
-    return _LOSS_TYPES[loss_type]
-
-
 class TokenLoss(NamedTuple):
     """Result of `PolicyLoss.per_token` for _N tokens.
 
@@ -233,7 +186,7 @@ class PolicyLoss(Frozen):
     dual_clip: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     kl_coefficient: float = Field(default=0.001, ge=0, allow_inf_nan=False)
     kl_kind: KlKind = "k3"
-    aggregation: Aggregation = DEFAULT_AGGREGATION
+    aggregation: Aggregation = "trajectory-turn-token"
     horizon: int | None = Field(default=None, ge=1)
 
     def per_token(

@@ -13,9 +13,10 @@ What the environment put in between is in the row, because the policy read it, a
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -192,71 +193,52 @@ def tokens_after_prompt(run: Sequence[Call]) -> int:
 
 
 def group_advantages(
-    rewards: Sequence[float] | torch.Tensor,
-    group_ids: Sequence[Hashable] | torch.Tensor,
+    rewards: Sequence[float],
     *,
+    task: str = "",
     baseline: Baseline = "group_mean",
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
-) -> torch.Tensor:
-    """A_i = (R_i - baseline) / (std(R) + epsilon) within each group; std has ddof=1 (arXiv 2510.05592, eq. 7).
+) -> list[float]:
+    """A_i = (R_i - baseline) / (std(R) + epsilon) of one group; std has ddof=1 (arXiv 2510.05592, eq. 7).
 
-    Members of a group may stand anywhere in the sequence. A uniform group gets exactly 0, and so does a group of one,
-    which has nothing to compare with (verl returns the raw reward there).
+    A uniform group gets exactly 0, and so does a group of one, which has nothing to compare with (verl returns the raw
+    reward there).
 
     Args:
-        rewards: _N rewards; a 1-D floating tensor keeps its dtype and device.
-        group_ids: _N group names, one per reward.
+        rewards: of the group's members.
+        task: the group's, for messages.
         baseline: mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
             on R_i: its difference is G / (G - 1) times the first one's.
         normalize_by_std: divide by the standard deviation (GRPO); without it (Dr. GRPO, RLOO) only the baseline is
             subtracted.
         epsilon: added to the standard deviation.
 
-    Returns:
-        1-D tensor [_N], float64 unless `rewards` is a floating tensor.
-
     Raises:
-        ValueError: the two sequences differ in length.
         TrainingError: a reward is NaN or infinite.
     """
-    floating = isinstance(rewards, torch.Tensor) and rewards.is_floating_point()
-    values = torch.as_tensor(rewards, dtype=None if floating else torch.float64)
-    names = group_ids.tolist() if isinstance(group_ids, torch.Tensor) else list(group_ids)
-    if values.ndim != 1 or len(names) != len(values):
-        raise ValueError(f"rewards of shape {tuple(values.shape)} need as many group ids, got {len(names)}")
-    broken = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
-    if broken:
-        place = broken[0]
-        raise TrainingError(
-            f"reward {values[place].item()} at place {place} in group {names[place]!r} is not finite",
-            code="not-finite",
-            cause="the reward function divided by zero or passed on a broken score",
-            fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
-        )
-
-    members: dict[Hashable, list[int]] = {}
-    for place, name in enumerate(names):
-        members.setdefault(name, []).append(place)
-    advantages = torch.zeros_like(values)
-    for places in members.values():
-        group = values[places]
-        if bool((group == group[0]).all()):
-            continue  # also a group of one; the mean of equal floats may be off by an ulp, so 0 is set, not computed
-        centered = group - group.mean()
-        if baseline == "leave_one_out":
-            centered *= len(group) / (len(group) - 1)
-        advantages[places] = centered / (group.std() + epsilon) if normalize_by_std else centered
-    return advantages
+    for place, reward in enumerate(rewards):
+        if not math.isfinite(reward):
+            raise TrainingError(
+                f"reward {reward} at place {place} in group {task!r} is not finite",
+                code="not-finite",
+                cause="the reward function divided by zero or passed on a broken score",
+                fix="make the reward return a number in [0, 1], or raise RewardError where it cannot judge",
+            )
+    if len(set(rewards)) < 2:
+        return [0.0] * len(rewards)  # the mean of equal floats may be off by an ulp, so 0 is set, not computed
+    values = torch.tensor(rewards, dtype=torch.float64)
+    centered = values - values.mean()
+    if baseline == "leave_one_out":
+        centered *= len(values) / (len(values) - 1)
+    return (centered / (values.std() + epsilon) if normalize_by_std else centered).tolist()
 
 
 def _advantages(task: str, rewards: Sequence[float], runs: Sequence[_Runs], config: TrainingConfig) -> list[float]:
     """One advantage per trajectory of a group; over turns, a reward counts once for each row of its trajectory."""
     copies = [1 if config.advantage_over == "trajectories" else len(own) for own in runs]
     counted = [reward for reward, times in zip(rewards, copies, strict=True) for _ in range(times)]
-    values = group_advantages(
-        counted, [task] * len(counted), baseline=config.baseline, normalize_by_std=config.normalize_by_std
-    ).tolist()
+    values = group_advantages(counted, task=task, baseline=config.baseline, normalize_by_std=config.normalize_by_std)
     advantages, first = [], 0
     for times in copies:
         advantages.append(values[first] if times else 0.0)

@@ -14,7 +14,6 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from midstream import evaluation
 from midstream.core.component import Component
@@ -56,11 +55,6 @@ class Parts:
     training: TrainingConfig
     evaluation: evaluation.Config
     role: str = "planner"
-
-    @property
-    def tokenizer(self) -> Any:
-        """The trained model's."""
-        return self.student.tokenizer
 
 
 class Session(session.Session):
@@ -149,7 +143,7 @@ class Session(session.Session):
         steps = self.parts.training.steps
         self._phase("exporting weights, evaluating")
         self.parts.learner.export_weights(self.run_directory.policy_dir)
-        self.parts.tokenizer.save_pretrained(self.run_directory.policy_dir)
+        self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
         await self._evaluate_sets(TRAINED, steps)
         self.listener(RunFinished())
@@ -205,13 +199,13 @@ class Session(session.Session):
     def _save(self, step: int) -> None:
         def write(directory: Path) -> None:
             self.parts.learner.save(directory)
-            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state()), encoding="utf-8")
+            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.success), encoding="utf-8")
 
         self.run_directory.checkpoints.save(step, write)
 
     def _load(self, directory: Path) -> None:
         self.parts.learner.load(directory)
-        self.algorithm.restore(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
+        self.algorithm.success = json.loads((directory / "algorithm.json").read_text(encoding="utf-8"))
 
 
 def load_policy(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from midstream.core.component import Component
 from midstream.core.data import Frozen
 from midstream.core.errors import UnsupportedError
-from midstream.training.losses import PolicyLoss, policy_loss_variant
+from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
 Baseline = Literal["group_mean", "leave_one_out"]
@@ -133,13 +133,13 @@ class OverlongConfig(Frozen):
 # DAPO's other parts, `resample_uniform` and `overlong`, cost rollouts or need a length, so a recipe names them. RLOO's
 # paper subtracts the KL from the reward; here it is the same term of the loss as in all the others.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "grpo": {"loss": {"aggregation": policy_loss_variant("grpo"), "kl_coefficient": 0.04}},
-    "bnpo": {"loss": {"aggregation": policy_loss_variant("bnpo")}},
+    "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
+    "bnpo": {"loss": {"aggregation": "token-mean"}},
     "dr_grpo": {
-        "loss": {"aggregation": policy_loss_variant("dr_grpo"), "kl_coefficient": 0.0},
+        "loss": {"aggregation": "seq-mean-token-sum-norm", "kl_coefficient": 0.0},
         "normalize_by_std": False,
     },
-    "dapo": {"loss": {"aggregation": policy_loss_variant("dapo"), "clip_high": 0.28, "kl_coefficient": 0.0}},
+    "dapo": {"loss": {"aggregation": "token-mean", "clip_high": 0.28, "kl_coefficient": 0.0}},
     "rloo": {
         "loss": {"aggregation": "seq-mean-token-sum"},
         "baseline": "leave_one_out",

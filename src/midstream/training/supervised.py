@@ -213,37 +213,28 @@ class SupervisedTraining:
     ) -> None:
         self.config, self.learner, self.environment = config, learner, environment
         self.source, self.student, self.seed, self.report = source, student, seed, report
+        self.success: dict[str, float] = {}  # no state for checkpoints: the learner holds all of it
         self._transcripts: Transcripts | None = None
 
     async def step(self, step: int) -> StepOutcome:
         """Make the step's updates; there are no trajectories."""
         started, cpu = time.perf_counter(), time.process_time()
-        transcripts = await self._collected()
+        config = self.config.supervised
+        if self._transcripts is None:
+            seed = derive_seed(self.seed, "supervised")
+            rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
+            self._transcripts = Transcripts(rows, config.batch_size, seed)
         losses = []
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
             self.learner.before_step(derive_seed(self.seed, "redraw", update))
-            losses.append(self.learner.supervised_step(transcripts.batch(update), self.config.supervised.learning_rate))
+            losses.append(self.learner.supervised_step(self._transcripts.batch(update), config.learning_rate))
         metrics = StepMetrics(
             step=step,
             policy_version=step - 1,
             reward_mean=0.0,
             loss=fmean(losses),
-            learning_rate=self.config.supervised.learning_rate,
+            learning_rate=config.learning_rate,
         )
         seconds = time.perf_counter() - started
         timing = StepTiming(step=step, duration_s=seconds, update_s=seconds, cpu_s=time.process_time() - cpu)
         return StepOutcome(metrics=metrics, timing=timing, trajectories=[])
-
-    def state(self) -> dict[str, float]:
-        """Nothing: the learner holds all state."""
-        return {}
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Nothing to restore."""
-
-    async def _collected(self) -> Transcripts:
-        if self._transcripts is None:
-            config, seed = self.config.supervised, derive_seed(self.seed, "supervised")
-            rows = await collect(self.environment, self.source, self.student, config, seed, self.report)
-            self._transcripts = Transcripts(rows, config.batch_size, seed)
-        return self._transcripts
