@@ -1,0 +1,86 @@
+"""Every error that midstream raises has a code, and docs/errors.md lists each code once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from midstream.core import errors
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "midstream"
+CLASSES = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+# Words with hyphens. A check of `midstream doctor` has a code such as "MS401", and a process an exit code.
+CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Every node of the source with its file."""
+    paths = sorted(SOURCE.rglob("*.py"))
+    return [
+        (str(path.relative_to(SOURCE)), node)
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def name_of(expression: ast.expr) -> str:
+    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+
+
+def strings(value: ast.expr) -> Iterator[str]:
+    """The strings that an expression can be: a literal, or the sides of `a if condition else b` and of `a or b`."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    for part in [value.body, value.orelse] if isinstance(value, ast.IfExp) else getattr(value, "values", ()):
+        yield from strings(part)
+
+
+def given_codes(node: ast.AST) -> Iterator[str]:
+    """`code="..."` in a call, and `code = "..."` or `code, cause = "...", ...` in a class or function."""
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "code":
+                yield from strings(keyword.value)
+    if isinstance(node, ast.Assign):
+        [target, *_], value = node.targets, node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            target, value = target.elts[0], value.elts[0]
+        if name_of(target) == "code":
+            yield from strings(value)
+
+
+def codes_in_page() -> list[str]:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+
+
+def test_every_code_is_in_the_page_once():
+    assert not [code for code, count in Counter(codes_in_page()).items() if count > 1]
+    places = {code: path for path, node in nodes() for code in given_codes(node) if CODE.fullmatch(code)}
+    assert len(places) > 100
+    missing = {code: path for code, path in places.items() if code not in codes_in_page()}
+    assert not missing
+
+
+def test_the_page_has_no_other_code():
+    # All strings: a code may also come out of a table. "error[...]" is how the command line prints one.
+    constants = {node.value for _, node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    printed = {match[1] for text in constants if (match := re.match(r"error\[([a-z-]+)\]", text))}
+    assert not [code for code in codes_in_page() if code not in constants | printed]
+
+
+def test_every_error_is_raised_with_a_code():
+    without = [
+        f"{path}:{node.lineno} {name_of(node.func)}"
+        for path, node in nodes()
+        if isinstance(node, ast.Call)
+        and name_of(node.func) in CLASSES
+        and not {"code", None} & {keyword.arg for keyword in node.keywords}  # None: `**settings`
+    ]
+    assert not without
