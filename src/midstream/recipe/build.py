@@ -10,27 +10,31 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midstream import rollout
 from midstream.agents import agentflow, formats, interleaved
 from midstream.agents.prompted import ExecutorConfig
-from midstream.core.component import Component, validate
+from midstream.core.component import Component, config_class, registered, validate
 from midstream.core.dialogue import Dialogues
-from midstream.core.errors import RecipeError, UsageError
+from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.lessons import Lessons
-from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool
+from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool, TrainableWorld
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
+from midstream.engines.openai import adapters
+from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.evaluation import SetConfig
 from midstream.practice.budget import Budget, BudgetedAgent, budgeted
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
-from midstream.recipe.policy import Policy
 from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.sandbox import code_runner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
+
+if TYPE_CHECKING:
+    from midstream.training.learner import LocalLearner
 
 
 @dataclass
@@ -381,3 +385,61 @@ def _at_temperature(component: Component, temperature: float, where: str) -> Com
     table = {**config.sampling.model_dump(), "temperature": temperature}
     sampling = validate(type(config.sampling), table, f"{where}.sampling")
     return component.model_copy(update={"config": config.model_copy(update={"sampling": sampling})})
+
+
+@dataclass
+class Policy:
+    """The trained weights of a build."""
+
+    build: Build
+
+    @cached_property
+    def learner(self) -> LocalLearner:
+        """The learner over the weights that are trained."""
+        from midstream.training.learner import LocalLearner
+
+        model = self.student().model
+        if isinstance(self.build.source, TrainableWorld):
+            self.build.source.attach(model)
+        return LocalLearner(model, self.build.recipe.learner)
+
+    def engine(self) -> Engine:
+        """The engine of planner or policy.
+
+        Raises:
+            UnsupportedError: it is a program.
+        """
+        recipe = self.build.recipe
+        module = recipe.modules[recipe.trained]
+        if module.engine is None:
+            types = registered(recipe.trained)
+            asking = [f'"{name}"' for name in types if config_class(recipe.trained, name).asks != "never"]
+            raise UnsupportedError(
+                f"agent.{recipe.trained} of type {module.type!r} cannot be trained: it is a program",
+                code="not-trainable",
+                fix=f"choose type = {' or '.join(asking)} and give it an engine",
+            )
+        return self.build.engine(module.engine, counted=False)
+
+    def student(self) -> Any:
+        """The in-process engine that holds the trained weights: the planner's, or that of `training.weights`."""
+        training = self.build.recipe.training
+        named = training.weights if training else None
+        engine = self.build.engine(named, counted=False) if named else self.engine()
+        if not hasattr(engine, "model"):
+            raise UnsupportedError(
+                f"engine {engine.name!r} holds no weights that can be trained here: it is a remote server",
+                code="not-trainable",
+                fix="set training.weights to an engine of type tiny or transformers_local with the same weights",
+            )
+        return engine
+
+    async def publish(self, version: int) -> None:
+        """Make the planner's engine sample from the newest weights; a server receives them as a LoRA adapter."""
+        engine = self.engine()
+        if engine is self.student():
+            engine.policy_version = version  # type: ignore[attr-defined]
+            return
+        assert isinstance(engine, OpenAICompatibleEngine)
+        engine.codec = self.student().codec  # token ids in and out: nothing depends on the server's chat template
+        await adapters.hand_over(engine, self.learner.export_weights, self.build.adapters.absolute(), version)
