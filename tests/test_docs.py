@@ -67,6 +67,8 @@ def defined(path: Path) -> set[str]:
                 visit(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.Assign):
                 names.update(prefix + target.id for target in child.targets if isinstance(target, ast.Name))
+            elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+                names.add(prefix + child.target.id)
 
     visit(ast.parse(path.read_text(encoding="utf-8")), "")
     return names
