@@ -136,19 +136,19 @@ class StepMetrics(Frozen):
         request_failures: failed attempts at single requests.
         replies_repaired: replies that were not valid JSON and were repaired.
         groups: number of groups.
-        groups_uniform: groups of equal rewards (advantage 0; their KL term is kept).
+        groups_uniform: groups of equal rewards (advantage 0; `training.uniform_kl_fraction` of them keep their KL term).
         groups_broken: groups with fewer than two finished trajectories, which are left out.
         samples_left_out: number of samples left out, by reason.
         turns_mean: mean number of turns.
         tool_use: how turns were spent.
         streams: measurements of interleaved policies.
         rows: number of training rows.
-        prompt_tokens: tokens of all prompts.
+        prompt_tokens: tokens of the trained module's prompts.
         completion_tokens: sampled tokens.
         total_tokens: tokens of the update's rows; 0 if the learner did not count them.
         unique_tokens: tokens that the update computes, with prefixes shared in a mini-batch counted once; 0 likewise.
         loss: mean loss.
-        kl: k3 estimate of the KL divergence per token, over the rows of the update.
+        kl: estimate of the KL divergence per token (`training.loss.kl_kind`), over the rows of the update.
         clip_fraction: share of tokens whose ratio was clipped, over the rows of the update.
         logprob_gap: mean absolute difference between the learner's log-probability and the recorded one, per token of
             the first mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.

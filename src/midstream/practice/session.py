@@ -1,4 +1,4 @@
-"""A run in context space, from the empty library to the last evaluation: start reading here.
+"""A run that learns lessons, from the empty library to the last evaluation: start reading here.
 
     evaluate "no lessons"
     -> per update: batch -> rollouts -> semantic advantage -> operations -> gate -> library, record, version
@@ -6,7 +6,8 @@
 
 Everything random derives from (seed, purpose, update), and everything that was paid for is in the ledger until its
 update is recorded. So a run that was killed and resumed ends with the same library as one that was not, and repeats
-only the rollouts and requests that were under way. The model's weights never change.
+only the rollouts and requests that were under way. Its updates never change
+a model's weights (a tiny planner may be warm-started before them).
 """
 
 from __future__ import annotations

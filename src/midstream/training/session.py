@@ -36,7 +36,7 @@ WARM, TRAINED = "warm start", "trained"
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The objects that a training session needs; `recipe.trainable` makes them from a recipe.
+    """The objects that a training session needs; `recipe.sessions` makes them from a recipe.
 
     `student` is the in-process engine whose weights are trained and `role` the module that asks it. `teacher` is the
     table of the module that is imitated where the settings name no other, None where the tasks bring none.
