@@ -136,7 +136,7 @@ class StepMetrics(Frozen):
         request_failures: failed attempts at single requests.
         replies_repaired: replies that were not valid JSON and were repaired.
         groups: number of groups.
-        groups_uniform: groups of equal rewards (advantage 0; `training.uniform_kl_fraction` of them keep their KL term).
+        groups_uniform: groups of equal rewards (advantage 0; `uniform_kl_fraction` of them keep their KL term).
         groups_broken: groups with fewer than two finished trajectories, which are left out.
         samples_left_out: number of samples left out, by reason.
         turns_mean: mean number of turns.

@@ -10,8 +10,8 @@ An example of two turns in the offline world ("How high is Amberbank plus 7 ?", 
              calls=(Call(role="planner", prompt_ids=(4, 17, 92), completion_ids=(8, 3, 1), logprobs=(-.1, -.7, -.2)),)),
         Turn(index=2, action=Action(sub_goal="add", tool="python", context="105 + 7"), ...)))
 
-Only calls with token ids and log-probabilities can be trained on. Each becomes one training row; calls that continue one
-another, as those of a stream do, become one together.
+Only calls with token ids and log-probabilities can be trained on. Each becomes one training row; calls that
+continue one another, as those of a stream do, become one row together.
 """
 
 from __future__ import annotations
