@@ -203,7 +203,7 @@ def test_training_without_token_ids_is_refused(tmp_path, served, model_directory
     recipe = write_recipe(tmp_path, served.base_url, model_directory, token_ids=False)
     code, err = refused(recipe, tmp_path / "run", capsys)
     assert code == 2
-    assert "engine 'policy' cannot be trained on" in err
+    assert "error[not-trainable]: engine 'policy'" in err
     assert "token_ids = true" in err
 
 

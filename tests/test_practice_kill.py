@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from midstream.practice.commit import read_updates
-from midstream.practice.history import History
+from midstream.practice.commit import History, read_updates
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory

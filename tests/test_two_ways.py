@@ -9,7 +9,7 @@ import torch
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.practice.history import History
+from midstream.practice.commit import History
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory

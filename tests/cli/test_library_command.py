@@ -13,7 +13,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
-from midstream.practice.history import History
+from midstream.practice.commit import History
 from midstream.practice.library import Lesson, Library, identity, proven, render_modules
 from midstream.practice.library_text import to_json, to_markdown
 from midstream.recipe.check import check

@@ -24,7 +24,7 @@ from midstream import evaluation
 from midstream.core.lessons import Lessons
 from midstream.core.trajectory import Trajectory
 from midstream.practice.budget import Budget
-from midstream.practice.history import History
+from midstream.practice.commit import History
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, tokens
 from midstream.practice.runner import Match, Runner

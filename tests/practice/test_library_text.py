@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 
 from midstream.core.errors import RunError, UsageError
-from midstream.practice.history import History, read_library
+from midstream.practice.commit import History, read_library
 from midstream.practice.library import Lesson, Library, Origin, proven, render_modules
 from midstream.practice.library_text import from_json, from_markdown, to_json, to_markdown
 from support.libraries import libraries

@@ -10,8 +10,7 @@ from midstream.core.errors import EngineError, InfrastructureError, RecipeError
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import read_spent
-from midstream.practice.commit import read_updates
-from midstream.practice.history import History
+from midstream.practice.commit import History, read_updates
 from midstream.practice.library import render_modules
 from midstream.runs import RunDirectory
 from support.libraries import marked

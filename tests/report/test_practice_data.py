@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.core.metrics import Spent
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, Version
 from midstream.practice.gate import ChangeRecord
-from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig

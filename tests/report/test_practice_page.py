@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import StorageError
 from midstream.core.metrics import Spent
+from midstream.practice.commit import Version
 from midstream.practice.gate import ChangeRecord
-from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from midstream.evaluation.pairs import Evaluated, Paired, compare
-from midstream.practice.history import Version
+from midstream.practice.commit import Version
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.report import practice_tables
 from midstream.report.practice_data import verdict

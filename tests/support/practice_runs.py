@@ -12,9 +12,8 @@ from midstream.core.metrics import Spent, ToolUse
 from midstream.core.trajectory import Action, Command, Observation, Score, Trajectory, Turn
 from midstream.evaluation import result_name
 from midstream.practice.budget import Entry
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.commit import UpdateRecord, Version
 from midstream.practice.gate import ChangeRecord, Test
-from midstream.practice.history import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig, PracticeConfig, RoleConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from midstream.practice.history import History
+from midstream.practice.commit import History
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml

@@ -19,7 +19,7 @@ from midstream.practice.library import Library
 from midstream.practice.reflector import Reflector
 from midstream.practice.runner import Runner
 from midstream.practice.settings import PracticeConfig
-from midstream.practice.training_free import Proposal, TrainingFree
+from midstream.practice.update import Proposal, TrainingFree
 from midstream.rollout import Config, Environment
 from support.rollouts import StubReward
 

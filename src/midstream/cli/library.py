@@ -22,7 +22,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
-from midstream.practice.history import read_library
+from midstream.practice.commit import read_library
 from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import edited, to_json, to_markdown
 from midstream.practice.operations import Rules, diff

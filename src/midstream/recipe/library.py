@@ -16,7 +16,7 @@ from pathlib import Path
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
-from midstream.practice.history import VERSIONS, History, read_library
+from midstream.practice.commit import VERSIONS, History, read_library
 from midstream.practice.library import Library, identity, render_modules
 from midstream.practice.library_text import to_json
 from midstream.practice.operations import Operation

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from midstream.practice.history import Version
+from midstream.practice.commit import Version
 from midstream.practice.library import Effect, Lesson, Library, Origin, size
 from midstream.practice.operations import Diff
 from midstream.practice.validation import Validation

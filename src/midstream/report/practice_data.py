@@ -13,9 +13,8 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.practice.budget import read_spent
-from midstream.practice.commit import UpdateRecord, read_updates
+from midstream.practice.commit import History, UpdateRecord, Version, read_updates
 from midstream.practice.gate import ChangeRecord, Test
-from midstream.practice.history import History, Version
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig, PracticeConfig

@@ -15,7 +15,7 @@ from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library
-from midstream.practice.training_free import Proposal
+from midstream.practice.update import Proposal
 from support.reflectors import FAILS, algorithm, asked, operations, propose, role_engine, section, settings
 from support.rollouts import pause
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from midstream.core.errors import RunError, StorageError
-from midstream.practice.history import History, read_library
+from midstream.practice.commit import History, read_library
 from midstream.practice.library import Lesson, Library, proven
 from midstream.practice.library_text import from_json
 from midstream.practice.operations import Operation, applied
