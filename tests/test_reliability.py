@@ -207,7 +207,7 @@ def test_where_retries_are_spent_there_is_an_error_and_no_reward():
 
     todo = tasks(20)
     server = FlakyServer(tagged, fault_of=broken)
-    settings = {"max_attempts": 2, "timeout_s": 1.0, "token_ids": True}
+    settings = {"max_attempts": 2, "timeout_s": 3.0, "token_ids": True}
     groups = run(server, todo, group_size=4, concurrency=16, max_attempts=2, settings=settings)
     sound = [one for index, group in enumerate(groups) for one in group if index % 2]
     failed = [one for index, group in enumerate(groups) for one in group if index % 2 == 0]

@@ -104,7 +104,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (['practice.critic={engine="nobody"}'], "practice.critic.engine = 'nobody' does not exist"),
         (["practice.group_size=1"], "practice.group_size = 1 never teaches anything"),
         (['practice.modules=["verifier"]'], "practice.modules has lessons for the verifier, which shows none"),
-        (['practice.modules=["cook"]'], "the agent has no such module"),
+        (['practice.modules=["cook"]'], "'cook', which is not a module of this agent"),
         (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
         (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
         (["training.steps=1"], "both [training] and [practice]"),
