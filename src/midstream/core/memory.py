@@ -7,25 +7,16 @@ from midstream.core.trajectory import Action, Command, Verdict
 
 
 class MemoryRecord(Frozen):
-    """One turn as later turns see it.
+    """One turn as later turns see it."""
 
-    Attributes:
-        turn: number of the turn, from 1.
-        action: the planner's decision.
-        command: the executor's tool call.
-        result: text of the observation; empty without one.
-        error: why the turn failed: a malformed action, an invalid command, or a tool that found nothing.
-        verdict: the verifier's judgment.
-        elapsed_s: wall-clock seconds of the turn, only if the agent is configured to record them: a prompt with a
-            measured time cannot be repeated exactly.
-    """
-
-    turn: int
+    turn: int  # from 1
     action: Action
     command: Command | None = None
-    result: str = ""
-    error: str | None = None
+    result: str = ""  # text of the observation; empty without one
+    error: str | None = None  # why it failed: a malformed action, an invalid command, or a tool that found nothing
     verdict: Verdict | None = None
+    # Wall-clock seconds, only if the agent is configured to record them: a prompt with a measured time cannot be
+    # repeated exactly.
     elapsed_s: float | None = None
 
 

@@ -15,31 +15,20 @@ class ToolUse(Frozen):
     """How turns with an action were spent: a planner's turns, or each tool call of an interleaved policy.
 
     Turns that something around the model broke are not counted, nor is what a policy says to a user.
-
-    Attributes:
-        turns: number of turns.
-        errors: turns whose observation is an error: a malformed action, an invalid command, or a tool's error.
-        error_rate: share of turns with an error.
-        share: share of turns by tool and "malformed" (an action that calls no tool); the shares add up to 1.
-        calls: number of calls that reached each tool: one for a command with arguments, any number for code, none for
-            malformed or invalid ones.
-        errors_followed: errors that had a next turn.
-        recoveries: errors after which the next turn tried something else and succeeded.
-        recovery_rate: recoveries / errors_followed; None without any.
-        repeats: turns that failed with exactly what had failed before in the trajectory.
-        repeat_rate: share of turns that are repeats.
     """
 
     turns: int = 0
-    errors: int = 0
-    error_rate: float = 0.0
-    share: dict[str, float] = {}
+    errors: int = 0  # turns whose observation is an error: a malformed action, an invalid command, or a tool's error
+    error_rate: float = 0.0  # errors / turns
+    share: dict[str, float] = {}  # of turns, by tool and "malformed" (an action that calls no tool); adds up to 1
+    # Calls that reached each tool: one for a command with arguments, any number for code, none for malformed or
+    # invalid ones.
     calls: dict[str, int] = {}
-    errors_followed: int = 0
-    recoveries: int = 0
-    recovery_rate: float | None = None
-    repeats: int = 0
-    repeat_rate: float = 0.0
+    errors_followed: int = 0  # errors that had a next turn
+    recoveries: int = 0  # errors after which the next turn tried something else and succeeded
+    recovery_rate: float | None = None  # recoveries / errors_followed; None without any
+    repeats: int = 0  # turns that failed with exactly what had failed before in the trajectory
+    repeat_rate: float = 0.0  # repeats / turns
 
 
 def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
@@ -123,69 +112,39 @@ class StepMetrics(Frozen):
     """One training step, without wall-clock numbers: the same seed gives the same records, byte for byte.
 
     Means over trajectories leave out those with `status="error"`.
-
-    Attributes:
-        step: number of the step, from 1.
-        policy_version: version of the weights that sampled.
-        reward_mean: mean reward.
-        reward_by_family: mean reward by task family.
-        reward_parts: mean of each named part of the rewards (0 in rewards without the part).
-        trajectories: number of trajectories.
-        trajectories_error: those that ended in an error.
-        trajectories_retried: those that failed at least once before they ended.
-        request_failures: failed attempts at single requests.
-        replies_repaired: replies that were not valid JSON and were repaired.
-        groups: number of groups.
-        groups_uniform: groups of equal rewards (advantage 0; `uniform_kl_fraction` of them keep their KL term).
-        groups_broken: groups with fewer than two finished trajectories, which are left out.
-        samples_left_out: number of samples left out, by reason.
-        turns_mean: mean number of turns.
-        tool_use: how turns were spent.
-        streams: measurements of interleaved policies.
-        rows: number of training rows.
-        prompt_tokens: tokens of the trained module's prompts.
-        completion_tokens: sampled tokens.
-        total_tokens: tokens of the update's rows; 0 if the learner did not count them.
-        unique_tokens: tokens that the update computes, with prefixes shared in a mini-batch counted once; 0 likewise.
-        loss: mean loss.
-        kl: estimate of the KL divergence per token (`training.loss.kl_kind`), over the rows of the update.
-        clip_fraction: share of tokens whose ratio was clipped, over the rows of the update.
-        logprob_gap: mean absolute difference between the learner's log-probability and the recorded one, per token of
-            the first mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.
-        grad_norm: norm of the gradient before clipping.
-        learning_rate: learning rate of the step.
-        warnings: warnings shown at this step.
     """
 
-    step: int
-    policy_version: int
+    step: int  # from 1
+    policy_version: int  # of the weights that sampled
     reward_mean: float
     reward_by_family: dict[str, float] = {}
-    reward_parts: dict[str, float] = {}
+    reward_parts: dict[str, float] = {}  # mean of each named part of the rewards (0 in rewards without the part)
     trajectories: int = 0
-    trajectories_error: int = 0
-    trajectories_retried: int = 0
-    request_failures: int = 0
-    replies_repaired: int = 0
+    trajectories_error: int = 0  # those that ended in an error
+    trajectories_retried: int = 0  # those that failed at least once before they ended
+    request_failures: int = 0  # failed attempts at single requests
+    replies_repaired: int = 0  # replies that were not valid JSON and were repaired
     groups: int = 0
-    groups_uniform: int = 0
-    groups_broken: int = 0
-    samples_left_out: dict[str, int] = {}
+    groups_uniform: int = 0  # of equal rewards (advantage 0; `uniform_kl_fraction` of them keep their KL term)
+    groups_broken: int = 0  # with fewer than two finished trajectories: left out
+    samples_left_out: dict[str, int] = {}  # by reason
     turns_mean: float = 0.0
     tool_use: ToolUse = ToolUse()
-    streams: StreamMetrics | None = None
-    rows: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    unique_tokens: int = 0
-    loss: float = 0.0
-    kl: float = 0.0
-    clip_fraction: float = 0.0
+    streams: StreamMetrics | None = None  # of interleaved policies
+    rows: int = 0  # training rows
+    prompt_tokens: int = 0  # of the trained module's prompts
+    completion_tokens: int = 0  # sampled tokens
+    total_tokens: int = 0  # of the update's rows; 0 if the learner did not count them
+    unique_tokens: int = 0  # computed by the update, prefixes shared in a mini-batch counted once; 0 likewise
+    loss: float = 0.0  # mean
+    kl: float = 0.0  # estimate of the divergence per token (`training.loss.kl_kind`), over the rows of the update
+    clip_fraction: float = 0.0  # share of tokens whose ratio was clipped, over the rows of the update
+    # Mean absolute difference between the learner's log-probability and the recorded one, per token of the first
+    # mini-batch before its update; 0 up to rounding if the learner holds the weights that sampled.
     logprob_gap: float = 0.0
-    grad_norm: float = 0.0
+    grad_norm: float = 0.0  # before clipping
     learning_rate: float = 0.0
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # shown at this step
 
     @property
     def sharing(self) -> float | None:
@@ -220,74 +179,40 @@ class FamilyResult(Frozen):
 class EvaluationResult(Frozen):
     """Results of one evaluation set under one sampling.
 
-    Attributes:
-        policy: what was evaluated: "warm start", "trained", "random", ...
-        set_name: name of the set.
-        split: split of its tasks.
-        sampling: "greedy", or e.g. "T=1".
-        metric: name of the reward.
-        judged: whether a model decided the scores.
-        seed: seed of the evaluation.
-        tasks: number of tasks.
-        trials: number of trials of each task.
-        success: mean over tasks of the mean over their trials (avg@k); a trial without a result counts as wrong.
-        success_without_errors: the same over the trials with a result.
-        interval: 95 % confidence interval of `success` over tasks.
-        interval_method: how `interval` was calculated.
-        pass_at: k to the probability that the best of k trials is right (pass@k).
-        pass_all: k to the probability that all of k trials are right (pass^k).
-        majority: score of the most frequent answer; None for dialogues.
-        deviation: standard deviation (n - 1) of the success of one trial of every task.
-        rule_success: the rule-based score of the same answers, if a model judged.
-        disagreements: number of trials that only one of the two scores (judge, rule) calls right (a score of 1).
-        errors: number of trials that an infrastructure error left without a result.
-        error_reasons: the three most frequent first lines of these errors, with counts.
-        by_family: results by task family.
-        turns_mean: mean number of turns.
-        tool_use: how turns were spent.
-        reward_parts: as in `StepMetrics`.
-        streams: as in `StepMetrics`.
-        leaks: number of trials in which a search repeated the question almost word for word.
-        stop_reasons: number of trials by stop reason.
-        request_failures: as in `StepMetrics`.
-        replies_repaired: as in `StepMetrics`.
-        prompt_tokens: prompt tokens of the agent's and its tools' calls.
-        completion_tokens: sampled tokens of these calls.
-        cost_usd: cost of all calls, a judge's included.
-        step: the training step of the evaluated weights.
+    A trial without a result, because an infrastructure error ended it, counts as wrong unless a field says otherwise.
     """
 
-    policy: str
+    policy: str  # what was evaluated: "warm start", "trained", "random", ...
     set_name: str
     split: str
-    sampling: str
-    metric: str = "exact match"
-    judged: bool = False
+    sampling: str  # "greedy", or e.g. "T=1"
+    metric: str = "exact match"  # name of the reward
+    judged: bool = False  # whether a model decided the scores
     seed: int
     tasks: int
-    trials: int = 1
-    success: float
-    success_without_errors: float
-    interval: tuple[float, float] | None = None
+    trials: int = 1  # of each task
+    success: float  # mean over tasks of the mean over their trials (avg@k)
+    success_without_errors: float  # the same over the trials with a result
+    interval: tuple[float, float] | None = None  # 95 % confidence interval of `success` over tasks
     interval_method: str = ""
-    pass_at: dict[int, float] = {}
-    pass_all: dict[int, float] = {}
-    majority: float | None = None
-    deviation: float | None = None
-    rule_success: float | None = None
-    disagreements: int | None = None
-    errors: int
-    error_reasons: dict[str, int] = {}
+    pass_at: dict[int, float] = {}  # k to the probability that the best of k trials is right (pass@k)
+    pass_all: dict[int, float] = {}  # k to the probability that all of k trials are right (pass^k)
+    majority: float | None = None  # score of the most frequent answer; None for dialogues
+    deviation: float | None = None  # standard deviation (n - 1) of the success of one trial of every task
+    rule_success: float | None = None  # the rule-based score of the same answers, if a model judged
+    disagreements: int | None = None  # trials that only one of the two (judge, rule) calls right (a score of 1)
+    errors: int  # trials without a result
+    error_reasons: dict[str, int] = {}  # the three most frequent first lines of these errors, with counts
     by_family: dict[str, FamilyResult]
     turns_mean: float
     tool_use: ToolUse
-    reward_parts: dict[str, float] = {}
+    reward_parts: dict[str, float] = {}  # this and the next as in `StepMetrics`
     streams: StreamMetrics | None = None
-    leaks: int = 0
-    stop_reasons: dict[str, int] = {}
-    request_failures: int = 0
+    leaks: int = 0  # trials in which a search repeated the question almost word for word
+    stop_reasons: dict[str, int] = {}  # trials by stop reason
+    request_failures: int = 0  # this and the next as in `StepMetrics`
     replies_repaired: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of the agent's and its tools' calls, as are the completion tokens
     completion_tokens: int = 0
-    cost_usd: float = 0.0
-    step: int | None = None
+    cost_usd: float = 0.0  # of all calls, a judge's included
+    step: int | None = None  # the training step of the evaluated weights

@@ -26,36 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One request to an engine.
+    """One request to an engine."""
 
-    Attributes:
-        role: the module that asks, e.g. "planner".
-        messages: the chat messages to answer.
-        prompt: the raw text to continue, instead of `messages`.
-        prompt_ids: exact token ids to continue. `messages` or `prompt` then hold the same prompt as text, for traces
-            and for engines without token ids.
-        tools: JSON schemas of tools, offered to a chat model in its native form.
-        sampling: temperature, top-p, maximum length and stop strings.
-        keep_stop: keep the stop string that ended the completion in its text, with the rest of its last token.
-        seed: makes the sample repeatable if the engine supports it.
-        order: index of the trajectory in its rollout; a `LockstepEngine` sorts its batches by it.
-        json_schema: schema of the structured output to ask for.
-        deadline_s: when to give up, as a time of `time.monotonic()`.
-        emit: called with each piece of "text" by an engine that streams, with "retry" by one that retries.
-    """
-
-    role: str
-    messages: tuple[Message, ...] = ()
-    prompt: str = ""
+    role: str  # the module that asks, e.g. "planner"
+    messages: tuple[Message, ...] = ()  # the chat to answer
+    prompt: str = ""  # the raw text to continue, instead of `messages`
+    # Exact token ids to continue. `messages` or `prompt` then hold the same prompt as text, for traces and for engines
+    # without token ids.
     prompt_ids: tuple[int, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, offered to a chat model in its native form
     sampling: Sampling = Sampling()
-    keep_stop: bool = False
-    seed: int = 0
-    order: int = 0
-    json_schema: Mapping[str, Any] | None = None
-    deadline_s: float | None = None
-    emit: Emit = ignore_event
+    keep_stop: bool = False  # keep the stop string that ended the completion in its text, with the rest of its token
+    seed: int = 0  # makes the sample repeatable if the engine supports it
+    order: int = 0  # index of the trajectory in its rollout; a `LockstepEngine` sorts its batches by it
+    json_schema: Mapping[str, Any] | None = None  # schema of the structured output to ask for
+    deadline_s: float | None = None  # when to give up, as a time of `time.monotonic()`
+    emit: Emit = ignore_event  # called with each piece of "text" by an engine that streams, with "retry" on a retry
 
 
 @runtime_checkable
@@ -138,21 +124,13 @@ class ToolResult:
 
 @runtime_checkable
 class Tool(Protocol):
-    """Something that an agent can call.
+    """Something that an agent can call."""
 
-    Attributes:
-        name: what agents call it.
-        description: what it does, as the prompt says it.
-        parameters: JSON schema (of type object) of the arguments of `call`.
-        timeout_s: time limit of one call.
-        output_tokens: limit of a result's text, at four characters a token.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    timeout_s: float
-    output_tokens: int
+    name: str  # what agents call it
+    description: str  # what it does, as the prompt says it
+    parameters: Mapping[str, Any]  # JSON schema (of type object) of the arguments of `call`
+    timeout_s: float  # time limit of one call
+    output_tokens: int  # limit of a result's text, at four characters a token
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Run the tool with arguments that satisfy `parameters`.
@@ -414,30 +392,19 @@ class Plays(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training sequence: a prompt, and the sampled tokens after it, which may alternate with appended text.
-
-    Attributes:
-        prompt_ids: token ids of the prompt.
-        completion_ids: token ids after the prompt, sampled or appended by the environment.
-        sampled: for each completion token, whether the policy sampled it; empty if it sampled all of them. Appended
-            tokens (tool output, a user's words) have no loss.
-        old_logprobs: log-probability of each completion token when it was sampled, 0 for appended tokens.
-        advantage: the advantage of every sampled token.
-        weight: factor of each sampled token's policy loss; holds the normalizers (1/|a|, 1/T, 1/trajectories, ...).
-        kl_weight: factor of each sampled token's KL term.
-        temperature: the temperature of both log-probabilities, old and new.
-        trajectory_id: the trajectory that the row is made from.
-    """
+    """One training sequence: a prompt, and the sampled tokens after it, which may alternate with appended text."""
 
     prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]  # the tokens after the prompt, sampled or appended by the environment
+    # For each completion token, whether the policy sampled it; empty if it sampled all of them. Appended tokens (tool
+    # output, a user's words) have no loss.
     sampled: tuple[bool, ...] = ()
-    old_logprobs: tuple[float, ...]
-    advantage: float
-    weight: float
-    kl_weight: float
-    temperature: float = 1.0
-    trajectory_id: str = ""
+    old_logprobs: tuple[float, ...]  # of each completion token when it was sampled; 0 for appended tokens
+    advantage: float  # of every sampled token
+    weight: float  # factor of each sampled token's policy loss: the normalizers (1/|a|, 1/T, 1/trajectories, ...)
+    kl_weight: float  # factor of each sampled token's KL term
+    temperature: float = 1.0  # of both log-probabilities, old and new
+    trajectory_id: str = ""  # the trajectory that the row is made from
 
     @property
     def length(self) -> int:
@@ -447,25 +414,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossStats:
-    """Sums over the tokens of one `forward_backward`, for the log.
-
-    Attributes:
-        loss: the loss.
-        kl_sum: sum of the KL estimates.
-        gap_sum: sum of |log-probability - recorded log-probability|.
-        clipped: number of tokens whose ratio was clipped.
-        tokens: number of tokens with a loss.
-        total_tokens: number of tokens of all rows, prompts included; 0 if the learner does not count them.
-        unique_tokens: number of tokens of the rows' prefix trie, which holds shared prefixes once; 0 likewise.
-    """
+    """Sums over the tokens of one `forward_backward`, for the log."""
 
     loss: float = 0.0
-    kl_sum: float = 0.0
-    gap_sum: float = 0.0
-    clipped: int = 0
-    tokens: int = 0
-    total_tokens: int = 0
-    unique_tokens: int = 0
+    kl_sum: float = 0.0  # of the KL estimates
+    gap_sum: float = 0.0  # of |log-probability - recorded log-probability|
+    clipped: int = 0  # tokens whose ratio was clipped
+    tokens: int = 0  # tokens with a loss
+    total_tokens: int = 0  # tokens of all rows, prompts included; 0 if the learner does not count them
+    unique_tokens: int = 0  # tokens of the rows' prefix trie, which holds shared prefixes once; 0 likewise
 
 
 class Learner(Protocol):

@@ -37,23 +37,14 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A part of the stream between its marks, or text outside all marks.
-
-    Attributes:
-        kind: the kind of its marks, or "text".
-        body: the text between its marks.
-        closed: whether it has its closing mark.
-        nested: whether another opening mark is inside it, or ends it if it is not closed.
-        sampled: whether the policy wrote its opening mark.
-        tool: the tool that a call's marks name; "" if the body names it.
-    """
+    """A part of the stream between its marks, or text outside all marks."""
 
     kind: BlockKind
     body: str
-    closed: bool = True
-    nested: bool = False
-    sampled: bool = True
-    tool: str = ""
+    closed: bool = True  # it has its closing mark
+    nested: bool = False  # another opening mark is inside it, or ends it if it is not closed
+    sampled: bool = True  # the policy wrote its opening mark
+    tool: str = ""  # the tool that a call's marks name; "" if the body names it
 
 
 def stream_of(trajectory: Trajectory) -> list[Piece]:
@@ -137,8 +128,7 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
     else:
         answers = [block for block in blocks(pieces, template) if block.kind == "answer" and block.closed]
         text = answers[-1].body if answers else ""
-    text = text if not template.boxed else _boxed(text)
-    return text.strip() or None
+    return (_boxed(text) if template.boxed else text).strip() or None
 
 
 def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:
@@ -182,12 +172,11 @@ def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, l
 def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Block]:
     """Blocks of a sampled stretch, whose first `put_in_before` characters are the template's opening."""
     known, place = grammar(template), 0
-    opened = known.opened(text, place)
-    while opened is not None:
+    while opened := known.opening.search(text, place):
         if opened.start() > place:
             yield Block(kind="text", body=text[place : opened.start()], sampled=place >= put_in_before)
         close, tool = known.closing(opened)
-        inner, again = known.opened(text, opened.end()), text.find(opened[0], opened.end())
+        inner, again = known.opening.search(text, opened.end()), text.find(opened[0], opened.end())
         end = text.find(close, opened.end(), len(text) if again < 0 else again + len(close))
         closed = end >= 0
         if not closed:
@@ -201,7 +190,6 @@ def _sampled(text: str, template: Template, put_in_before: int) -> Iterator[Bloc
             sampled=opened.start() >= put_in_before,
             tool=tool,
         )
-        opened = known.opened(text, place)
     if place < len(text):
         yield Block(kind="text", body=text[place:], sampled=place >= put_in_before)
 
@@ -229,23 +217,12 @@ def _appended(text: str, template: Template) -> Iterator[Block]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grammar:
-    """A template's marks as patterns.
+    """A template's marks as patterns."""
 
-    Attributes:
-        tags: opening and closing mark, by kind.
-        opening: matches an opening mark; the group that matched is its kind.
-        marks: matches any mark.
-        overlapping: matches any mark, also marks that overlap, as group 1 of an empty match.
-    """
-
-    tags: dict[str, tuple[str, str]]
-    opening: re.Pattern[str]
-    marks: re.Pattern[str]
-    overlapping: re.Pattern[str]
-
-    def opened(self, text: str, place: int) -> re.Match[str] | None:
-        """The next opening mark from `place`; its `lastgroup` is the kind."""
-        return self.opening.search(text, place)
+    tags: dict[str, tuple[str, str]]  # opening and closing mark, by kind
+    opening: re.Pattern[str]  # an opening mark; the group that matched (`lastgroup`) is its kind
+    marks: re.Pattern[str]  # any mark
+    overlapping: re.Pattern[str]  # any mark, also marks that overlap, as group 1 of an empty match
 
     def closing(self, opened: re.Match[str]) -> tuple[str, str]:
         """The closing mark of an opening mark, and the tool that both name ("" if they name none)."""
@@ -263,19 +240,15 @@ class Grammar:
         return any(text.find(self.closing(opened)[0], opened.end()) >= 0 for opened in first.values())
 
 
+@lru_cache(maxsize=64)
 def grammar(template: Template) -> Grammar:
     """The patterns of a template, compiled once."""
-    return _compiled(tuple((kind, marks.open, marks.close) for kind, marks in template.tags.items()))
-
-
-@lru_cache(maxsize=64)
-def _compiled(tags: tuple[tuple[str, str, str], ...]) -> Grammar:
     # A mark that holds any tool's name may match other marks too, so it is last.
-    tags = tuple(sorted(tags, key=lambda tag: ANY_TOOL in tag[1]))
-    every = "|".join(_pattern(mark) for _, *both in tags for mark in both)
+    tags = sorted(template.tags.items(), key=lambda tag: ANY_TOOL in tag[1].open)
+    every = "|".join(_pattern(mark) for _, marks in tags for mark in (marks.open, marks.close))
     return Grammar(
-        tags={kind: (mark, close) for kind, mark, close in tags},
-        opening=re.compile("|".join(f"(?P<{kind}>{_pattern(mark)})" for kind, mark, _ in tags)),
+        tags={kind: (marks.open, marks.close) for kind, marks in tags},
+        opening=re.compile("|".join(f"(?P<{kind}>{_pattern(marks.open)})" for kind, marks in tags)),
         marks=re.compile(every),
         overlapping=re.compile(f"(?=({every}))"),
     )
@@ -285,20 +258,18 @@ def _pattern(mark: str) -> str:
     return _TOOL_NAME.join(re.escape(part) for part in mark.split(ANY_TOOL))
 
 
-def escape_marks(text: str, template: Template) -> str:
-    """Escape every mark of the template in `text`, so that tool output cannot forge one."""
-    return _escaped(text, template)
-
-
 def put_in(text: str, template: Template) -> str:
     """Format a tool's output for the stream by the template's layout; it cannot forge a mark or a chat turn."""
     layout = template.layout.replace("{open}", template.output.open).replace("{close}", template.output.close)
     before, after = layout.split("{text}")
-    return before + _escaped(neutral(text), template, before, after) + after
+    return before + escape_marks(neutral(text), template, before, after) + after
 
 
-def _escaped(text: str, template: Template, before: str = "", after: str = "") -> str:
-    """Escape the marks in `text`, and the marks that it would form together with `before` and `after`."""
+def escape_marks(text: str, template: Template, before: str = "", after: str = "") -> str:
+    """Escape the template's marks in `text`, also those that it would form together with `before` and `after`.
+
+    So tool output cannot forge a mark.
+    """
     start, end, whole = len(before), len(before) + len(text), before + text + after
     broken: set[int] = set()
     for found in grammar(template).overlapping.finditer(whole):

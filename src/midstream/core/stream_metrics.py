@@ -14,27 +14,16 @@ _MARK = re.compile(r"</?[\w|-]+>")
 
 
 class StreamMetrics(Frozen):
-    """Counts and means over the finished trajectories of interleaved policies. Means of nothing are None.
+    """Counts and means over the finished trajectories of interleaved policies. Means of nothing are None."""
 
-    Attributes:
-        trajectories: number of trajectories; those that ended in an error are left out.
-        replies: number of requests to the policy.
-        calls: number of tool calls, malformed ones included.
-        correct: tool calls with a result.
-        reasoning_per_call: text of the calling replies, without marks and the bodies of calls, per call and in `unit`.
-        unit: "tokens", or "words" if an engine gave no token ids. A reply's tokens are divided by characters.
-        answered: number of trajectories with an answer.
-        steps_to_answer: mean number of calls of these.
-    """
-
-    trajectories: int = 0
-    replies: int = 0
-    calls: int = 0
-    correct: int = 0
-    reasoning_per_call: float | None = None
-    unit: Literal["tokens", "words"] = "tokens"
-    answered: int = 0
-    steps_to_answer: float | None = None
+    trajectories: int = 0  # those that ended in an error are left out
+    replies: int = 0  # requests to the policy
+    calls: int = 0  # tool calls, malformed ones included
+    correct: int = 0  # tool calls with a result
+    reasoning_per_call: float | None = None  # text of calling replies in `unit`, without marks and bodies of calls
+    unit: Literal["tokens", "words"] = "tokens"  # "words" if an engine gave no token ids
+    answered: int = 0  # trajectories with an answer
+    steps_to_answer: float | None = None  # mean number of calls of these
 
     @property
     def correct_rate(self) -> float | None:
@@ -67,6 +56,7 @@ def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
             said_besides.append(max(0, said - called))
         else:
             said, called = (len(_MARK.sub("", part)) for part in (text, "".join(bodies)))
+            # The tokens of a reply are divided between its calls and the rest by characters.
             tokens = sum(len(call.completion_ids) for call in calls)
             said_besides.append(tokens * max(0, said - called) / max(1, len(text)))
     answered = [

@@ -32,46 +32,30 @@ class Marks(Frozen):
 
 
 class Template(Frozen):
-    """How a policy writes, and how the environment answers.
-
-    Attributes:
-        name: name of the template.
-        source: where it is from.
-        think: marks of a thought; None if the template has no thoughts.
-        call: marks of a tool call. With "{tool}" in them, each tool has its own marks, by its name.
-        tool: the tool that marks without "{tool}" call; "" if the call's body names the tool.
-        body: how a call is written: "text", the tool's one required argument (a code fence around it is removed);
-            "json", an object or list of objects with `name` and `arguments`; "python", a call or list of calls in
-            Python with literal arguments.
-        output: marks of tool output.
-        layout: how output is inserted; {open} and {close} stand for the marks of `output`.
-        answer: marks of the answer. None: the answer is the text of the last reply outside of thoughts.
-        boxed: take the answer from the last \\boxed{} in that text.
-        appends: "inline" inserts output into the reply, and sampling resumes; "message" sends it as a chat message
-            after the reply has ended with all its calls.
-        output_role: role of that message. "tool" uses the chat template's own marks, and its own way to offer tools.
-        chat: whether the prompt is a chat; false for the plain text of a base model.
-        system: system prompt, with the places {{tools}} and {{lessons}}.
-        user: user prompt, with {{query}} and the same places.
-        opening: text that the environment writes at the start of the stream.
-    """
+    """How a policy writes, and how the environment answers."""
 
     name: str = ""
-    source: str = ""
-    think: Marks | None = None
-    call: Marks
-    tool: str = ""
+    source: str = ""  # where it is from
+    think: Marks | None = None  # None if the template has no thoughts
+    call: Marks  # with "{tool}" in them, each tool has its own marks, by its name
+    tool: str = ""  # the tool that marks without "{tool}" call; "" if the call's body names the tool
+    # How a call is written: "text", the tool's one required argument (a code fence around it is removed); "json", an
+    # object or list of objects with `name` and `arguments`; "python", a call or list of calls in Python with literal
+    # arguments.
     body: Literal["text", "json", "python"] = "text"
-    output: Marks
-    layout: str = "{open}{text}{close}"
-    answer: Marks | None = None
-    boxed: bool = False
+    output: Marks  # of tool output
+    layout: str = "{open}{text}{close}"  # of tool output; {open} and {close} stand for its marks
+    answer: Marks | None = None  # None: the answer is the text of the last reply outside of thoughts
+    boxed: bool = False  # take the answer from the last \boxed{} in that text
+    # "inline" inserts output into the reply, and sampling resumes; "message" sends it as a chat message after the
+    # reply has ended with all its calls.
     appends: Literal["inline", "message"] = "inline"
+    # Role of that message. "tool" uses the chat template's own marks, and its own way to offer tools.
     output_role: Literal["user", "tool"] = "user"
-    chat: bool = True
-    system: str = ""
-    user: str = "{{query}}"
-    opening: str = ""
+    chat: bool = True  # whether the prompt is a chat; false for the plain text of a base model
+    system: str = ""  # system prompt, with the places {{tools}} and {{lessons}}
+    user: str = "{{query}}"  # user prompt, with {{query}} and the same places
+    opening: str = ""  # text that the environment writes at the start of the stream
 
     @property
     def tags(self) -> dict[str, Marks]:

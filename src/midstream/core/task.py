@@ -11,24 +11,15 @@ class Task(Frozen):
     """A question with its gold answer.
 
     Agents never see more than the question: a rollout passes them the result of `without_answer`.
-
-    Attributes:
-        id: unique in its split.
-        question: the text for the agent.
-        answer: the gold answer.
-        aliases: other answers that count as right.
-        reward: type of the reward that scores its benchmark; "" for the recipe's reward.
-        family: groups tasks in tables.
-        metadata: data for rewards and reports.
     """
 
-    id: str
+    id: str  # unique in its split
     question: str
-    answer: str
-    aliases: tuple[str, ...] = ()
-    reward: str = ""
-    family: str = ""
-    metadata: dict[str, JsonValue] = {}
+    answer: str  # the gold answer
+    aliases: tuple[str, ...] = ()  # other answers that count as right
+    reward: str = ""  # type of the reward that scores its benchmark; "" for the recipe's reward
+    family: str = ""  # groups tasks in tables
+    metadata: dict[str, JsonValue] = {}  # data for rewards and reports
 
     @property
     def answers(self) -> tuple[str, ...]:

@@ -60,45 +60,27 @@ class ErrorInfo(Frozen):
 
 
 class Call(Frozen):
-    """One engine request and its reply, as sent and as sampled.
+    """One engine request and its reply, as sent and as sampled."""
 
-    Attributes:
-        role: the module that asked, e.g. "planner" or "judge".
-        engine: name of the engine.
-        prompt: the text that a completion engine was sent.
-        messages: the messages that a chat engine was sent.
-        completion: the text of the reply.
-        prompt_ids: token ids of the prompt as the engine recorded them, never re-tokenized text; empty if the engine
-            does not give them.
-        completion_ids: token ids of the reply, likewise.
-        logprobs: natural log of the probability with which each completion token was sampled, under the sampling
-            temperature (at temperature 0: under temperature 1).
-        sampling: the sampling settings of the request.
-        policy_version: version of the weights that sampled; None for engines without versions.
-        finish_reason: why the reply ended, in the engine's words.
-        usage: tokens and cost.
-        sent: everything else in the request: address, model, temperature, seed, limits, schema.
-        failures: why earlier attempts of this request failed.
-        repaired: the reply was not valid JSON and was repaired.
-        error: why the request failed; None if it succeeded.
-    """
-
-    role: str
-    engine: str = ""
-    prompt: str = ""
-    messages: tuple[Message, ...] = ()
-    completion: str = ""
+    role: str  # the module that asked, e.g. "planner" or "judge"
+    engine: str = ""  # its name
+    prompt: str = ""  # the text that a completion engine was sent
+    messages: tuple[Message, ...] = ()  # the messages that a chat engine was sent
+    completion: str = ""  # the text of the reply
+    # Token ids as the engine recorded them, never re-tokenized text; empty if the engine does not give them.
     prompt_ids: tuple[int, ...] = ()
     completion_ids: tuple[int, ...] = ()
+    # Natural log of the probability with which each completion token was sampled, under the sampling temperature (at
+    # temperature 0: under temperature 1).
     logprobs: tuple[float, ...] = ()
     sampling: Sampling = Sampling()
-    policy_version: int | None = None
-    finish_reason: str = ""
+    policy_version: int | None = None  # version of the weights that sampled; None for engines without versions
+    finish_reason: str = ""  # why the reply ended, in the engine's words
     usage: Usage = Usage()
-    sent: dict[str, JsonValue] = {}
-    failures: tuple[str, ...] = ()
-    repaired: bool = False
-    error: ErrorInfo | None = None
+    sent: dict[str, JsonValue] = {}  # everything else in the request: address, model, temperature, seed, limits, schema
+    failures: tuple[str, ...] = ()  # why earlier attempts of this request failed
+    repaired: bool = False  # the reply was not valid JSON and was repaired
+    error: ErrorInfo | None = None  # why the request failed; None if it succeeded
 
 
 class Action(Frozen):
@@ -159,31 +141,20 @@ class Turn(Frozen):
     """One decision of the agent and what followed.
 
     A reply with several tool calls makes one turn of each: the first holds the engine call, the last what was appended.
-
-    Attributes:
-        index: number of the turn, from 1.
-        events: the kinds of what happened, in order.
-        user: what a user said before the decision.
-        action: the planner's decision.
-        command: the executor's tool call.
-        observation: the result.
-        verdict: the verifier's judgment.
-        calls: the engine requests of the turn.
-        appended: text that the environment appended to an interleaved policy's stream after this turn's call: tool
-            output between its tags, or a user's message.
-        error: something around the model failed in this turn; the other fields hold what happened before.
     """
 
-    index: int
-    events: tuple[EventKind, ...] = ()
-    user: str = ""
+    index: int  # from 1
+    events: tuple[EventKind, ...] = ()  # the kinds of what happened, in order
+    user: str = ""  # what a user said before the decision
     action: Action | None = None
     command: Command | None = None
     observation: Observation | None = None
     verdict: Verdict | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[Call, ...] = ()  # the engine requests of the turn
+    # Text that the environment appended to an interleaved policy's stream after this turn's call: tool output between
+    # its tags, or a user's message.
     appended: str = ""
-    error: ErrorInfo | None = None
+    error: ErrorInfo | None = None  # something around the model failed in this turn; the rest is what happened before
 
 
 class Score(Frozen):
@@ -195,58 +166,32 @@ class Score(Frozen):
 
 
 class Trajectory(Frozen):
-    """One run of one task.
+    """One run of one task."""
 
-    Attributes:
-        id: unique in its rollout.
-        task_id: id of the task.
-        family: family of the task.
-        question: question of the task.
-        agent: name of the agent.
-        rollout_index: number of the run among those of the same task, from 0.
-        seed: seed of the run.
-        turns: the turns, in order.
-        closing_calls: calls after the last turn: the generator's, or the reply that ended a policy's stream.
-        answer: the agent's answer, if it gave one.
-        gold: the gold answer.
-        reward: the score; None without one.
-        stop_reason: why the run ended.
-        status: "error" if something around the model failed.
-        error: that failure.
-        attempts: number of attempts at running and scoring, this one included; failed ones were discarded.
-        earlier_errors: why earlier attempts failed.
-        cost_usd: cost of all attempts and of the judge's requests (which `reward.calls` holds, not `calls`).
-        request_failures: number of failed attempts at single requests, likewise.
-        sandbox: the tier that code ran in; "" if none could run.
-        lessons: digest of the lessons in the prompts; "" without lessons.
-        outcome: facts about the end of a dialogue, from which its reward is calculated.
-        started_at: wall-clock time of the start, in seconds since the epoch.
-        duration_s: wall-clock duration.
-    """
-
-    id: str
+    id: str  # unique in its rollout
     task_id: str
-    family: str = ""
+    family: str = ""  # of the task, as are question and gold answer
     question: str = ""
     agent: str = ""
-    rollout_index: int = 0
+    rollout_index: int = 0  # number of the run among those of the same task, from 0
     seed: int = 0
     turns: tuple[Turn, ...] = ()
-    closing_calls: tuple[Call, ...] = ()
+    closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
     gold: str | None = None
     reward: Score | None = None
     stop_reason: StopReason = "turn_limit"
-    status: Literal["ok", "error"] = "ok"
-    error: ErrorInfo | None = None
-    attempts: int = 1
-    earlier_errors: tuple[ErrorInfo, ...] = ()
+    status: Literal["ok", "error"] = "ok"  # "error" if something around the model failed
+    error: ErrorInfo | None = None  # that failure
+    attempts: int = 1  # at running and scoring, this one included; failed ones were discarded
+    earlier_errors: tuple[ErrorInfo, ...] = ()  # why earlier attempts failed
+    # Over all attempts, and with the judge's requests (which `reward.calls` holds, not `calls`).
     cost_usd: float = 0.0
-    request_failures: int = 0
-    sandbox: str = ""
-    lessons: str = ""
-    outcome: dict[str, JsonValue] = {}
-    started_at: float = 0.0
+    request_failures: int = 0  # failed attempts at single requests
+    sandbox: str = ""  # the tier that code ran in; "" if none could run
+    lessons: str = ""  # digest of the lessons in the prompts; "" without lessons
+    outcome: dict[str, JsonValue] = {}  # facts about the end of a dialogue, from which its reward is calculated
+    started_at: float = 0.0  # wall-clock seconds since the epoch
     duration_s: float = 0.0
 
     @property
