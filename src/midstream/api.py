@@ -56,7 +56,6 @@ from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
 from midstream.practice.ledger import RunLedger
 from midstream.practice.library import Library, identity, render_modules
-from midstream.practice.session import PracticeSession
 from midstream.practice.settings import BudgetConfig
 from midstream.practice.similarity import leak_guard
 from midstream.practice.validation import Validation
@@ -77,14 +76,13 @@ from midstream.recipe.overrides import (
     validation_recipe,
 )
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml, with_overrides
-from midstream.recipe.sessions import parts_of, practice_parts_of, validation_settings
+from midstream.recipe.sessions import session_of, validation_settings
 from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.tasks.finite import Finite
 
-_LIMITS = "practice.budget"  # the settings that a resumed practice run may change
 _SETTINGS_SHOWN = 3
 
 Key = tuple[str, str]  # set and sampling
@@ -149,20 +147,14 @@ def resume(
     """
     run = run if isinstance(run, RunDirectory) else RunDirectory.open(Path(run))
     kind, asked = run.info().kind, run.info().evaluation
-    refused = [text for text in overrides if kind != "practice" or not text.startswith(f"{_LIMITS}.")]
-    if refused and asked is not None:
-        raise UsageError(
-            f"--set {refused[0]}: the settings of an evaluation, {run.root}, cannot be changed",
-            code="inputs-changed",
-            cause="results under several settings would be counted as one",
-            fix="start a new evaluation: midstream eval ... --set ... with another --out",
-        )
+    changeable = "practice.budget."
+    refused = [text for text in overrides if kind != "practice" or not text.startswith(changeable)]
     if refused:
         raise UsageError(
-            f"--set {refused[0]} cannot be changed in {run.root}, a {kind} run",
+            f"--set {refused[0]} cannot be changed in {run.root} ({kind})",
             code="inputs-changed",
             cause="its results under several settings would be counted as one",
-            fix="start over with another --out" + (f"; only {_LIMITS}.* may be raised" if kind == "practice" else ""),
+            fix="start over with another --out" + (f"; only {changeable}* may change" if kind == "practice" else ""),
         )
     recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
@@ -441,30 +433,17 @@ def _train(
     """Run a session to its end in `run`, or in a new directory at `root`."""
     if run is not None and run.status().state == "finished":
         return run
-    practice = recipe.practice
-    _use_threads(recipe, learns=practice is None or recipe.warm_start is not None)
-    budget = None if practice is None else Budget(practice.budget)
+    budget = None if recipe.practice is None else Budget(recipe.practice.budget)
+    _use_threads(recipe, learns=recipe.training is not None or recipe.warm_start is not None)
     build = Build(recipe, adapters=root / "adapters", record=record, replay=replay, budget=budget)
     with event_loop(build) as run_coroutine:
-        # Before the directory is created: a recipe that cannot be built leaves no run behind.
-        practice_parts = None if practice is None else practice_parts_of(build)
-        training_parts = parts_of(build) if practice is None else None
+        make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
         run = run or _create_run(root, build)
-        _check_lessons(run, build)
-        listener(_built("training" if practice is None else "practice", build))
-        _check_proven(build, "", listener)
-        ended = ""
-        with run.lock():
-            with _leaving_status(run):
-                if practice_parts is not None:
-                    ended = run_coroutine(PracticeSession(practice_parts, run, listener).run())
-                elif training_parts is not None:
-                    from midstream.training.session import Session
-
-                    run_coroutine(Session(training_parts, run, listener).run())
-                write_report(run)
-            if practice is not None:
-                run.set_status("finished", ended, step=len(read_updates(run)))
+        _begin_work(run, build, "", listener)
+        with run.lock(), _status_on_failure(run):
+            ended = run_coroutine(make_session(run, listener).run())
+            write_report(run)
+            run.set_status("finished", ended, step=len(read_updates(run)) or None)
     return run
 
 
@@ -480,7 +459,8 @@ def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -
     )
 
 
-def _check_lessons(run: RunDirectory, build: Build) -> None:
+def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
+    """Check that the lessons are those that the run began with, and emit its first events."""
     held, now = run.info().lessons, lessons.digest(build.lessons)
     if held != now:
         raise RunError(
@@ -489,6 +469,8 @@ def _check_lessons(run: RunDirectory, build: Build) -> None:
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
+    listener(_built(run.info().kind, build))
+    _check_proven(build, weights, listener)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
@@ -570,22 +552,21 @@ def _evaluate_in(
             update = {"tasks": tasks, "step": step, "checkpoint": checkpoint}
             begun = _create_run(root, build, asked.model_copy(update=update))
         check_unchanged(begun, tasks, checkpoint)
-        _check_lessons(begun, build)
-        listener(_built("evaluation", build))
-        _check_proven(build, _weights_digest(trained, step), listener)
+        _begin_work(begun, build, _weights_digest(trained, step), listener)
         for chosen in recipe.evaluation.sets:
             source = build.tasks(chosen.tasks or recipe.tasks)
             left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}
             for reason, count in left_out.items():
                 listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        with begun.lock(), _leaving_status(begun), closing(store):
+        with begun.lock(), _status_on_failure(begun), closing(store):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
             done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
             store.retain(lambda name, failed: name not in done)
             if retry_errors:
                 reopen(begun, evaluations, store)
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))
+            begun.set_status("finished")
     return begun
 
 
@@ -762,8 +743,8 @@ def _use_threads(recipe: Recipe, *, learns: bool) -> None:
 
 
 @contextmanager
-def _leaving_status(run: RunDirectory) -> Iterator[None]:
-    """Whatever happens inside, the run's status shows it afterwards."""
+def _status_on_failure(run: RunDirectory) -> Iterator[None]:
+    """Set the status of a run that starts, and of one that is interrupted or fails."""
     run.set_status("running")
     try:
         yield
@@ -774,4 +755,3 @@ def _leaving_status(run: RunDirectory) -> Iterator[None]:
     except MidstreamError as error:
         run.set_status("failed", str(error))
         raise
-    run.set_status("finished")

@@ -190,4 +190,4 @@ def test_an_evaluation_resumes_with_its_own_settings_alone(tmp_path, capsys):
     sets = 'evaluation.sets=[{name="test",split="test",count=2}]'
     assert main(["eval", "training-free-simulated", "--quiet", "--out", str(root), "--set", sets]) == 0
     assert main(["resume", str(root), "--set", "practice.budget.rollouts=9"]) == 2
-    assert "start a new evaluation" in capsys.readouterr().err
+    assert "error[inputs-changed]" in capsys.readouterr().err

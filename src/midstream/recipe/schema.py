@@ -41,6 +41,13 @@ MODULES: dict[str, tuple[Kind, ...]] = {
 }
 
 
+# Values in recipes of older run directories, by table and key. `practice/settings.py` reads the reflector's old name.
+_RENAMED = {
+    ("engines", "plays"): ("optimiser", "reflector"),  # words: allow
+    ("tools", "function"): ("midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"),
+}
+
+
 class AgentConfig(LoopConfig):
     """The loop's settings and the agent's modules.
 
@@ -118,7 +125,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: names every wrong key with its place and value.
     """
-    parsed = _with_today_names(table)
+    parsed = _with_current_names(table)
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
             name: {"type": name, **inner} if isinstance(inner, Mapping) else inner for name, inner in tools.items()
@@ -166,30 +173,18 @@ def _parse_at(value: Any, path: Sequence[str], kind: Kind, where: str = "") -> A
     return {**value, **changed}
 
 
-def _with_today_names(table: Mapping[str, Any]) -> Table:
-    """A copy of a recipe's table, with settings that were renamed under their present names."""
+def _with_current_names(table: Mapping[str, Any]) -> Table:
+    """A copy of a recipe's table in which renamed values of engines and tools have their present names."""
     table = dict(table)
-    practice = table.get("practice")
-    if isinstance(practice, Mapping) and "optimiser" in practice:  # words: allow
-        table["practice"] = {key: inner for key, inner in practice.items() if key != "optimiser"}  # words: allow
-        table["practice"]["reflector"] = practice["optimiser"]  # words: allow
-    engines = table.get("engines")
-    if isinstance(engines, Mapping):
-        table["engines"] = {
-            name: {**inner, "plays": "reflector"}
-            if isinstance(inner, Mapping) and inner.get("plays") == "optimiser"  # words: allow
-            else inner
-            for name, inner in engines.items()
-        }
-    tools = table.get("tools")
-    if isinstance(tools, Mapping):
-        was, now = "midstream.tasks.worlds.workshop:", "midstream.worlds.workshop.models:"
-        table["tools"] = {
-            name: {**inner, "function": str(inner["function"]).replace(was, now)}
-            if isinstance(inner, Mapping) and "function" in inner
-            else inner
-            for name, inner in tools.items()
-        }
+    for (kind, key), (old, new) in _RENAMED.items():
+        components = table.get(kind)
+        if isinstance(components, Mapping):
+            table[kind] = {
+                name: {**settings, key: settings[key].replace(old, new)}
+                if isinstance(settings, Mapping) and isinstance(settings.get(key), str)
+                else settings
+                for name, settings in components.items()
+            }
     return table
 
 

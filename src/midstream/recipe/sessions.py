@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.events import Listener
 from midstream.core.protocols import Engine, TrainableWorld
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
+from midstream.evaluation.session import Session
 from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, identity
 from midstream.practice.reflector import ROLES, Reflector
-from midstream.practice.session import PracticeParts, Prepare
+from midstream.practice.session import PracticeParts, PracticeSession, Prepare
 from midstream.practice.settings import GateConfig, PracticeConfig
 from midstream.recipe.build import Build
 from midstream.recipe.check import no_world, teacher, warm_seed
@@ -29,6 +32,20 @@ if TYPE_CHECKING:
 
 _CACHED = ("agent", "engines", "tools", "reward", "sandbox")  # the tables of a recipe that decide a rollout's result
 _IDS_SHOWN = 3
+
+
+def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
+    """Check a recipe's training or practice, and return a function that starts or continues it in a run directory.
+
+    Raises:
+        RecipeError, UnsupportedError: the recipe can do neither.
+    """
+    if build.recipe.practice is not None:
+        return partial(PracticeSession, practice_parts_of(build))
+    parts = parts_of(build)
+    from midstream.training.session import Session as TrainingSession  # needs torch, which `parts_of` has checked
+
+    return partial(TrainingSession, parts)
 
 
 def parts_of(build: Build) -> Parts:
