@@ -29,10 +29,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.task import Task
-from midstream.core.trajectory import Observation
+from midstream.core.trajectory import Memory, MemoryRecord, Observation
 from midstream.tools.local_search import Document, LocalSearch
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt

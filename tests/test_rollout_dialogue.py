@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from midstream.core.dialogue import OVER, Dialogues, UserTurn
 from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.protocols import OVER, Dialogues, UserTurn
 from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
 from midstream.recipe.check import check

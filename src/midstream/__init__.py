@@ -23,10 +23,9 @@ _NAMES = {
     "agents.interleaved": "Interleaved",
     "core.errors": "EngineError InfrastructureError MidstreamError RecipeError RewardError ToolServerError "
     "TrainingError UsageError",
-    "core.memory": "Memory",
     "core.protocols": "Agent Engine Executor Generator ModuleContext Planner Request Reward Tool ToolResult Verifier",
     "core.task": "Task",
-    "core.trajectory": "Action Call Command Message Observation Sampling Score Trajectory Turn Verdict",
+    "core.trajectory": "Action Call Command Memory Message Observation Sampling Score Trajectory Turn Verdict",
     "engines.openai.engine": "OpenAICompatibleEngine",
     "recipe.build": "Build",
     "recipe.schema": "Recipe load_recipe parse_recipe",
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
         TrainingError as TrainingError,
         UsageError as UsageError,
     )
-    from midstream.core.memory import Memory as Memory
     from midstream.core.protocols import (
         Agent as Agent,
         Engine as Engine,
@@ -71,6 +69,7 @@ if TYPE_CHECKING:
         Action as Action,
         Call as Call,
         Command as Command,
+        Memory as Memory,
         Message as Message,
         Observation as Observation,
         Sampling as Sampling,

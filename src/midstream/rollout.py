@@ -15,7 +15,6 @@ from typing import TypeVar
 from pydantic import Field
 
 from midstream.core.data import Frozen
-from midstream.core.dialogue import Dialogue, Dialogues
 from midstream.core.errors import (
     InfrastructureError,
     MidstreamError,
@@ -26,7 +25,7 @@ from midstream.core.errors import (
 )
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.lessons import Lessons, digest
-from midstream.core.protocols import Agent, Engine, LockstepEngine, Reward, Tool
+from midstream.core.protocols import Agent, Dialogue, Dialogues, Engine, LockstepEngine, Reward, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Trajectory

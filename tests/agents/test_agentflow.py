@@ -15,11 +15,10 @@ from pydantic import JsonValue
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn, Usage, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, Observation, Trajectory, Turn, Usage, Verdict
 from midstream.engines.scripted import ScriptedEngine
 
 QUESTION = "What is the question nobody else may see ?"

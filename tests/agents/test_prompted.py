@@ -27,9 +27,8 @@ from midstream.agents.prompted import (
 )
 from midstream.agents.rendering import MemoryStyle, render_memory
 from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Request, ToolResult
-from midstream.core.trajectory import Action, Call, Command, Observation, Sampling, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Sampling, Verdict
 from midstream.engines.openai.engine import Config as EngineConfig
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.scripted import ScriptedEngine

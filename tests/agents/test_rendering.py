@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.rendering import MemoryStyle, PromptTemplate, render_memory, toon_library
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.text import neutral, to_json
-from midstream.core.trajectory import Action, Command, Verdict
+from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
 
 
 def parse_memory(text: str, style: MemoryStyle) -> Memory:

@@ -11,13 +11,14 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import JsonValue, ValidationError
 
 from midstream.core.data import Frozen
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.task import Task
 from midstream.core.trajectory import (
     Action,
     Call,
     Command,
     ErrorInfo,
+    Memory,
+    MemoryRecord,
     Message,
     Observation,
     Sampling,

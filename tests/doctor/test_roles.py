@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.formats import schema_error
 from midstream.cli.main import main
-from midstream.core.memory import MemoryRecord
 from midstream.core.protocols import Request
-from midstream.core.trajectory import Call
+from midstream.core.trajectory import Call, MemoryRecord
 from midstream.doctor import checks
 from midstream.doctor.cases import Cases, equal, holds, load_cases, memory_of, plain
 from midstream.doctor.roles import examine

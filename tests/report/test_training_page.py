@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from midstream.core.errors import StorageError
-from midstream.core.metrics import EvaluationResult, StepMetrics
-from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.metrics import EvaluationResult, StepMetrics, StreamMetrics
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.report.evaluation_tables import evaluation_view

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from midstream.core.stream_metrics import StreamMetrics
+from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
 from midstream.report.tables import trajectory_view

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
+from midstream.core.metrics import StreamMetrics, stream_metrics
 from midstream.core.stream import escape_marks
-from midstream.core.stream_metrics import StreamMetrics, stream_metrics
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory

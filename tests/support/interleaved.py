@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
-from midstream.core.dialogue import UserTurn
-from midstream.core.protocols import Engine, Request, Tool, ToolResult
+from midstream.core.protocols import Engine, Request, Tool, ToolResult, UserTurn
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Message, Trajectory

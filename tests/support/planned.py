@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 
 from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
-from midstream.core.dialogue import Dialogues
-from midstream.core.protocols import Request
+from midstream.core.protocols import Dialogues, Request
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory

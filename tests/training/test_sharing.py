@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.agents.rendering import prompt_text
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import ModuleContext, Planner
-from midstream.core.trajectory import Call, Trajectory, Turn
+from midstream.core.trajectory import Call, Memory, MemoryRecord, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator

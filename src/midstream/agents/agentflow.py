@@ -17,14 +17,12 @@ from pydantic import Field
 
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run
 from midstream.core.data import Frozen
-from midstream.core.dialogue import Dialogue
 from midstream.core.errors import UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.memory import Memory, MemoryRecord
-from midstream.core.protocols import CodeRunner, Engine, Executor, Generator, Planner, Tool, Verifier
+from midstream.core.protocols import CodeRunner, Dialogue, Engine, Executor, Generator, Planner, Tool, Verifier
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Turn
 
 
 class Config(Frozen):

@@ -38,7 +38,7 @@ from referencing.exceptions import Unresolvable
 from midstream.core.data import unfit
 from midstream.core.errors import ToolServerError
 from midstream.core.protocols import Tool
-from midstream.core.replies import spoken
+from midstream.core.text import spoken
 from midstream.core.trajectory import Action, Command, Verdict
 
 _LABELS = {

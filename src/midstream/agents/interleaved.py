@@ -23,11 +23,10 @@ from midstream.agents.rendering import render_lessons
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run
 from midstream.agents.stream_policy import ModelPolicy, Policy, PolicyConfig, Stream, stopped_at_mark
 from midstream.core.data import Frozen
-from midstream.core.dialogue import Dialogue, UserTurn
 from midstream.core.errors import RecipeError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Engine, Tool
+from midstream.core.protocols import Dialogue, Engine, Tool, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, answer_of, escape_marks, said
 from midstream.core.stream_template import Template

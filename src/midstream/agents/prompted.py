@@ -33,12 +33,10 @@ from midstream.agents.rendering import (
 from midstream.core.component import ComponentConfig, Context
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
-from midstream.core.replies import find_program, spoken
 from midstream.core.seeds import derive_seed
-from midstream.core.text import neutral, to_json
-from midstream.core.trajectory import Action, Call, Command, Message, Observation, Sampling, Verdict
+from midstream.core.text import find_program, neutral, spoken, to_json
+from midstream.core.trajectory import Action, Call, Command, Memory, Message, Observation, Sampling, Verdict
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
 
@@ -273,7 +271,7 @@ class CodeExecutor(PromptedModule):
 
 
 def parse_program(text: str, tool: str) -> Command:
-    """The executor's program (`core.replies.find_program`); without one, a command with `error`, never an exception."""
+    """The executor's program (`core.text.find_program`); without one, a command with `error`, never an exception."""
     code, problem = find_program(text)
     return Command(tool=tool, code=code, error=None if code is not None else f"no program for {tool}: {problem}")
 

@@ -26,10 +26,9 @@ from types import ModuleType
 from typing import Literal
 
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.memory import Memory
 from midstream.core.protocols import Tool
 from midstream.core.text import BRACKETS, BREAKS, neutral, to_json, unicode_escape
-from midstream.core.trajectory import Message
+from midstream.core.trajectory import Memory, Message
 
 MemoryStyle = Literal["json", "toon"]
 

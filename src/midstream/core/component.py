@@ -126,7 +126,7 @@ class TasksConfig(ComponentConfig):
 
     Class variables:
         endless: the source makes tasks, so that drawing them costs nothing.
-        dialogues: its tasks are dialogues (`core.dialogue`).
+        dialogues: its tasks are dialogues (`core.protocols`).
         plays: the models that a simulated engine can play on its tasks (`core.protocols.Plays`).
         world: it has its own facts (`core.protocols.World`).
         teacher: type of the planner or policy that a warm start imitates unless the recipe names another.

@@ -1,4 +1,4 @@
-"""The record of one run of one task: its calls, turns, trajectory and score.
+"""The record of one run of one task: its calls, turns, memory, trajectory and score.
 
 An example of two turns in the offline world ("How high is Amberbank plus 7 ?", answer 112):
 
@@ -155,6 +155,33 @@ class Turn(Frozen):
     # its tags, or a user's message.
     appended: str = ""
     error: ErrorInfo | None = None  # something around the model failed in this turn; the rest is what happened before
+
+
+class MemoryRecord(Frozen):
+    """One turn as later turns see it."""
+
+    turn: int  # from 1
+    action: Action
+    command: Command | None = None
+    result: str = ""  # text of the observation; empty without one
+    error: str | None = None  # why it failed: a malformed action, an invalid command, or a tool that found nothing
+    verdict: Verdict | None = None
+    # Wall-clock seconds, only if the agent is configured to record them: a prompt with a measured time cannot be
+    # repeated exactly.
+    elapsed_s: float | None = None
+
+
+class Memory(Frozen):
+    """Records in order. `append` returns a new memory, so that runs cannot share one by accident."""
+
+    records: tuple[MemoryRecord, ...] = ()
+
+    def append(self, record: MemoryRecord) -> Memory:
+        """This memory and one more record."""
+        return Memory(records=(*self.records, record))
+
+    def __len__(self) -> int:
+        return len(self.records)
 
 
 class Score(Frozen):

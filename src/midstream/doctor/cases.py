@@ -20,10 +20,9 @@ from midstream.agents.formats import parse_verdict
 from midstream.agents.interleaved import Interleaved
 from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Verdict
 
 Marks = tuple[dict[str, bool], str, str]  # checks and whether each was passed, the reply, the correct reply
 Asked = tuple[Marks, tuple[Call, ...]]

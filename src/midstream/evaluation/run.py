@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, tool_use
-from midstream.core.stream_metrics import stream_metrics
+from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, stream_metrics, tool_use
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value

@@ -23,9 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from midstream.agents.rendering import PromptTemplate
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
-from midstream.core.replies import spoken
 from midstream.core.seeds import derive_seed
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Trajectory
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, Origin

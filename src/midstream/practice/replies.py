@@ -22,8 +22,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from midstream.agents.formats import json_objects, repaired_objects
-from midstream.core.replies import spoken
-from midstream.core.text import to_json
+from midstream.core.text import spoken, to_json
 from midstream.practice.library import Origin
 from midstream.practice.operations import Kind, Operation, Outcome
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from midstream.core.replies import spoken
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral, spoken, to_json
 from midstream.core.trajectory import Trajectory, Turn
 from midstream.practice.library import CHARACTERS_PER_TOKEN, Library, size
 from midstream.practice.settings import PracticeConfig

@@ -16,10 +16,9 @@ from midstream import rollout
 from midstream.agents import agentflow, formats, interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component, config_class, registered, validate
-from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.lessons import Lessons
-from midstream.core.protocols import Agent, CodeRunner, Engine, Reward, TaskSource, Tool, TrainableWorld
+from midstream.core.protocols import Agent, CodeRunner, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.engines.openai import adapters

@@ -24,8 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.errors import RecipeError
+from midstream.core.metrics import StreamMetrics
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
-from midstream.core.stream_metrics import StreamMetrics
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn, Verdict
 from midstream.report.numbers import counted, listed, number, percent, shorten, troubles, visible

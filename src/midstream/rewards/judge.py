@@ -27,10 +27,9 @@ from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, RewardError
 from midstream.core.keyed_file import KeyedFile
 from midstream.core.protocols import Engine, Request, Reward
-from midstream.core.replies import spoken
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.text import neutral, to_json
+from midstream.core.text import neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
 from midstream.rewards.rule import SingleFlight
 

@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
-from midstream.core.replies import find_program
+from midstream.core.text import find_program
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool

@@ -14,10 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import TrainingError
-from midstream.core.metrics import StepMetrics, StepTiming, reward_parts, tool_use
+from midstream.core.metrics import StepMetrics, StepTiming, reward_parts, stream_metrics, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
-from midstream.core.stream_metrics import stream_metrics
 from midstream.core.trajectory import Trajectory
 from midstream.rollout import Environment, Group, rollout
 from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt

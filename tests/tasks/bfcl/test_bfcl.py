@@ -23,9 +23,8 @@ from pydantic import ValidationError
 
 from midstream.agents.calls import read_calls
 from midstream.agents.formats import schema_error
-from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Tool
+from midstream.core.protocols import Dialogues, Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import load_template
 from midstream.tasks.bfcl import package as bfcl_package

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from midstream.agents.formats import schema_error
-from midstream.core.dialogue import Dialogues
 from midstream.core.errors import EngineError, RecipeError
-from midstream.core.protocols import Tool
+from midstream.core.protocols import Dialogues, Tool
 from midstream.core.task import Task
 from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine

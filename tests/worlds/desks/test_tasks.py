@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.dialogue import Dialogues
 from midstream.core.errors import RecipeError
+from midstream.core.protocols import Dialogues
 from midstream.core.task import Task
 from midstream.worlds.desks.agent import wanted
 from midstream.worlds.desks.dialogue import DESKS, GOALS, Plan, PlannedCall, PlannedTurn, Room, Session, noise, replay

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext
-from midstream.core.trajectory import Action, Sampling
+from midstream.core.trajectory import Action, Memory, MemoryRecord, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import CompactPlanner, Config, parse_action, render_action, render_prompt

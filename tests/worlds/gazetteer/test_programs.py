@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.core.lessons import lines
-from midstream.core.memory import Memory, MemoryRecord
 from midstream.core.protocols import ModuleContext, Tool
-from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Verdict
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch

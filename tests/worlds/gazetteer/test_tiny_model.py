@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.lessons import lines
-from midstream.core.memory import Memory, MemoryRecord
-from midstream.core.trajectory import Action
+from midstream.core.trajectory import Action, Memory, MemoryRecord
 from midstream.engines.local.pretrained import load_model
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe

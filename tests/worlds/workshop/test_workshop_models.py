@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from midstream.agents.prompted import PlannerConfig, PromptedPlanner
 from midstream.core.component import parse_component
 from midstream.core.errors import RecipeError
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request
 from midstream.core.text import neutral
-from midstream.core.trajectory import Message, Sampling, Score, Trajectory
+from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
 from midstream.engines.simulated import Config as EngineConfig
 from midstream.engines.simulated import SimulatedEngine

@@ -16,8 +16,7 @@ from __future__ import annotations
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.component import TasksConfig
-from midstream.core.dialogue import OVER, UserTurn
-from midstream.core.protocols import ToolResult
+from midstream.core.protocols import OVER, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.bfcl.package import CATEGORIES, Entry, Package, package
@@ -31,7 +30,7 @@ DOMAINS = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
 
 
 class Bfcl(Finite):
-    """The dialogues as tasks; a `core.protocols.TaskSource` and `core.dialogue.Dialogues`."""
+    """The dialogues as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -117,7 +116,7 @@ class Config(TasksConfig):
 
 
 class BfclDialogue:
-    """One rollout's user, functions and state; a `core.dialogue.Dialogue`."""
+    """One rollout's user, functions and state; a `core.protocols.Dialogue`."""
 
     system = ""
 

@@ -29,12 +29,11 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.dialogue import OVER, UserTurn
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Engine, Request, ToolResult
-from midstream.core.replies import spoken
+from midstream.core.protocols import OVER, Engine, Request, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.text import spoken
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.sandbox.arithmetic import NotArithmetic, evaluate
 from midstream.tasks.finite import Finite
@@ -81,7 +80,7 @@ class Config(TasksConfig):
 
 
 class TauBench(Finite):
-    """The conversations as tasks; a `core.protocols.TaskSource` and `core.dialogue.Dialogues`.
+    """The conversations as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`.
 
     `users` makes the user of each dialogue; `played_by` makes a model the user.
     """
@@ -193,7 +192,7 @@ class Database:
 
 
 class TauDialogue:
-    """One rollout's user and database; a `core.dialogue.Dialogue`."""
+    """One rollout's user and database; a `core.protocols.Dialogue`."""
 
     def __init__(self, source: TauBench, task: Task, user: User) -> None:
         domain, config = source.domain_of(task), source.config

@@ -21,8 +21,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.dialogue import OVER, UserTurn
-from midstream.core.protocols import ToolResult
+from midstream.core.protocols import OVER, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
@@ -147,7 +146,7 @@ def replay(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, Json
 
 
 class DeskDialogue:
-    """The user of one plan and the desks of one rollout; a `core.dialogue.Dialogue`."""
+    """The user of one plan and the desks of one rollout; a `core.protocols.Dialogue`."""
 
     system = RULES
 

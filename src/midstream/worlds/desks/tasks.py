@@ -86,7 +86,7 @@ class Config(TasksConfig):
 
 
 class Desks(Endless):
-    """A `core.protocols.TaskSource` whose tasks are dialogues (`core.dialogue.Dialogues`)."""
+    """A `core.protocols.TaskSource` whose tasks are dialogues (`core.protocols.Dialogues`)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -17,9 +17,8 @@ import re
 from collections.abc import Sequence
 
 from midstream.core.component import ComponentConfig
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Request, Tool
-from midstream.core.trajectory import Action, Call, Sampling
+from midstream.core.trajectory import Action, Call, Memory, Sampling
 
 ACTION = re.compile(r" goal ([^\n]+)\n tool (\w+)\n arg ([^\n]+)")
 REFERENCE = re.compile(r"\br(\d+)\b")

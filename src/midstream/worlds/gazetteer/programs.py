@@ -13,9 +13,8 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from midstream.core.component import ComponentConfig, Context, ToolConfig
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
-from midstream.core.trajectory import Action, Call, Command, Observation, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, Observation, Verdict
 from midstream.worlds.gazetteer.plans import places, read_question
 from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 

@@ -21,11 +21,10 @@ from pydantic import Field
 from midstream.agents.interleaved import Stream
 from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
-from midstream.core.memory import Memory
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import POLICY, blocks
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
-from midstream.core.trajectory import Action, Call
+from midstream.core.trajectory import Action, Call, Memory
 from midstream.worlds.gazetteer.compact import parse_action, render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import Decision, decisions
 from midstream.worlds.gazetteer.plans import Situation, read_question

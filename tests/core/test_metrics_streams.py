@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.metrics import StepMetrics, ToolUse
-from midstream.core.stream_metrics import StreamMetrics, stream_metrics
+from midstream.core.metrics import StepMetrics, StreamMetrics, ToolUse, stream_metrics
 from midstream.core.trajectory import Action, Call, Observation, Trajectory, Turn
 
 

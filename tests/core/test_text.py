@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.replies import find_program, spoken
+from midstream.core.text import find_program, spoken
 
 WORDS = st.lists(st.sampled_from(["```", "```python", "```", "\n", "x = 1", "x = (", "<think>", "</think>", "\x00"]))
 
