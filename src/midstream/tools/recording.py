@@ -2,8 +2,8 @@
 
 `DIR/tools.sqlite` holds the answers of tools by a key of tool, settings and arguments; it holds no key of a service.
 
-    Recording(DIR, write=True).record(tools, origin)    RecordedTool: answers from the file, else calls and stores
-    Recording(DIR).replay(origin)                       ReplayedTool: answers from the file, else ToolServerError
+    Recording(DIR, write=True).record(tools, origin)    answers from the file, else calls the tool and stores its answer
+    Recording(DIR).replay(origin)                       answers from the file, else raises ToolServerError
 
 A recording is therefore also a cache: equal requests have one answer, in one process or several. Every answer of a
 tool is stored, including "gave no result within 30 s"; a failure of its back end is not, and the next request calls it
@@ -16,10 +16,8 @@ import asyncio
 import copy
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,6 @@ SCHEMA = (
 OUTER_TIMEOUT_S = 86_400.0  # of a recorded tool: the limit of the tool inside applies, and must end first
 NOTE_TOKENS = 64  # room for the note in a text that is already cut
 _CALLS = TypeAdapter(tuple[Call, ...])
-_Flight = Future[ToolResult | InfrastructureError | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +92,10 @@ class Recording:
 
     def __init__(self, directory: Path, *, write: bool = False) -> None:
         self.directory = directory
-        self._flights: dict[str, _Flight] = {}
-        self._flights_lock = threading.Lock()
+        # The calls in progress by event loop and key. A result of None means that the call was cancelled.
+        self.flights: dict[
+            tuple[asyncio.AbstractEventLoop, str], asyncio.Future[ToolResult | InfrastructureError | None]
+        ] = {}
         path = directory / FILE
         if not write and not path.is_file():
             raise UsageError(
@@ -152,7 +151,7 @@ class Recording:
         except ValidationError as error:
             raise self.file.unusable(error) from error
         if specs:
-            return [ReplayedTool(spec, self, origin.relevant) for spec in specs]
+            return [RecordedTool(spec, self, origin.relevant) for spec in specs]
         fix = f"record it with --record {self.directory}"
         others = [json.loads(settings) for table, settings in rows if table == origin.table]
         if not others:
@@ -204,55 +203,53 @@ class Recording:
         """Close the file; closing it again does nothing."""
         self.file.close()
 
-    def begin(self, key: str) -> tuple[_Flight, bool]:
-        """The request of that key in progress, and whether the caller has to make it and then call `finish`."""
-        with self._flights_lock:
-            if key in self._flights:
-                return self._flights[key], False
-            flight = self._flights[key] = _Flight()
-        flight.set_running_or_notify_cancel()  # or cancelling one waiting caller would cancel it for all of them
-        return flight, True
 
-    def finish(self, key: str, outcome: ToolResult | InfrastructureError | None) -> None:
-        """Pass waiting callers the result or the error, or None if the request was cancelled and they must retry."""
-        with self._flights_lock:
-            flight = self._flights.pop(key)
-        flight.set_result(outcome)
+class RecordedTool:
+    """A tool whose answers come from a recording.
 
+    Args:
+        tool: the tool, called for answers that are missing, or what the recording knows of it.
+        recording: holds the answers.
+        settings: those that affect results, as part of a request's key.
+    """
 
-class _FromRecording:
-    """What recorded and replayed tools share: the tool's spec, and the settings that are part of a request's key."""
-
-    def __init__(self, spec: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:
-        self.name, self.description = spec.name, spec.description
-        self.parameters: Mapping[str, Any] = spec.parameters
-        self.timeout_s, self.output_tokens = OUTER_TIMEOUT_S, spec.output_tokens + NOTE_TOKENS
+    def __init__(self, tool: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:
+        self.name, self.description = tool.name, tool.description
+        self.parameters: Mapping[str, Any] = tool.parameters
+        self.timeout_s, self.output_tokens = OUTER_TIMEOUT_S, tool.output_tokens + NOTE_TOKENS
+        self._tool = None if isinstance(tool, ToolSpec) else tool
         self._recording, self._settings = recording, settings
-
-
-class RecordedTool(_FromRecording):
-    """A tool that is called once for each request; the recording answers equal ones."""
-
-    def __init__(self, tool: Tool, recording: Recording, settings: Mapping[str, Any]) -> None:
-        super().__init__(tool, recording, settings)
-        self._tool = tool
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The recorded answer, or the tool's, within its limits; equal requests in progress share one call.
 
         Raises:
+            ToolServerError: nothing was recorded, and there is no tool; trying again cannot help.
             InfrastructureError: the tool's; nothing is stored.
             StorageError: the recording could not be read or written.
         """
         key = request_key(self.name, self._settings, arguments)
-        flight, mine = self._recording.begin(key)
-        while not mine:
-            shared = await asyncio.wrap_future(flight)
+        if self._tool is None:
+            found = self._recording.find(key)
+            if found is not None:
+                return found
+            shown = canonical(arguments)
+            raise ToolServerError(
+                f"{self._recording.directory} holds no answer of {self.name} to "
+                + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
+                code="not-recorded",
+                cause="the request differs from those recorded: another model, seed, prompt or setting",
+                fix=f"--record {self._recording.directory} makes the missing requests and keeps the recorded ones",
+                retryable=False,
+            )
+        loop, flights = asyncio.get_running_loop(), self._recording.flights
+        while (loop, key) in flights:
+            shared = await asyncio.shield(flights[loop, key])  # cancelling this caller must not cancel the others
             if isinstance(shared, ToolResult):
                 return shared
             if shared is not None:
                 raise copy.copy(shared)  # each caller adds its own calls to it
-            flight, mine = self._recording.begin(key)
+        flight = flights[loop, key] = loop.create_future()
         outcome: ToolResult | InfrastructureError | None = None
         try:
             # In threads: a write waits for the disk, and a concurrent read waits for the write.
@@ -267,41 +264,16 @@ class RecordedTool(_FromRecording):
             outcome = failure
             raise
         finally:
-            self._recording.finish(key, outcome)
+            del flights[loop, key]
+            flight.set_result(outcome)
 
     async def close(self) -> None:
-        """Close the tool, and the recording of all of them."""
+        """Close the tool and the recording."""
         try:
-            await self._tool.close()
+            if self._tool is not None:
+                await self._tool.close()
         finally:
             await self._recording.close()
-
-
-class ReplayedTool(_FromRecording):
-    """A tool whose answers come from the recording only."""
-
-    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The recorded answer.
-
-        Raises:
-            ToolServerError: nothing was recorded for this request; trying again cannot help.
-        """
-        found = self._recording.find(request_key(self.name, self._settings, arguments))
-        if found is not None:
-            return found
-        shown = canonical(arguments)
-        raise ToolServerError(
-            f"{self._recording.directory} holds no answer of {self.name} to "
-            + (shown if len(shown) <= 300 else f"{shown[:300]} ..."),
-            code="not-recorded",
-            cause="the request differs from those recorded: another model, seed, prompt or setting",
-            fix=f"--record {self._recording.directory} makes the missing requests and keeps the recorded ones",
-            retryable=False,
-        )
-
-    async def close(self) -> None:
-        """Close the recording."""
-        await self._recording.close()
 
 
 def request_key(tool: str, settings: Mapping[str, Any], arguments: Mapping[str, JsonValue]) -> str:

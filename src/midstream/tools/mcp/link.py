@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 TOO_LONG = -32413  # our own error code: a reply that was not read because of its size
-FLOOD = 100_000  # messages in a row that were not requested: no honest server sends so many between two replies
 OPEN_REQUESTS = 16  # requests of the server (sampling and the like) that may wait for their refusal at a time
 
 
@@ -37,7 +36,7 @@ class Link:
         self.ended = asyncio.Event()  # the server is gone or unusable, or is no longer needed
         self.session_lost = False  # the server does not know the session any more, and did not act on the request
         self._limit, self._fault = limit, ""
-        self._not_requested = self._open_requests = 0
+        self._open_requests = 0
         self._inbox: MemoryObjectSendStream[SessionMessage | Exception] | None = None
 
     @asynccontextmanager
@@ -73,17 +72,13 @@ class Link:
 
     async def _deliver(self, item: SessionMessage) -> None:
         """Pass a message of the server to the SDK, unless it was not requested."""
-        if isinstance(item.message, JSONRPCRequest | JSONRPCNotification):
-            self._not_requested += 1
-            if self._not_requested > FLOOD:
-                last = item.message.method[:80]
-                self.end(f"it sends {FLOOD} messages in a row that were not requested, the last: {last!r}")
+        if isinstance(item.message, JSONRPCNotification):
+            return
+        if isinstance(item.message, JSONRPCRequest):
             # The SDK refuses requests of the server; it gets a few of them at a time.
-            if isinstance(item.message, JSONRPCNotification) or self._open_requests >= OPEN_REQUESTS:
+            if self._open_requests >= OPEN_REQUESTS:
                 return
             self._open_requests += 1
-        else:
-            self._not_requested = 0
         assert self._inbox is not None
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session has ended
             await self._inbox.send(item)

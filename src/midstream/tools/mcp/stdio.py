@@ -30,15 +30,10 @@ STDERR_BYTES = 4096
 NOISE_BYTES = 300  # of a line that is not a message, kept for the error
 
 _EDGE = 512  # bytes kept of both ends of a line that is too long
-_LONGEST = 32  # times the limit: such a line counts as one without an end
 _ID = rb'"id"\s*:\s*(\d{1,18})'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID_FIRST = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb"\s*,")
 _ID_LAST = re.compile(_ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*\Z")
-
-
-class Flood(Exception):
-    """A server sends a line without an end."""
 
 
 class _Process(asyncio.subprocess.SubprocessStreamProtocol):
@@ -158,18 +153,15 @@ class StdioLink(Link):
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         """Deliver the server's messages until its output ends."""
-        try:
-            async for line, whole in lines_of(stdout, self._limit):
-                messages = messages_of(line) if whole else [self._too_long(found) for found in call_of(line)]
-                if not messages and line.strip():
-                    self._noise = line[:NOISE_BYTES]
-                for message in messages:
-                    await self._deliver(SessionMessage(message))
-                if self.ended.is_set():
-                    return
-            self.end("it closed its output")
-        except Flood as flood:
-            self.end(f"it sends {flood}")
+        async for line, whole in lines_of(stdout, self._limit):
+            messages = messages_of(line) if whole else [self._too_long(found) for found in call_of(line)]
+            if not messages and line.strip():
+                self._noise = line[:NOISE_BYTES]
+            for message in messages:
+                await self._deliver(SessionMessage(message))
+            if self.ended.is_set():
+                return
+        self.end("it closed its output")
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
@@ -181,11 +173,7 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
 
 
 async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """(line, whether it is whole) of every line. Of one with more than `limit` bytes only both ends are kept.
-
-    Raises:
-        Flood: a line has no end.
-    """
+    """(line, whether it is whole) of every line. Of one with more than `limit` bytes only both ends are kept."""
     kept, size = bytearray(), 0
     while True:
         try:
@@ -198,8 +186,6 @@ async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[tu
         size += len(piece)
         if size > limit:
             del kept[_EDGE : max(_EDGE, len(kept) - _EDGE)]
-        if size > _LONGEST * limit:
-            raise Flood(f"a line of more than {size >> 20} MB")
         if complete:
             yield bytes(kept), size <= limit
             kept, size = bytearray(), 0
