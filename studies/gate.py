@@ -244,12 +244,12 @@ async def _practise(build: Build) -> tuple[Library, int]:
         ledger=ledger,
         seed=parts.seed,
         identity=parts.identity,
-        spent=parts.budget.spent,
+        budget=parts.budget,
     )
     library, pending, accepted = parts.start, tuple[Operation, ...](), 0
     for step in range(1, parts.practice.updates + 1):
         made = await practice.update(step, library, pending, step)
-        library, pending, accepted = made.library, made.record.pending, accepted + len(made.accepted)
+        library, pending, accepted = made.library, made.record.pending, accepted + len(made.operations)
         ledger.clear()
     return library, accepted
 

@@ -54,7 +54,7 @@ from midstream.evaluation.session import (
 )
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
-from midstream.practice.ledger import RunLedger
+from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, identity, render_modules
 from midstream.practice.settings import BudgetConfig
 from midstream.practice.similarity import leak_guard
@@ -360,7 +360,7 @@ def validate_library(
             agent = identity(build.resolved, _weights_digest(run, step))
             tasks = build.set_tasks(validation_set)
             listener(_built("validation", build))
-            with closing(RunLedger(kept)) as ledger:
+            with closing(Ledger(kept)) as ledger:
                 measuring = measure_library(
                     library,
                     tasks=tasks,

@@ -8,7 +8,7 @@ from midstream.core.errors import StorageError, UsageError
 from midstream.core.lessons import digest
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Score, Trajectory
-from midstream.practice.ledger import FILE, Cache, Ledger, RunLedger
+from midstream.practice.ledger import FILE, ROLLOUTS, Cache, Ledger
 from midstream.practice.runner import RolloutJob
 
 TASK, OTHER = Task(id="t", question="How high ?", answer="7"), Task(id="u", question="How low ?", answer="8")
@@ -20,7 +20,7 @@ def ledger_at():
     """Makes ledgers and caches on disk, and closes them."""
     made = []
 
-    def make(*arguments, kind=RunLedger, **named):
+    def make(*arguments, kind=Ledger, **named):
         made.append(kind(*arguments, **named))
         return made[-1]
 
@@ -82,9 +82,9 @@ def test_what_broke_counts_in_this_process_and_is_run_again_by_the_next(tmp_path
     assert list(ledger_at(tmp_path).kept("step-1")) == [("t", 1)]
 
 
-@pytest.mark.parametrize("make", [Ledger, RunLedger])
-def test_what_a_spent_budget_ended_is_kept_nowhere(tmp_path, ledger_at, make):
-    ledger = ledger_at(tmp_path) if make is RunLedger else Ledger()
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_a_spent_budget_ended_is_kept_nowhere(tmp_path, ledger_at, on_disk):
+    ledger = ledger_at(tmp_path) if on_disk else Ledger()
     ledger.keep("step-1", [ended(error="BudgetError"), ended(index=1)])
     assert list(ledger.kept("step-1")) == [("t", 1)]
 
@@ -93,7 +93,7 @@ def test_a_torn_last_record_is_cut_off_and_said(tmp_path, ledger_at):
     ledger = ledger_at(tmp_path)
     ledger.keep("step-1", [ended()])
     ledger.close()
-    with ledger.rollouts_path.open("ab") as file:
+    with (tmp_path / ROLLOUTS).open("ab") as file:
         file.write(b'{"set": "step-1", "traj')
     said = []
     again = ledger_at(tmp_path, report=said.append)
@@ -106,22 +106,22 @@ def test_a_torn_last_record_is_cut_off_and_said(tmp_path, ledger_at):
 def test_a_rollout_with_other_lessons_is_of_another_attempt():
     ledger, lessons = Ledger(), {"planner": "- look first"}
     ledger.keep("gate-1-kept", [ended(lessons=digest(lessons)), ended(index=1)])
-    assert list(work("gate-1-kept", lessons=lessons).kept(ledger, None)) == [("t", 0)]
-    assert list(work("gate-1-kept").kept(ledger, None)) == [("t", 1)]
+    assert list(work("gate-1-kept", lessons=lessons).kept(ledger)) == [("t", 0)]
+    assert list(work("gate-1-kept").kept(ledger)) == [("t", 1)]
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 def filled(cache, made):
-    made.keep([ended(lessons=digest(made.lessons["t"]))], Ledger(), cache)
+    made.keep([ended(lessons=digest(made.lessons["t"]))], Ledger(cache=cache))
     return cache
 
 
 def test_the_very_same_work_is_found_and_is_in_the_ledger_then(tmp_path, ledger_at, cache_at):
     filled(cache_at(tmp_path, {"model": "a"}), work()).close()
-    cache, ledger = cache_at(tmp_path, {"model": "a"}), ledger_at(tmp_path / "ledger")
-    assert work().kept(ledger, cache) == {("t", 0): ended()}
+    ledger = ledger_at(tmp_path / "ledger", cache=cache_at(tmp_path, {"model": "a"}))
+    assert work().kept(ledger) == {("t", 0): ended()}
     assert ledger_at(tmp_path / "ledger").kept("step-1") == {("t", 0): ended()}
 
 
@@ -139,21 +139,21 @@ def test_the_very_same_work_is_found_and_is_in_the_ledger_then(tmp_path, ledger_
 )
 def test_anything_else_is_another_key(tmp_path, other, cache_at):
     cache = filled(cache_at(tmp_path, {"model": "a"}), work())
-    assert other.kept(Ledger(), cache) == {}
-    assert list(work().kept(Ledger(), cache)) == [("t", 0)]
+    assert other.kept(Ledger(cache=cache)) == {}
+    assert list(work().kept(Ledger(cache=cache))) == [("t", 0)]
 
 
 def test_other_settings_are_another_key(tmp_path, cache_at):
     filled(cache_at(tmp_path, {"model": "a"}), work()).keep_reply("critic/1", [CALL])
     other = cache_at(tmp_path, {"model": "b"})
-    assert work().kept(Ledger(), other) == {}
+    assert work().kept(Ledger(cache=other)) == {}
     assert other.reply("critic/1") is None
 
 
 def test_errors_are_never_cached(tmp_path, cache_at):
     cache = cache_at(tmp_path, {})
-    work().keep([ended(error="EngineError")], Ledger(), cache)
-    assert work().kept(Ledger(), cache) == {}
+    work().keep([ended(error="EngineError")], Ledger(cache=cache))
+    assert work().kept(Ledger(cache=cache)) == {}
 
 
 def test_replies_of_another_run_answer_and_are_in_the_ledger_then(tmp_path, ledger_at, cache_at):

@@ -77,7 +77,7 @@ def test_an_accepted_change_is_proven_and_has_its_effect(monkeypatch):
     assert found.library.find("L4") is None
     assert found.library.next_number == 5
     assert found.library.proven_for == "the agent"
-    assert [one.id for one in found.accepted] == ["L3"]
+    assert [one.id for one in found.operations] == ["L3"]
     record = found.record
     assert (record.step, record.epoch, record.version, record.lessons, record.mean_reward) == (2, 2, 5, 2, 0.5)
     assert [change.fate for change in record.changes] == ["accepted", "rejected"]

@@ -16,10 +16,8 @@ from midstream.core.trajectory import Action, Observation, Trajectory, Turn
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
-from midstream.practice.reflector import Reflector
-from midstream.practice.runner import Runner
 from midstream.practice.settings import PracticeConfig
-from midstream.practice.update import Proposal, TrainingFree
+from midstream.practice.update import Practice, Proposal
 from midstream.rollout import Config, Environment
 from support.rollouts import StubReward
 
@@ -97,17 +95,22 @@ def algorithm(
     engine: Engine | Mapping[str, Engine],
     config: PracticeConfig,
     ledger: Ledger | None = None,
-) -> TrainingFree:
+) -> Practice:
     """Training-Free GRPO with the agent that gives these answers, exact match as its reward."""
-    ledger = ledger or Ledger()
     environment = Environment(
         agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1)
     )
     engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
-    return TrainingFree(
-        config=config, runner=Runner(environment, ledger, seed=1), reflector=Reflector(config, engines, ledger, seed=2)
+    return Practice(
+        config=config,
+        tasks=[],
+        validation=[],
+        environment=environment,
+        engines=engines,
+        ledger=ledger or Ledger(),
+        seed=1,
     )
 
 
-def propose(made: TrainingFree, tasks: Sequence[Task], library: Library | None = None, step: int = 1) -> Proposal:
+def propose(made: Practice, tasks: Sequence[Task], library: Library | None = None, step: int = 1) -> Proposal:
     return asyncio.run(asyncio.wait_for(made.propose(step, tasks, library or Library()), timeout=30))

@@ -21,14 +21,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError, UsageError
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse
+from midstream.core.trajectory import Trajectory
 from midstream.practice.gate import ChangeRecord, Test
-from midstream.practice.ledger import Cache, RunLedger
+from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, next_number
 from midstream.practice.library_text import from_json, from_markdown, to_json, to_markdown
 from midstream.practice.operations import Operation, Outcome
@@ -105,13 +106,18 @@ def read_updates(run: RunDirectory) -> list[UpdateRecord]:
 
 
 class MadeUpdate(Frozen):
-    """An update that was made and is to be committed; `before` is the number of the version that it began with."""
+    """An update that was made and is to be committed.
+
+    `before` is the number of the version that it began with, `operations` lead from there to `library`. The file leaves
+    out the `trajectories` that it learned from: the ledger has them.
+    """
 
     before: int
     library: Library
     operations: tuple[Operation, ...]
     record: UpdateRecord
     duration_s: float
+    trajectories: tuple[Trajectory, ...] = Field(default=(), exclude=True)
 
 
 class Committer:
@@ -121,7 +127,7 @@ class Committer:
         self.run = run
         self.path = run.ledger_dir / "update.json"
         # An update that was made needs nothing any more, so not even rollouts that failed are run again.
-        self.ledger = RunLedger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
+        self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
         self.history = History(run.library_dir)
 
     def newest(self) -> Version:

@@ -30,6 +30,7 @@ from midstream.runs import results
 from midstream.runs.files import atomic_write
 from midstream.runs.journal import Journal, Report, read_models, warn
 
+ROLLOUTS, REPLIES = "rollouts.jsonl", "replies.jsonl"  # in the ledger's directory
 FILE = "practice.sqlite"
 APPLICATION = 0x6D737072  # "mspr"
 FORMAT = 1
@@ -82,48 +83,6 @@ class Cache:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Ledger:
-    """A ledger in memory; `RunLedger` also keeps it on disk. A `scope` names a piece of work within the run."""
-
-    def __init__(self) -> None:
-        self._trajectories: dict[str, dict[Place, Trajectory]] = {}
-        self._replies: dict[str, tuple[Call, ...]] = {}
-
-    def kept(self, scope: str) -> dict[Place, Trajectory]:
-        """The trajectories of a piece of work so far, by task and index."""
-        return dict(self._trajectories.get(scope, {}))
-
-    def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories that have ended; not those that a spent budget ended."""
-        self._hold(scope, within_budget(trajectories))
-
-    def gathered(self, prefix: str) -> list[Trajectory]:
-        """All trajectories of scopes that begin with `prefix`, in a fixed order."""
-        scopes = sorted(scope for scope in self._trajectories if scope.startswith(prefix))
-        return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
-
-    def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's calls under `key`, or None if it was not asked yet."""
-        return self._replies.get(key)
-
-    def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
-        """Keep an answer of the reflector: every call that led to it, the answer last."""
-        self._replies[key] = calls
-
-    def forget(self, scope: str) -> None:
-        """Drop a piece of work, which is done and recorded."""
-        self._trajectories.pop(scope, None)
-
-    def clear(self) -> None:
-        """Drop everything: all work is done and recorded."""
-        self._trajectories.clear()
-        self._replies.clear()
-
-    def _hold(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
-        kept = self._trajectories.setdefault(scope, {})
-        kept.update({(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in trajectories})
-
-
 class Reply(Frozen):
     """One record of `replies.jsonl`."""
 
@@ -131,60 +90,87 @@ class Reply(Frozen):
     calls: tuple[Call, ...]
 
 
-class RunLedger(Ledger):
-    """The ledger in a run directory's `ledger/`; what is kept is on disk when the call returns.
+class Ledger:
+    """A ledger in a run directory's `ledger/`, or in memory. A `scope` names a piece of work within the run.
 
-    It begins with what an earlier process kept, except trajectories that ended in an infrastructure error: with
-    `retry_errors` these are dropped, and run again. `cache` supplies the reflector's replies of other runs.
+    What is kept in a directory is on disk when the call returns. The ledger begins with what an earlier process kept,
+    except trajectories that ended in an infrastructure error: with `retry_errors` these are dropped, and run again.
+    `cache` shares rollouts and replies with other runs.
     """
 
     def __init__(
-        self, directory: Path, *, retry_errors: bool = True, cache: Cache | None = None, report: Report = warn
+        self,
+        directory: Path | None = None,
+        *,
+        retry_errors: bool = True,
+        cache: Cache | None = None,
+        report: Report = warn,
     ) -> None:
-        super().__init__()
+        self.directory, self.cache = directory, cache
+        self._report = report
+        self._trajectories: dict[str, dict[Place, Trajectory]] = {}
+        self._replies: dict[str, tuple[Call, ...]] = {}
+        self._journals: dict[str, Journal] = {}
+        if directory is None:
+            return
         directory.mkdir(parents=True, exist_ok=True)
-        self.rollouts_path, self.replies_path = directory / "rollouts.jsonl", directory / "replies.jsonl"
-        self._cache, self._report = cache, report
-        self._journals: dict[Path, Journal] = {}
         if retry_errors:  # before reading: the file must not keep what memory has dropped
-            results.keep(self.rollouts_path, lambda scope, failed: not failed)
-        for result in results.read(self.rollouts_path):
-            self._hold(result.set, [result.trajectory])
-        self._replies = {reply.key: reply.calls for reply in read_models(self.replies_path, Reply)}
+            results.keep(directory / ROLLOUTS, lambda scope, failed: not failed)
+        for result in results.read(directory / ROLLOUTS):
+            place = result.trajectory.task_id, result.trajectory.rollout_index
+            self._trajectories.setdefault(result.set, {})[place] = result.trajectory
+        self._replies = {reply.key: reply.calls for reply in read_models(directory / REPLIES, Reply)}
+
+    def kept(self, scope: str) -> dict[Place, Trajectory]:
+        """The trajectories of a piece of work so far, by task and index."""
+        return dict(self._trajectories.get(scope, {}))
 
     def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories that have ended; not those that a spent budget ended."""
-        super().keep(scope, trajectories)
-        results.append(self._journal(self.rollouts_path), scope, within_budget(trajectories))
+        """Keep trajectories that have ended; not those that a spent budget ended, which are run again."""
+        kept = [
+            trajectory
+            for trajectory in trajectories
+            if trajectory.error is None or trajectory.error.type != BudgetError.__name__
+        ]
+        places = {(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in kept}
+        self._trajectories.setdefault(scope, {}).update(places)
+        if self.directory is not None:
+            results.append(self._journal(self.directory / ROLLOUTS), scope, kept)
+
+    def gathered(self, prefix: str) -> list[Trajectory]:
+        """All trajectories of scopes that begin with `prefix`, in a fixed order."""
+        scopes = sorted(scope for scope in self._trajectories if scope.startswith(prefix))
+        return [self._trajectories[scope][place] for scope in scopes for place in sorted(self._trajectories[scope])]
 
     def reply(self, key: str) -> tuple[Call, ...] | None:
-        """The reflector's calls under `key`, of this run or, with a cache, of another."""
-        found = super().reply(key)
-        if found is None and self._cache is not None:
-            found = self._cache.reply(key)
-            if found is not None:
-                self.keep_reply(key, found)
-        return found
+        """The reflector's calls under `key`, of this run or of another in the cache; None if it was not asked yet."""
+        if key not in self._replies and self.cache is not None and (found := self.cache.reply(key)) is not None:
+            self.keep_reply(key, found)
+        return self._replies.get(key)
 
     def keep_reply(self, key: str, calls: tuple[Call, ...]) -> None:
         """Keep an answer of the reflector: every call that led to it, the answer last."""
-        super().keep_reply(key, calls)
-        self._journal(self.replies_path).append(Reply(key=key, calls=calls))
-        if self._cache is not None:
-            self._cache.keep_reply(key, calls)
+        self._replies[key] = calls
+        if self.directory is not None:
+            self._journal(self.directory / REPLIES).append(Reply(key=key, calls=calls))
+        if self.cache is not None:
+            self.cache.keep_reply(key, calls)
 
     def forget(self, scope: str) -> None:
         """Drop a piece of work, which is done and recorded."""
-        super().forget(scope)
+        self._trajectories.pop(scope, None)
         self.close()
-        results.keep(self.rollouts_path, lambda name, failed: name != scope)
+        if self.directory is not None:
+            results.keep(self.directory / ROLLOUTS, lambda name, failed: name != scope)
 
     def clear(self) -> None:
         """Drop everything: all work is done and recorded."""
         self.close()
-        for path in (self.rollouts_path, self.replies_path):
-            atomic_write(path, b"")
-        super().clear()
+        if self.directory is not None:
+            for name in (ROLLOUTS, REPLIES):
+                atomic_write(self.directory / name, b"")
+        self._trajectories.clear()
+        self._replies.clear()
 
     def close(self) -> None:
         """Close the files; they open again when something is kept."""
@@ -192,12 +178,6 @@ class RunLedger(Ledger):
             self._journals.popitem()[1].close()
 
     def _journal(self, path: Path) -> Journal:
-        if path not in self._journals:
-            self._journals[path] = Journal(path, report=self._report)
-        return self._journals[path]
-
-
-def within_budget(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories that a spent budget did not end; the others are run again when there is more to spend."""
-    spent = BudgetError.__name__
-    return [trajectory for trajectory in trajectories if trajectory.error is None or trajectory.error.type != spent]
+        if path.name not in self._journals:
+            self._journals[path.name] = Journal(path, report=self._report)
+        return self._journals[path.name]

@@ -11,7 +11,7 @@ from midstream.core.lessons import NO_LESSONS, Lessons, digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, render_modules
 from midstream.rollout import Environment, Group, Place, rollout
 
@@ -41,8 +41,8 @@ class RolloutJob:
     seed: int
     lessons: Mapping[str, Lessons]
 
-    def kept(self, ledger: Ledger, cache: Cache | None) -> dict[Place, Trajectory]:
-        """The trajectories in the ledger or the cache; those from the cache are added to the ledger.
+    def kept(self, ledger: Ledger) -> dict[Place, Trajectory]:
+        """The trajectories in the ledger or its cache; those from the cache are added to the ledger.
 
         A trajectory with other lessons in its prompts is from an attempt that took another path, and does not count.
         """
@@ -52,27 +52,27 @@ class RolloutJob:
             for place, trajectory in ledger.kept(self.scope).items()
             if expected.get(place[0]) == trajectory.lessons
         }
-        if cache is None:
+        if ledger.cache is None:
             return kept
         shared: dict[Place, Trajectory] = {}
         for task in self.tasks:
             for index in range(self.group_size):
                 if (task.id, index) in kept:
                     continue
-                trajectory = cache.trajectory(self.purpose, task, self._lessons(task), self.seed, index)
+                trajectory = ledger.cache.trajectory(self.purpose, task, self._lessons(task), self.seed, index)
                 if trajectory is not None:
                     shared[task.id, index] = trajectory
         ledger.keep(self.scope, list(shared.values()))
         return kept | shared
 
-    def keep(self, ended: Sequence[Trajectory], ledger: Ledger, cache: Cache | None) -> None:
+    def keep(self, ended: Sequence[Trajectory], ledger: Ledger) -> None:
         """Keep trajectories that have ended."""
         ledger.keep(self.scope, ended)
-        if cache is not None:
+        if ledger.cache is not None:
             tasks = {task.id: task for task in self.tasks}
             for trajectory in ended:
                 task = tasks[trajectory.task_id]
-                cache.keep(self.purpose, task, self._lessons(task), self.seed, trajectory)
+                ledger.cache.keep(self.purpose, task, self._lessons(task), self.seed, trajectory)
 
     def _lessons(self, task: Task) -> Lessons:
         return self.lessons.get(task.id, NO_LESSONS)
@@ -92,11 +92,10 @@ class Runner:
         seed: int,
         *,
         shuffle: bool = False,
-        cache: Cache | None = None,
         report: Report = lambda text: None,
     ) -> None:
         self.environment, self.ledger, self.seed = environment, ledger, seed
-        self.shuffle, self.cache, self.report = shuffle, cache, report
+        self.shuffle, self.report = shuffle, report
 
     async def groups(self, scope: str, tasks: Sequence[Task], library: Library, group_size: int) -> list[Group]:
         """Run every task `group_size` times with `library`.
@@ -133,14 +132,14 @@ class Runner:
     ) -> list[Group]:
         seed = derive_seed(self.seed, scope)
         job = RolloutJob(scope=scope, purpose=purpose, tasks=tasks, group_size=group_size, seed=seed, lessons=lessons)
-        kept = job.kept(self.ledger, self.cache)
+        kept = job.kept(self.ledger)
         done, total = len(kept), len(tasks) * group_size
         what = f"{purpose}, {scope.split('-', 2)[-1]}: rollouts" if purpose == "gate" else "rollouts"
 
         def on_done(ended: Sequence[Trajectory]) -> None:
             nonlocal done
             done += len(ended)
-            job.keep(ended, self.ledger, self.cache)
+            job.keep(ended, self.ledger)
             self.report(f"{what} {done}/{total}")
 
         self.report(f"{what} {done}/{total}")

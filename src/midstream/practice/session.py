@@ -12,7 +12,6 @@ a model's weights (a tiny planner may be warm-started before them).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -26,7 +25,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import Config, SetConfig, sampling_name
 from midstream.evaluation.session import Session, SetEvaluation, evaluate_set
 from midstream.practice.budget import Budget
-from midstream.practice.commit import Committer, MadeUpdate, UpdateRecord, read_updates
+from midstream.practice.commit import Committer, UpdateRecord, read_updates
 from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, render_modules
 from midstream.practice.runner import Report, RolloutJob, require_within_budget
@@ -89,9 +88,7 @@ class PracticeSession(Session):
             ledger=self.committer.ledger,
             seed=parts.seed,
             identity=parts.identity,
-            cache=parts.cache,
-            spent=self.budget.spent,
-            begin=self._begin_phase,
+            budget=self.budget,
             report=self._report,
         )
 
@@ -154,18 +151,10 @@ class PracticeSession(Session):
 
     async def step(self, step: int) -> None:
         """Make one update of the newest library, and commit it."""
-        began, before = time.monotonic(), self.committer.newest()
+        before = self.committer.newest()
         pending = self.updates[-1].pending if self.updates else ()
         made = await self.practice.update(step, before.library, pending, before.number + 1)
-        self.committer.commit(
-            MadeUpdate(
-                before=before.number,
-                library=made.library,
-                operations=made.accepted,
-                record=made.record,
-                duration_s=time.monotonic() - began,
-            )
-        )
+        self.committer.commit(made)
         self.listener(made.record.event)
         self.updates.append(made.record)
 
@@ -182,9 +171,9 @@ class PracticeSession(Session):
     async def _evaluate(self, policy: str, step: int) -> None:
         """Evaluate every set at every temperature, without lessons or with the newest library."""
         parts, run = self.parts, self.run_directory
-        self._begin_phase(f"evaluation {step}")
+        self.budget.phase = f"evaluation {step}"
         lessons = render_modules(self.committer.newest().library) if policy == WITH else NO_LESSONS
-        store = EvaluationStore(self.committer.ledger, parts.cache, lessons, self._report)
+        store = EvaluationStore(self.committer.ledger, lessons, self._report)
         for chosen in parts.evaluation.sets:
             for temperature in parts.evaluation.temperatures:
                 work = SetEvaluation(
@@ -208,14 +197,9 @@ class PracticeSession(Session):
                     result = first.model_copy(update={"policy": policy, "step": step})
                     run.evaluations.append(result)
                 else:
-                    result = await evaluate_set(
-                        run, work, store, on_done=store.report_progress, check=require_within_budget
-                    )
+                    result = await evaluate_set(run, work, store, check=require_within_budget)
                 if result is not None:
                     self.listener(EvaluationFinished(result))
-
-    def _begin_phase(self, phase: str) -> None:
-        self.budget.phase = phase
 
     def _report(self, text: str) -> None:
         self.listener(Phase(text))
@@ -223,32 +207,29 @@ class PracticeSession(Session):
 
 
 class EvaluationStore:
-    """The ledger and the cache as the `Store` of evaluations with these lessons; reports how far they are."""
+    """The ledger as the `Store` of evaluations with these lessons; reports the progress."""
 
-    def __init__(self, ledger: Ledger, cache: Cache | None, lessons: Lessons, report: Report) -> None:
-        self.ledger, self.cache, self.lessons, self.report = ledger, cache, lessons, report
-        self._what, self._done, self._total = "", 0, 0  # of the evaluation under way
+    def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
+        self.ledger, self.lessons, self.report = ledger, lessons, report
+        self._what, self._done = "", 0  # of the evaluation under way
 
     def kept(self, evaluation: SetEvaluation) -> dict[Place, Trajectory]:
-        """The trajectories of this evaluation in the ledger or the cache."""
-        found = self._job(evaluation).kept(self.ledger, self.cache)
+        """The trajectories of this evaluation in the ledger or its cache."""
+        found = self._job(evaluation).kept(self.ledger)
         self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
-        self._done, self._total = len(found), len(evaluation.tasks) * evaluation.trials
+        self._done = len(found)
         self.report(self._what)
         return found
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
-        """Keep trajectories in the ledger and the cache."""
-        self._job(evaluation).keep(trajectories, self.ledger, self.cache)
+        """Keep trajectories in the ledger and its cache."""
+        self._job(evaluation).keep(trajectories, self.ledger)
+        self._done += len(trajectories)
+        self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Drop the trajectories from the ledger."""
         self.ledger.forget(f"evaluation-{evaluation.name}")
-
-    def report_progress(self, trajectories: Sequence[Trajectory]) -> None:
-        """Report that trajectories have ended."""
-        self._done += len(trajectories)
-        self.report(f"{self._what}: {self._done}/{self._total}")
 
     def _job(self, evaluation: SetEvaluation) -> RolloutJob:
         return RolloutJob(

@@ -2,7 +2,7 @@
 
 Source: arXiv 2510.08191. Where Flow-GRPO turns a group's rewards into numbers for a gradient, here a model reads the
 rollouts of a group side by side and describes in words what the good ones did that the bad ones did not: the semantic
-advantage, as operations on the library (`TrainingFree.propose`).
+advantage, as operations on the library (`Practice.propose`).
 
     rollouts of the batch, the library in their prompts
     -> groups with contrast; the others are counted, or recorded with the reason why they were left out
@@ -16,21 +16,23 @@ group, and no role of the reflector is shown the gold answer.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from midstream.core.answers import meaning
 from midstream.core.errors import InfrastructureError, PromptTooLongError
-from midstream.core.metrics import Spent, tool_use
+from midstream.core.metrics import tool_use
 from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
-from midstream.practice.commit import UpdateRecord
+from midstream.practice.budget import Budget
+from midstream.practice.commit import MadeUpdate, UpdateRecord
 from midstream.practice.gate import ChangeRecord, Decision, decide
-from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, measured, proven, render_modules, tokens
 from midstream.practice.operations import Operation, Outcome, Rules, Similarity, applied, screened
 from midstream.practice.reflector import Reflector
@@ -42,24 +44,41 @@ from midstream.rollout import Environment, Group, run_concurrently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Updated:
-    """Result of an update; `trajectories` are those it learned from.
+class Proposal:
+    """The changes that a batch suggests: `operations`, in a fixed order.
 
-    `accepted` are the operations that lead from the library before to this one.
+    `groups` are all that were run, unchanged (with `truth = "majority"` too: their rewards are those of the gold
+    answer, which learning did not see); empty with `lessons_from = "model"`. `uniform` groups were left out because
+    they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
+    `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
+    replies, or parts of them, that could not be used.
     """
 
-    library: Library
-    accepted: tuple[Operation, ...]
-    record: UpdateRecord
-    trajectories: Sequence[Trajectory]
+    groups: Sequence[Group]
+    operations: Sequence[Operation]
+    uniform: int = 0
+    broken: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    left_out: Sequence[Outcome] = ()
+    unreadable: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lesson:
+    """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
+
+    operations: Sequence[Operation] = ()
+    left_out: Sequence[Outcome] = ()
+    unreadable: Sequence[str] = ()
+    skipped: str = ""
 
 
 class Practice:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, library and pending.
 
     `tasks` are learned from in `environment`; the gate tests on `validation` in `trial`, which is `environment` if not
-    given. `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `spent`
-    returns what the run has used so far; `begin` gets the name of each phase, `report` its progress.
+    given. `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget`
+    counts what is used, `report` gets the progress.
     """
 
     def __init__(
@@ -74,33 +93,31 @@ class Practice:
         ledger: Ledger,
         seed: int,
         identity: str = "",
-        cache: Cache | None = None,
-        spent: Callable[[], Spent] = Spent,
-        begin: Report = lambda phase: None,
+        budget: Budget | None = None,
         report: Report = lambda text: None,
     ) -> None:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
-        self.identity, self.spent, self.begin = identity, spent, begin
+        self.identity, self.budget = identity, budget or Budget(config.budget)
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
 
         def runner(environment: Environment) -> Runner:
             seed = derive_seed(self.seed, "rollouts")
-            return Runner(environment, ledger, seed, shuffle=config.shuffle_rewards, cache=cache, report=report)
+            return Runner(environment, ledger, seed, shuffle=config.shuffle_rewards, report=report)
 
         self.runner, self.trial = runner(environment), runner(trial or environment)
-        reflector = Reflector(config, engines, ledger, derive_seed(seed, "optimiser"))  # words: allow (a seed's label)
-        self.algorithm = TrainingFree(config=config, runner=self.runner, reflector=reflector)
+        label = "optimiser"  # of seeds, as in runs that exist  # words: allow
+        self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
 
-    async def update(self, step: int, library: Library, pending: Sequence[Operation], version: int) -> Updated:
+    async def update(self, step: int, library: Library, pending: Sequence[Operation], version: int) -> MadeUpdate:
         """Make update number `step`, from 1; `version` is the number that its library gets if it changes.
 
         Raises:
             InfrastructureError: every rollout of the batch, or of a block of the gate, failed.
             BudgetError: a limit was reached.
         """
-        self.begin("learning")
+        began, self.budget.phase = time.monotonic(), "learning"
         epoch, tasks = self.batch(step)
-        proposal = await self.algorithm.propose(step, tasks, library)
+        proposal = await self.propose(step, tasks, library)
         trajectories = [trajectory for group in proposal.groups for trajectory in group.trajectories]
         errors = [trajectory.error for trajectory in trajectories if trajectory.error]
         # Where every rollout failed, nothing can be learned: the run stops until the cause is repaired.
@@ -124,9 +141,10 @@ class Practice:
         ended = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
         rewards = [trajectory.reward.value for trajectory in ended if trajectory.reward is not None]
         no_longer_sound = [outcome for outcome in outcomes[: len(pending)] if outcome.refused]
-        return Updated(
+        return MadeUpdate(
+            before=version - 1,
             library=after,
-            accepted=tuple(change.operation for change in decision.changes if change.fate == "accepted"),
+            operations=tuple(change.operation for change in decision.changes if change.fate == "accepted"),
             record=UpdateRecord(
                 step=step,
                 epoch=epoch,
@@ -146,8 +164,9 @@ class Practice:
                 unreadable=tuple(proposal.unreadable),
                 version=version if after != library else version - 1,
                 lessons=len(after.rendered),
-                spent=self.spent(),
+                spent=self.budget.spent(),
             ),
+            duration_s=time.monotonic() - began,
             trajectories=trajectories,
         )
 
@@ -190,7 +209,7 @@ class Practice:
                 used.update(lesson.id for side in (match.first, match.other) for lesson in side.rendered)
             return await self.trial.pairs(f"gate-{step}-{name}", matches)
 
-        self.begin("gate")
+        self.budget.phase = "gate"
         return await decide(
             library,
             changes,
@@ -216,42 +235,7 @@ class Practice:
             proven_for = self.identity if self.config.gate.enabled and sound else ""
         return proven(library, proven_for)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """The changes that a batch suggests: `operations`, in a fixed order.
-
-    `groups` are all that were run, unchanged (with `truth = "majority"` too: their rewards are those of the gold
-    answer, which learning did not see); empty with `lessons_from = "model"`. `uniform` groups were left out because
-    they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
-    `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
-    replies, or parts of them, that could not be used.
-    """
-
-    groups: Sequence[Group]
-    operations: Sequence[Operation]
-    uniform: int = 0
-    broken: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-    left_out: Sequence[Outcome] = ()
-    unreadable: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Lesson:
-    """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
-
-    operations: Sequence[Operation] = ()
-    left_out: Sequence[Outcome] = ()
-    unreadable: Sequence[str] = ()
-    skipped: str = ""
-
-
-class TrainingFree:
-    """The algorithm. It holds no state: a proposal depends on the tasks, the library and the seed."""
-
-    def __init__(self, *, config: PracticeConfig, runner: Runner, reflector: Reflector) -> None:
-        self.config, self.runner, self.reflector = config, runner, reflector
+    # --- what a batch suggests ---
 
     async def propose(self, step: int, tasks: Sequence[Task], library: Library) -> Proposal:
         """Roll out, leave out groups without contrast, summarize, contrast, merge.
