@@ -28,10 +28,8 @@ def test_one_evaluation_has_no_after():
     assert found.after == ()
 
 
-def test_results_without_a_step_are_other_policies():
-    random = evaluation(0.0, None, policy="random")
-    assert evaluation_tables.comparisons([random]) == []
-    assert evaluation_tables.others([random, evaluation(0.0, 0)]) == [random]
+def test_results_without_a_step_are_of_no_point_of_the_run():
+    assert evaluation_tables.comparisons([evaluation(0.0, None, policy="random")]) == []
 
 
 def test_a_set_of_two_sizes_is_compared_at_one_size():

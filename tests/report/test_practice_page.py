@@ -17,7 +17,7 @@ from midstream.practice.gate import ChangeRecord
 from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig
-from midstream.report.page import save_page
+from midstream.report.html import save_page
 from midstream.report.practice_data import PracticeData
 from midstream.report.practice_page import (
     fate_bars,

@@ -19,7 +19,7 @@ from midstream.core.metrics import EvaluationResult, StepMetrics, StreamMetrics
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.report.evaluation_tables import evaluation_view
-from midstream.report.page import save_page
+from midstream.report.html import save_page
 from midstream.report.tables import run_summary
 from midstream.report.training_page import part_charts, render_report, stream_charts, summary
 from support.fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
@@ -156,7 +156,7 @@ def test_summary_says_up_down_or_unknown():
 
 def test_missing_results_are_noted_below_the_table():
     text = Page(render_report(report_data(evaluations=[evaluation(0.0, 0), evaluation(1.0, 9, errors=12)]))).text
-    assert "12 of 400 (73.6% without them)" in text
+    assert "12 of 400 tasks without a result, counted as wrong (73.6% without them)" in text
 
 
 def test_shared_tokens_are_drawn_and_warnings_shown():

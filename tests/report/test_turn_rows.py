@@ -15,7 +15,7 @@ from midstream.core.trajectory import Action, Call, Command, Observation, Trajec
 from midstream.report.tables import trajectory_view
 from midstream.report.turn_rows import (
     call_part,
-    closing_parts,
+    closing_rows,
     command_text,
     format_words,
     observation_rows,
@@ -29,7 +29,7 @@ from midstream.report.turn_rows import (
     turn_parts,
     turn_rows,
 )
-from midstream.report.turns import sample_runs
+from midstream.report.html import sample_runs
 from support.fake_run import broken, malformed, solved
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
@@ -178,7 +178,7 @@ def test_only_the_first_reply_follows_the_opening():
 
 def test_a_call_of_the_last_reply_is_shown_as_it_was_written():
     last = math_stream().model_copy(update={"turns": (), "closing_calls": (reply("<python>print(1)</python>"),)})
-    assert [(part.label, part.text) for part in closing_parts(last, MATH)] == [("call", "print(1)")]
+    assert said(closing_rows(last, MATH)) == [("▸ call", "print(1)")]
 
 
 def test_a_reply_of_several_requests_is_read_as_one():

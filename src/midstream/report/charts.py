@@ -22,7 +22,7 @@ class Series:
     """One line or area: `color` names a CSS class (c1 to c8, bad, dim), `label` is written next to its last point."""
 
     name: str
-    points: tuple[Point, ...]
+    points: Sequence[Point]
     color: str = "c1"
     label: str = ""
     marks: bool = False
@@ -151,16 +151,9 @@ def _frame(
     x_low = 0.0 if x_low <= max(1.0, x_high / 20) else x_low
     if x_high <= x_low:
         x_low, x_high = x_low - 1, x_high + 1
-    longest = max((len(line.label) for line in series), default=0)
-    right = 12.0 + (longest * _LETTER if longest else 0.0)
-    return Frame(
-        width=width,
-        height=height,
-        x_range=(x_low, x_high),
-        y_range=(low, high),
-        right=min(right, width * 0.4),
-        as_percent=as_percent,
-    )
+    right = min(12.0 + max(len(line.label) for line in series) * _LETTER, width * 0.4)
+    x_range, y_range = (x_low, x_high), (low, high)
+    return Frame(width=width, height=height, x_range=x_range, y_range=y_range, right=right, as_percent=as_percent)
 
 
 def axes(frame: Frame, x_label: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,31 @@ def is_greedy(result: EvaluationResult) -> bool:
     return result.sampling == "greedy"
 
 
-def pick(results: Iterable[EvaluationResult], *, greedy: bool) -> list[EvaluationResult]:
-    """The greedy results, or the sampled ones."""
-    return [result for result in results if is_greedy(result) == greedy]
+def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
+    """The "greedy" results, or the "sampled" ones."""
+    return [result for result in results if is_greedy(result) == (kind == "greedy")]
+
+
+def before_after(
+    before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]
+) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
+    """("sampled" or "greedy", its results before, its results after), in this order, of the kinds that either has."""
+    found = [(kind, _pick(before, kind), _pick(after, kind)) for kind in ("sampled", "greedy")]
+    return [side for side in found if side[1] or side[2]]
+
+
+Shares = tuple[float | None, float | None]
+
+
+def by_family(
+    before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]
+) -> Iterator[tuple[str | None, int, list[Shares]]]:
+    """(family, its tasks, success before and after by kind as `before_after` has them); the last is all tasks, None."""
+    both = [*before, *after]
+    for family in (*families(both), None):
+        sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
+        shares = [(success(first, family), success(last, family)) for _, first, last in before_after(before, after)]
+        yield family, max((each.tasks for each in sets), default=0), shares
 
 
 def families(results: Iterable[EvaluationResult]) -> list[str]:
@@ -67,14 +89,14 @@ def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
     return results[0].policy + (f", step {step}" if step is not None else "")
 
 
-def curves(evaluations: Sequence[EvaluationResult], *, greedy: bool) -> dict[str, list[EvaluationResult]]:
-    """One curve a set, by "set/split", in order of step: results with a step, all over the same number of tasks.
+def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list[EvaluationResult]]:
+    """One curve a set, by "set/split", in order of step: results of a `kind` with a step, over equally many tasks.
 
     A set evaluated at several sizes (a quick check while training, all tasks at the end) gives the curve of the size
     that covers the most steps, the larger one if two cover as many.
     """
     sizes: dict[tuple[str, int], list[EvaluationResult]] = {}
-    for result in pick(evaluations, greedy=greedy):
+    for result in _pick(evaluations, kind):
         if result.step is not None:
             sizes.setdefault((f"{result.set_name}/{result.split}", result.tasks), []).append(result)
     best: dict[str, list[EvaluationResult]] = {}
@@ -90,9 +112,9 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
     """Before (first evaluated step) and after (last) of every set, the set with the most tasks first.
 
     A set evaluated at one step only has no `after`. Results without a step belong to no point of the run (other
-    policies, random choice): see `others`.
+    policies, random choice).
     """
-    by_sampling = [curves(evaluations, greedy=greedy) for greedy in (True, False)]
+    by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
     found = []
     for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):
         before: list[EvaluationResult] = []
@@ -104,11 +126,6 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
         set_name, split = before[0].set_name, before[0].split
         found.append(Comparison(set_name=set_name, split=split, before=tuple(before), after=tuple(after)))
     return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
-
-
-def others(evaluations: Sequence[EvaluationResult]) -> list[EvaluationResult]:
-    """Results that belong to no step of the run: other policies on the same tasks."""
-    return [result for result in evaluations if result.step is None]
 
 
 # --- one or several evaluations ---------------------------------------------------------------------------------------
@@ -143,7 +160,7 @@ def summary_line(result: EvaluationResult) -> str:
     """One evaluation in a line, for logs."""
     between = f" (95% interval {_between(result, ' to ')})" if result.interval else ""
     judged = f", {result.metric}" if result.judged else ""
-    errors = f", {_lost(result)}" if result.errors else ""
+    errors = f", {loss(result)}" if result.errors else ""
     size = counted(result.tasks, "task") + (f" x {counted(result.trials, 'trial')}" if result.trials > 1 else "")
     return f"{result.set_name} {result.sampling}: success {percent(result.success)}{between}{judged} of {size}{errors}"
 
@@ -295,7 +312,7 @@ def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
         notes.append(f"sampling   {visible(results[0].sampling)}")
     for result in results:
         if result.errors:
-            notes.append(f"errors     {visible(f'{result.set_name} {result.sampling}')}: {_lost(result)}")
+            notes.append(f"errors     {visible(f'{result.set_name} {result.sampling}')}: {loss(result)}")
             reasons = result.error_reasons.items()
             notes += [f"           {count:,} x {shorten(visible(reason), 160)}" for reason, count in reasons]
     if any(result.leaks for result in results):
@@ -308,7 +325,8 @@ def _troubles(results: Sequence[EvaluationResult]) -> str:
     return troubles(sum(r.request_failures for r in results), sum(r.replies_repaired for r in results))
 
 
-def _lost(result: EvaluationResult) -> str:
+def loss(result: EvaluationResult) -> str:
+    """How many tasks have no result, and what success is without them."""
     runs = counted(result.tasks * result.trials, "run" if result.trials > 1 else "task")
     return (
         f"{result.errors:,} of {runs} without a result, counted as wrong "

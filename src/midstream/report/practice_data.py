@@ -18,8 +18,8 @@ from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig, PracticeConfig
+from midstream.report.html import PageData, run_info
 from midstream.report.numbers import dollars, gain, gains, number, summed
-from midstream.report.page import PageData, run_info
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 

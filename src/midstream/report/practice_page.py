@@ -5,33 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from midstream.core.metrics import Spent
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Paired
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson
+from midstream.report import html
 from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
+from midstream.report.html import cell, heads, small_curve, text
 from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten, summed
-from midstream.report.page import (
-    LINE_POINTS,
-    Card,
-    Part,
-    arrow,
-    cell,
-    charts,
-    count_table,
-    figure,
-    folded,
-    heads,
-    in_words,
-    last_value,
-    page,
-    shift,
-    small_curve,
-    table,
-    text,
-)
 from midstream.report.practice_data import (
     PracticeData,
     Tried,
@@ -52,7 +34,6 @@ from midstream.report.practice_data import (
     verdict,
 )
 from midstream.report.training_page import all_evaluations, results_of
-from midstream.report.turns import sample_runs
 
 FATE_COLORS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
 _CARDS_SHOWN = 25
@@ -63,7 +44,7 @@ _LEAST_SPAN = 0.01  # one point: below it a whisker chart would only magnify noi
 
 def render_practice(data: PracticeData) -> str:
     """The report as HTML text."""
-    parts: list[Part] = [
+    parts: list[html.Part] = [
         ("results", "Results", results(data)),
         ("lessons", "The lessons", lessons(data)),
         ("curves", "Update by update", curves(data.updates)),
@@ -71,9 +52,9 @@ def render_practice(data: PracticeData) -> str:
         ("updates", "What each update did", updates(data)),
         ("cost", "Cost", costs(data)),
         ("counts", "What was counted and left out", [counts(data)]),
-        ("runs", "One question, turn by turn", [sample_runs(data.samples, data.template)] if data.samples else []),
+        ("runs", "One question, turn by turn", [html.sample_runs(data.samples, data.template)] if data.samples else []),
     ]
-    return page(data, summary(data), cards(data), parts)
+    return html.page(data, summary(data), cards(data), parts)
 
 
 def summary(data: PracticeData) -> str:
@@ -109,11 +90,11 @@ def summary(data: PracticeData) -> str:
     return " ".join([*sentences, f"Left out: {lost}."] if lost else sentences)
 
 
-def cards(data: PracticeData) -> list[Card]:
+def cards(data: PracticeData) -> list[html.Card]:
     """The numbers at the top of the page: success, the difference, lessons, cost."""
-    found: list[Card] = []
+    found: list[html.Card] = []
     for pair in data.compared[:2]:
-        change = arrow(percent(pair.first_success), percent(pair.other_success))
+        change = html.arrow(percent(pair.first_success), percent(pair.other_success))
         found.append((f"Success, {pair.set_name}, {pair.sampling}", change, f"{pair.tasks:,} held-out tasks"))
         difference = text(gain(pair.difference).replace("-", "−"))
         found.append(("Difference", difference, f"points, 95%: {gains(pair.interval)}"))
@@ -150,20 +131,16 @@ def paired(compared: Sequence[Paired]) -> str:
     span = whisker_span(effects)
     rows = []
     for pair, effect in zip(compared, effects, strict=True):
-        points_gained = gain(pair.difference)
-        rows.append(
-            f'<tr><th scope="row">{text(f"{pair.set_name}, {pair.sampling}")}</th>{cell(f"{pair.tasks:,}")}'
-            f"{cell(percent(pair.first_success))}{cell(percent(pair.other_success))}"
-            f"{shift(points_gained) if pair.verdict in ('better', 'worse') else cell(points_gained)}"
-            f'<td class="whisker">{whisker(effect, span)}</td>{cell(gains(pair.interval))}'
-            f"{cell(f'{pair.wins} / {pair.losses} / {pair.ties}')}{cell(f'{pair.left_out:,}')}</tr>"
-        )
-    head = [
-        *heads("Set", "Tasks", "No lessons", "With lessons", "Points"),
-        *heads("", "95% interval", "Won / lost / tied", "Left out", left=1),
-    ]
+        gained = gain(pair.difference)
+        cells = [cell(f"{pair.tasks:,}"), cell(percent(pair.first_success)), cell(percent(pair.other_success))]
+        cells.append(html.shift(gained) if pair.verdict in ("better", "worse") else cell(gained))
+        cells += [f'<td class="whisker">{whisker(effect, span)}</td>', cell(gains(pair.interval))]
+        cells += [cell(f"{pair.wins} / {pair.losses} / {pair.ties}"), cell(f"{pair.left_out:,}")]
+        rows.append(html.row(f"{pair.set_name}, {pair.sampling}", *cells))
+    head = heads("Set", "Tasks", "No lessons", "With lessons", "Points")
+    head += heads("", "95% interval", "Won / lost / tied", "Left out")
     caption = "The same held-out tasks without and with lessons, paired. Left out: no result on one side."
-    return table(caption, head, rows) + "".join(f"<p>{text(verdict(pair))}.</p>" for pair in compared)
+    return html.table(caption, head, rows) + "".join(f"<p>{text(verdict(pair))}.</p>" for pair in compared)
 
 
 # --- curves and counts ------------------------------------------------------------------------------------------------
@@ -173,27 +150,22 @@ def curves(updates: Sequence[UpdateRecord]) -> list[str]:
     """Reward, the fate of the changes, lessons, groups and effort by update."""
     if not updates:
         return ['<p class="empty">No update has finished yet.</p>']
-    rewards = buckets([(update.step, update.mean_reward) for update in updates], LINE_POINTS)
+    rewards = buckets([(update.step, update.mean_reward) for update in updates], html.LINE_POINTS)
     name = "Mean reward of the learning rollouts"
-    words = in_words(name, rewards, as_percent=False, unit="update")
-    last = last_value(rewards, as_percent=False)
-    line = Series(name=name, points=tuple(rewards), marks=len(rewards) < 30, label=last)
-    useful = [
-        (update.step, 1 - (update.uniform + len(update.broken)) / update.groups) for update in updates if update.groups
-    ]
+    words = html.in_words(name, rewards, as_percent=False, unit="update")
+    last = html.last_value(rewards, as_percent=False)
+    line = Series(name=name, points=rewards, marks=len(rewards) < 30, label=last)
+    reward = line_chart([line], summary=words, y_range=(0.0, 1.0), as_percent=False, x_label="update")
+    useful = [(u.step, 1 - (u.uniform + len(u.broken)) / u.groups) for u in updates if u.groups]
     turns = [(update.step, update.turns_mean) for update in updates]
     errors = [(update.step, update.tool_use.error_rate) for update in updates]
     bars = fate_bars([(update.step, update.event.fates) for update in updates])
     return [
-        charts(
-            figure(
-                "Learning reward",
-                "of the learning rollouts, not held out",
-                line_chart([line], summary=words, y_range=(0.0, 1.0), as_percent=False, x_label="update"),
-            ),
-            figure("Changes", "what became of what was proposed", bars),
+        html.charts(
+            html.figure("Learning reward", "of the learning rollouts, not held out", reward),
+            html.figure("Changes", "what became of what was proposed", bars),
         ),
-        charts(
+        html.charts(
             small_curve("Lessons", "in the library", [(u.step, u.lessons) for u in updates], "c4", unit="update"),
             small_curve("Groups with contrast", "share of the batch", useful, "c6", unit="update", as_percent=True),
             small_curve("Turns a rollout", "mean of learning rollouts", turns, "c3", unit="update"),
@@ -208,37 +180,25 @@ def fate_bars(updates: Sequence[tuple[int, Mapping[str, int]]]) -> str:
     most = max((sum(found.values()) for _, found in updates), default=0)
     if not most:
         return '<p class="empty">No change was proposed.</p>'
-    first, last = updates[0][0], updates[-1][0]
-    frame = Frame(
-        width=400.0,
-        height=230.0,
-        x_range=(first - 0.6, last + 0.6),
-        y_range=(0.0, most * 1.05),
-        right=74.0,
-        left=28.0,
-        as_percent=False,
-    )
-    slot = (frame.x(last) - frame.x(first)) / max(1, last - first) if last > first else frame.width - frame.right
-    width = min(34.0, slot * 0.7)
+    x_range, y_range = (updates[0][0] - 0.6, updates[-1][0] + 0.6), (0.0, most * 1.05)
+    frame = Frame(width=400.0, height=230.0, x_range=x_range, y_range=y_range, right=74.0, left=28.0, as_percent=False)
+    width = min(34.0, 0.7 * (frame.x(1) - frame.x(0)))
     bars = []
     for step, found in updates:
         floor = 0
         title = f"update {step}: " + ", ".join(f"{found.get(fate, 0)} {fate}" for fate in FATE_COLORS)
         for fate, color in FATE_COLORS.items():
-            count = found.get(fate, 0)
-            if not count:
-                continue
-            top, bottom = frame.y(floor + count), frame.y(floor)
-            place = f'x="{frame.x(step) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
-            bars.append(f'<rect class="area {color}" {place}><title>{title}</title></rect>')
-            floor += count
+            if count := found.get(fate, 0):
+                top, bottom = frame.y(floor + count), frame.y(floor)
+                place = f'x="{frame.x(step) - width / 2:.1f}" y="{top:.1f}"'
+                size = f'width="{width:.1f}" height="{bottom - top:.1f}"'
+                bars.append(f'<rect class="area {color}" {place} {size}><title>{title}</title></rect>')
+                floor += count
     total = {fate: sum(found.get(fate, 0) for _, found in updates) for fate in FATE_COLORS}
     # Labels stand in the order of a bar's parts, from the bottom.
     height = (frame.height - frame.top - frame.bottom) / 5
-    labels = [
-        (frame.y(0) - (place + 0.5) * height, fate, FATE_COLORS[fate])
-        for place, fate in enumerate(fate for fate, count in total.items() if count)
-    ]
+    shown = [fate for fate, count in total.items() if count]
+    labels = [(frame.y(0) - (place + 0.5) * height, fate, FATE_COLORS[fate]) for place, fate in enumerate(shown)]
     summary = "What became of the changes of all updates: " + ", ".join(f"{n} {fate}" for fate, n in total.items())
     return svg(frame.width, frame.height, summary, axes(frame, "update") + "".join(bars) + end_labels(frame, labels))
 
@@ -250,51 +210,38 @@ def counts(data: PracticeData) -> str:
     pairs = sum(test.pairs for update in updates for test in update.tests)
     halves = sum(update.bisect_pairs for update in updates)
     errors = sum(result.errors for result in data.evaluations)
+    failed = "an endpoint, tool or sandbox failed: left out of their group, never a reward of 0"
+    broken = "fewer than two results, a tie of answers or no usable reply: left out, each named with its update"
+    unreadable = "of the reflector, asked for again until its tries were spent; named with their update"
     rows = [
         ("Groups", sum(update.groups for update in updates), "all learning rollouts of one task in one update"),
         ("Groups without contrast", lost["uniform groups"], "equal rewards: nothing to compare"),
-        (
-            "Rollouts that failed",
-            lost["failed rollouts"],
-            "an endpoint, tool or sandbox failed: left out of their group, never a reward of 0",
-        ),
-        (
-            "Groups that broke down",
-            lost["broken groups"],
-            "fewer than two results, a tie of answers or no usable reply: left out, each named with its update",
-        ),
-        (
-            "Replies that stayed unreadable",
-            lost["lost replies"],
-            "of the reflector, asked for again until its tries were spent; named with their update",
-        ),
+        ("Rollouts that failed", lost["failed rollouts"], failed),
+        ("Groups that broke down", lost["broken groups"], broken),
+        ("Replies that stayed unreadable", lost["lost replies"], unreadable),
         ("Pairs of the gate", pairs, "with a result on both sides"),
         ("Pairs without a result", lost["lost pairs"], "left out of their test"),
         ("Pairs that compared changes", halves, "one random half of the changes against the other"),
         ("Evaluation tasks without a result", errors, "counted as wrong in the tables, left out of pairs"),
     ]
-    return count_table("Sums over all updates.", rows)
+    return html.count_table("Sums over all updates.", rows)
 
 
 def costs(data: PracticeData) -> list[str]:
     """What was used by phase and role where that was kept, against the limits."""
     if not data.updates and not data.costs:
         return []
-
-    def row(name: str, role: str, spent: Mapping[str, float], kind: str = "") -> str:
+    used = [(phase or "-", role or "-", spent.model_dump()) for (phase, role), spent in data.costs.items()]
+    used.append(("In all", "", data.spent.model_dump()))
+    if data.budget.limits.keys() & {"rollouts", "tokens", "cost_usd"}:
+        used.append(("Limit", "", data.budget.limits))
+    rows = []
+    for name, role, spent in used:
         numbers = [f"{spent[key]:,}" if spent.get(key) else "-" for key in ("rollouts", "calls", "tokens")]
         numbers.append(dollars(spent["cost_usd"]) if spent.get("cost_usd") else "-")
-        return f'<tr{kind}><th scope="row">{text(name)}</th>{cell(role, "")}{"".join(map(cell, numbers))}</tr>'
-
-    def used(spent: Spent) -> dict[str, float]:
-        return spent.model_dump()
-
-    rows = [row(phase or "-", role or "-", used(spent)) for (phase, role), spent in data.costs.items()]
-    rows.append(row("In all", "", used(data.spent), ' class="total"'))
-    if data.budget.limits.keys() & {"rollouts", "tokens", "cost_usd"}:
-        rows.append(row("Limit", "", data.budget.limits))
+        rows.append(html.row(name, cell(role, ""), *map(cell, numbers), total=name == "In all"))
     head = heads("Phase", "Asked by", "Rollouts", "Requests", "Tokens", "Cost", left=2)
-    return [table("What the run has used up, evaluations and the gate's rollouts included.", head, rows)]
+    return [html.table("What the run has used up, evaluations and the gate's rollouts included.", head, rows)]
 
 
 # --- lessons and changes ----------------------------------------------------------------------------------------------
@@ -315,7 +262,7 @@ def lessons(data: PracticeData) -> list[str]:
         )
     here = {lesson.id for lesson in learned(data.versions)}
     shown = [lesson_card(data, lesson, span, here=lesson.id in here) for lesson in by_effect(library.lessons)]
-    return [f'<p class="soft">{text(words)}</p>', *folded(shown, _CARDS_SHOWN, "more lesson")]
+    return [f'<p class="soft">{text(words)}</p>', *html.folded(shown, _CARDS_SHOWN, "more lesson")]
 
 
 def lesson_card(data: PracticeData, lesson: Lesson, span: float, *, here: bool) -> str:
@@ -326,26 +273,30 @@ def lesson_card(data: PracticeData, lesson: Lesson, span: float, *, here: bool) 
         effect = f"{whisker(lesson.effect, span)}<span>{text(points(lesson.effect) + together)}</span>"
     numbers = f"in {counted(lesson.used, 'rollout')}"
     numbers += f", helped {lesson.helped:,}, harmed {lesson.harmed:,}" if lesson.helped or lesson.harmed else ""
-    struck = ' class="vetoed"' if lesson.state == "vetoed" else ""
     origin, source = lesson.origin, ""
     if origin.tasks or origin.trajectories or origin.why:
         found = [data.sources.get((origin.update, name)) for name in origin.trajectories] if here else []
         rollouts = [trajectory for trajectory in found if trajectory is not None]
-        parts = [f"<p>{text(shorten(origin.why, _TEXT_LIMIT))}</p>" if origin.why else ""]
-        parts += [f'<p class="soft">Written by {text(origin.model)}.</p>' if origin.model else ""]
+        source = f"<p>{text(shorten(origin.why, _TEXT_LIMIT))}</p>" if origin.why else ""
+        source += f'<p class="soft">Written by {text(origin.model)}.</p>' if origin.model else ""
         if not rollouts:
             named = shorten(", ".join(origin.trajectories or origin.tasks), 400)
-            parts.append(f'<p class="soft">{"Its rollouts" if here else "Rollouts of another run"}: {text(named)}</p>')
+            source += f'<p class="soft">{"Its rollouts" if here else "Rollouts of another run"}: {text(named)}</p>'
         for task in dict.fromkeys(trajectory.task_id for trajectory in rollouts):
             of_task = [trajectory for trajectory in rollouts if trajectory.task_id == task]
-            parts.append(source_rollouts(data.run, origin.update, of_task))
+            source += source_rollouts(data.run, origin.update, of_task)
         size = f"{counted(len(origin.tasks), 'task')}, {counted(len(origin.trajectories), 'rollout')}"
-        source = f"<details><summary>Where it comes from: {size}</summary>{''.join(parts)}</details>"
+        source = html.details(f"Where it comes from: {size}", source)
+    struck = ' class="vetoed"' if lesson.state == "vetoed" else ""
+    words = f"<span{struck}>{text(shorten(lesson.text, _TEXT_LIMIT))}</span>"
+    return _card(lesson.id, words, f"<span>{text(about(lesson))}</span>{effect}<span>{text(numbers)}</span>", source)
+
+
+def _card(name: str, words: str, facts: str, more: str = "") -> str:
+    """A lesson or change: its words, then facts about it, then what can be opened, all HTML but the name."""
     return (
-        f'<article class="lesson"><p class="lesson-text"><b>{text(lesson.id)}</b> '
-        f"<span{struck}>{text(shorten(lesson.text, _TEXT_LIMIT))}</span></p>"
-        f'<p class="lesson-facts"><span>{text(about(lesson))}</span>{effect}<span>{text(numbers)}</span></p>'
-        f"{source}</article>"
+        f'<article class="lesson"><p class="lesson-text"><b>{text(name)}</b> {words}</p>'
+        f'<p class="lesson-facts">{facts}</p>{more}</article>'
     )
 
 
@@ -367,10 +318,9 @@ def source_rollouts(run: str, update: int, rollouts: Sequence[Trajectory]) -> st
     caption = f"{counted(len(rollouts), 'rollout')} of task {first.task_id}"
     caption += f", {more:,} not shown" if more > 0 else ""
     command = f"midstream show {run} {shlex.quote(f'step-{update:06d}/{first.id}')}"
-    head = [*heads("Rollout", "Reward", left=1), *heads("Answer", "Tools, turn by turn", left=2)]
+    table = html.table(caption, [*heads("Rollout", "Reward"), *heads("Answer", "Tools, turn by turn", left=2)], rows)
     return (
-        f"<p>{text(shorten(first.question or first.task_id, _TEXT_LIMIT))}{gold}</p>"
-        f"{table(caption, head, rows)}<pre>{text(command)}</pre>"
+        f"<p>{text(shorten(first.question or first.task_id, _TEXT_LIMIT))}{gold}</p>{table}<pre>{text(command)}</pre>"
     )
 
 
@@ -379,10 +329,9 @@ def not_accepted(data: PracticeData) -> list[str]:
     found = tried(data)[::-1]
     if not found:
         return []
-    words = (
-        f"{counted(len(found), 'change')}, the newest first; one that was asked for again stands where it came last."
-    )
-    return [f'<p class="soft">{words}</p>', *folded(change_cards(found), _CARDS_SHOWN, "more change")]
+    changes = counted(len(found), "change")
+    words = f"{changes}, the newest first; one that was asked for again stands where it came last."
+    return [f'<p class="soft">{words}</p>', *html.folded(change_cards(found), _CARDS_SHOWN, "more change")]
 
 
 def change_cards(changes: Sequence[Tried]) -> list[str]:
@@ -390,17 +339,16 @@ def change_cards(changes: Sequence[Tried]) -> list[str]:
     span = whisker_span([change.effect for change in changes if change.effect])
     shown = []
     for change in changes:
-        asked = f"{change.operation.kind} {change.operation.id}".strip()
-        old = f'<br><span class="soft">in place of: {text(shorten(change.old, _TEXT_LIMIT))}</span>'
+        words = text(shorten(change.text, _TEXT_LIMIT))
+        if change.old:
+            words += f'<br><span class="soft">in place of: {text(shorten(change.old, _TEXT_LIMIT))}</span>'
         where = ", ".join(filter(None, (f"update {change.update}", change.operation.module)))
         color = {"accepted": "up", "rejected": "down"}.get(change.fate, "")
-        effect = f"{whisker(change.effect, span)}<span>{text(points(change.effect))}</span>" if change.effect else ""
-        shown.append(
-            f'<article class="lesson"><p class="lesson-text"><b>{text(asked)}</b> '
-            f"{text(shorten(change.text, _TEXT_LIMIT))}{old if change.old else ''}</p>"
-            f'<p class="lesson-facts"><span>{text(where)}</span>'
-            f'<span><b class="{color}">{text(change.fate)}</b>, {text(change.why)}</span>{effect}</p></article>'
-        )
+        facts = f"<span>{text(where)}</span>"
+        facts += f'<span><b class="{color}">{text(change.fate)}</b>, {text(change.why)}</span>'
+        if change.effect:
+            facts += f"{whisker(change.effect, span)}<span>{text(points(change.effect))}</span>"
+        shown.append(_card(f"{change.operation.kind} {change.operation.id}".strip(), words, facts))
     return shown
 
 
@@ -455,10 +403,7 @@ def updates(data: PracticeData) -> list[str]:
         body = "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in facts)
         tests = gate_tests(record.tests, len(record.changes)) if record.tests else ""
         changes = "".join(change_cards(decisions(data, record)))
-        opened = "" if place else " open"
-        shown.append(
-            f'<details{opened}><summary>{text(line)}</summary><dl class="facts">{body}</dl>{tests}{changes}</details>'
-        )
+        shown.append(html.details(line, f'<dl class="facts">{body}</dl>{tests}{changes}', opened=place == 0))
     return shown
 
 
@@ -466,7 +411,7 @@ def gate_tests(tests: Sequence[Test], changes: int) -> str:
     """The tests of an update's `changes` changes."""
     rows = [
         f"<tr>{cell(changes_of(test, changes), '')}{cell(f'{test.pairs:,}')}{cell(f'{test.left_out:,}')}"
-        f"{shift(gain(test.mean))}{cell(gains(test.interval))}{cell(evidence(test))}"
+        f"{html.shift(gain(test.mean))}{cell(gains(test.interval))}{cell(evidence(test))}"
         f'<td class="{"up" if test.verdict == "better" else ""}">{text(test.verdict)}</td></tr>'
         for test in tests
     ]
@@ -474,4 +419,4 @@ def gate_tests(tests: Sequence[Test], changes: int) -> str:
     caption = (
         "Tests against the library before, on fresh validation rollouts. Evidence: natural log, of what was needed."
     )
-    return table(caption, head, rows)
+    return html.table(caption, head, rows)

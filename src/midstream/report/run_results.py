@@ -9,7 +9,7 @@ from typing import Any
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
-from midstream.report.page import run_info, save_page
+from midstream.report.html import run_info, save_page
 from midstream.report.practice_data import practice_data
 from midstream.report.practice_page import render_practice
 from midstream.report.training_page import ReportData, render_report

@@ -12,24 +12,18 @@ from rich.text import Text
 from midstream.core.metrics import EvaluationResult, StepMetrics
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
-from midstream.report.evaluation_tables import evaluation_table, families, label, pick, plain_table, success, where
-from midstream.report.numbers import change, mean, number, percent, sharing, summed, troubles, visible
-from midstream.report.turn_rows import (
-    LEGEND,
-    STREAM_LABELS,
-    Row,
-    closing_parts,
-    end_rows,
-    fields,
-    is_stream,
-    outcome_words,
-    part_rows,
-    part_words,
-    plain,
-    stream_words,
-    trouble_rows,
-    turn_rows,
+from midstream.report import turn_rows
+from midstream.report.evaluation_tables import (
+    before_after,
+    by_family,
+    evaluation_table,
+    label,
+    loss,
+    plain_table,
+    where,
 )
+from midstream.report.numbers import change, mean, number, percent, sharing, summed, troubles, visible
+from midstream.report.turn_rows import fields, plain
 
 _PARTS_IN_A_LINE = 3
 
@@ -45,34 +39,21 @@ def before_after_table(before: list[EvaluationResult], after: list[EvaluationRes
     table = plain_table(Text(visible(f"Success{on}: {label(before, 'before')} -> {label(after, 'after')}")))
     table.add_column("family")
     table.add_column("tasks", justify="right", style="dim")
-    sides = [(greedy, pick(before, greedy=greedy), pick(after, greedy=greedy)) for greedy in (False, True)]
-    sides = [side for side in sides if side[1] or side[2]]
-    for greedy, _, _ in sides:
-        kind = "greedy" if greedy else "sampled"
+    for kind, _, _ in before_after(before, after):
         for head in (f"{kind}\nbefore", "\nafter", "\nchange"):
             table.add_column(head, justify="right")
-
-    def numbers(family: str | None) -> list[RenderableType]:
+    for family, tasks, shares in by_family(before, after):
         cells: list[RenderableType] = []
-        for _, first, last in sides:
-            shares = success(first, family), success(last, family)
-            cells += [percent(shares[0]), Text(percent(shares[1]), "bold"), _colored(change(*shares))]
-        return cells
-
-    for family in families(both):
-        tasks = max(result.by_family[family].tasks for result in both if family in result.by_family)
-        table.add_row(Text(visible(family)), str(tasks), *numbers(family))
-    table.add_section()
-    total = max((result.tasks for result in both), default=0)
-    table.add_row(Text("mean", "bold"), str(total), *numbers(None))
+        for first, last in shares:
+            cells += [percent(first), Text(percent(last), "bold"), _colored(change(first, last))]
+        if family is None:
+            table.add_section()
+        table.add_row(Text("mean", "bold") if family is None else Text(visible(family)), str(tasks), *cells)
     notes = []
     for result in both:
         name = f"{result.policy} {result.sampling}"
         if result.errors:
-            notes.append(
-                f"{name}: {result.errors} of {result.tasks} tasks without a result, counted as wrong "
-                f"({percent(result.success_without_errors)} without them)"
-            )
+            notes.append(f"{name}: {loss(result)}")
         if trouble := troubles(result.request_failures, result.replies_repaired):
             notes.append(f"{name}: {trouble}")
     table.caption = Text(visible("\n".join(notes)), "yellow") if notes else None
@@ -110,24 +91,24 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
 
     Of an interleaved policy's stream its parts, by `template`.
     """
-    stream = is_stream(trajectory)
-
-    def grid(rows: Sequence[Row], *, labels: bool = stream) -> Padding:
-        table = fields(STREAM_LABELS if labels else 0)
-        for name, content in rows:
-            table.add_row(name, content)
-        return Padding(table, (0, 0, 1, 2))
-
+    stream = turn_rows.is_stream(trajectory)
     parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold")]
-    parts += [Text(LEGEND, "dim"), Text()] if stream else [Text()]
+    parts += [Text(turn_rows.LEGEND, "dim"), Text()] if stream else [Text()]
+
+    def add(rows: Sequence[turn_rows.Row], *, labels: bool) -> None:
+        grid = fields(turn_rows.STREAM_LABELS if labels else 0)
+        for row in rows:
+            grid.add_row(*row)
+        parts.append(Padding(grid, (0, 0, 1, 2)))
+
     for turn in trajectory.turns:
-        parts += [Text(f"turn {turn.index}", "bold cyan"), grid(turn_rows(turn, template, stream=stream))]
-    last = [row for part in closing_parts(trajectory, template) for row in part_rows(part)]
-    closing = last + [row for call in trajectory.closing_calls for row in trouble_rows(call)]
+        parts.append(Text(f"turn {turn.index}", "bold cyan"))
+        add(turn_rows.turn_rows(turn, template, stream=stream), labels=stream)
+    last = turn_rows.closing_rows(trajectory, template)
     if last:
         parts.append(Text("last reply", "bold cyan"))
-    if closing:
-        parts.append(grid(closing, labels=bool(last)))
+    if closing := last + [row for call in trajectory.closing_calls for row in turn_rows.trouble_rows(call)]:
+        add(closing, labels=bool(last))
     if trajectory.error is not None:
         parts.append(plain(f"lost to {trajectory.error.type}: {trajectory.error.message}", "bold red"))
     end = fields()
@@ -135,11 +116,11 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
     gold = trajectory.gold if gold is None else gold
     if gold is not None:
         end.add_row("gold", plain(gold))
-    for place, line in enumerate(outcome_words(trajectory.outcome)):
+    for place, line in enumerate(turn_rows.outcome_words(trajectory.outcome)):
         end.add_row("" if place else "outcome", plain(line))
     end.add_row("reward", reward_text(trajectory.reward))
-    for name, content in end_rows(trajectory, template):
-        end.add_row(name, content)
+    for row in turn_rows.end_rows(trajectory, template):
+        end.add_row(*row)
     return Group(*parts, end)
 
 
@@ -198,9 +179,9 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left_out.items())
     rows: list[tuple[str, RenderableType | None]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
-        ("its parts", plain(part_words(last.reward_parts)) if len(last.reward_parts) > 1 else None),
+        ("its parts", plain(turn_rows.part_words(last.reward_parts)) if len(last.reward_parts) > 1 else None),
         ("tools", tools),
-        ("calls", stream_words(last.streams) if last.streams else None),
+        ("calls", turn_rows.stream_words(last.streams) if last.streams else None),
         ("update", update),
         *(("shared", f"{words} at the last step") for words in sharing(last.sharing)),
         ("errors", Text(errors, "yellow" if lost or retried else "")),

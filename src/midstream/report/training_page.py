@@ -7,50 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
+from midstream.report import html
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
 from midstream.report.evaluation_tables import (
     Comparison,
+    before_after,
+    by_family,
     comparisons,
     curves,
     families,
     is_greedy,
     label,
-    others,
-    pick,
+    loss,
     success,
     where,
 )
-from midstream.report.numbers import (
-    Point,
-    buckets,
-    change,
-    cut,
-    duration,
-    mean,
-    percent,
-    running_mean,
-    summed,
-)
-from midstream.report.page import (
-    LINE_POINTS,
-    Card,
-    PageData,
-    Part,
-    arrow,
-    cell,
-    charts,
-    count_table,
-    figure,
-    heads,
-    in_words,
-    last_value,
-    page,
-    shift,
-    small_curve,
-    table,
-    text,
-)
-from midstream.report.turns import sample_runs
+from midstream.report.html import cell, charts, figure, heads, small_curve, text
+from midstream.report.numbers import Point, buckets, change, cut, duration, mean, percent, running_mean, summed
 
 _AREA_POINTS = 60
 _MOST_BANDS = 7
@@ -58,7 +31,7 @@ _COLORS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportData(PageData):
+class ReportData(html.PageData):
     """Everything the report of a training run shows; every list may be empty.
 
     `evaluations` with a step belong to the run: the first evaluated step is "before", the last "after"; those without
@@ -75,24 +48,38 @@ def render_report(data: ReportData) -> str:
     metrics, evaluations = data.metrics, data.evaluations
     curves = [progress_curves(metrics, evaluations), family_curves(evaluations), part_charts(metrics)]
     warnings = [f"<p>Warning: {text(warning)}</p>" for step in metrics for warning in step.warnings]
-    parts: list[Part] = [
+    parts: list[html.Part] = [
         ("results", "Results", results_of(evaluations)),
         ("curves", "Training curves", curves),
         ("tools", "Use of tools", [tool_charts(metrics), stream_charts(metrics)]),
         ("update", "The policy update", [update_charts(metrics, data.timings), "".join(warnings)]),
         ("counts", "What was counted and left out", [counts(metrics, evaluations)]),
-        ("runs", "Runs, turn by turn", [sample_runs(data.samples, data.template)]),
+        ("runs", "Runs, turn by turn", [html.sample_runs(data.samples, data.template)]),
     ]
-    return page(data, summary(data), cards(data), parts)
+    return html.page(data, summary(data), cards(data), parts)
 
 
 def summary(data: ReportData) -> str:
     """What happened, in plain words with the run's numbers: success, tools, and what was lost."""
     steps = len(data.metrics)
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
-    found = comparisons(data.evaluations)
-    if found:
-        sentences += success_in_words(found[0])
+    if found := comparisons(data.evaluations):
+        # Greedy if that was evaluated.
+        kind, before, after = before_after(found[0].before, found[0].after)[-1]
+        how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
+        tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
+        first, last = percent(success(before)), percent(success(after))
+        if after:
+            points = change(success(before), success(after))
+            moved = "as" if points == "+0.0" else "up from" if points.startswith("+") else "down from"
+            sentences.append(f"The agent now solves {last} of {tasks}, {moved} {first} before, {how}.")
+            (errors_before, turns_before), (errors_after, turns_after) = map(_habits, (found[0].before, found[0].after))
+            sentences.append(
+                f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), "
+                f"and it takes {turns_after:.2f} turns a task (before: {turns_before:.2f})."
+            )
+        else:
+            sentences.append(f"Before training the agent solves {first} of {tasks}, {how}; it was not evaluated since.")
     else:
         sentences.append("No held-out tasks were evaluated, so whether the agent got better is not known.")
     lost, total = (sum(getattr(m, key) for m in data.metrics) for key in ("trajectories_error", "trajectories"))
@@ -101,48 +88,27 @@ def summary(data: ReportData) -> str:
     return " ".join(sentences)
 
 
-def success_in_words(comparison: Comparison) -> list[str]:
-    """Success before and after training, greedy if that was evaluated, then the sampled tool errors and turns."""
-    greedy = any(map(is_greedy, comparison.before))
-    before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
-    how = "taking its most likely choices" if greedy else f"sampling at {before[0].sampling}"
-    tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
-    first, last = success(before), success(after)
-    if last is None:
-        return [f"Before training the agent solves {percent(first)} of {tasks}, {how}; it was not evaluated since."]
-    points = change(first, last)
-    moved = "up from" if points.startswith("+") and points != "+0.0" else "down from" if points[0] == "-" else "as"
-    (errors_before, turns_before), (errors_after, turns_after) = _habits(comparison.before), _habits(comparison.after)
-    return [
-        f"The agent now solves {percent(last)} of {tasks}, {moved} {percent(first)} before, {how}.",
-        f"Sampled, its tool calls fail in {percent(errors_after)} of turns (before: {percent(errors_before)}), and it "
-        f"takes {turns_after:.2f} turns a task (before: {turns_before:.2f}).",
-    ]
-
-
 def _habits(side: Sequence[EvaluationResult]) -> tuple[float, float]:
     """(tool error rate, turns a task) of the sampled results, which show the policy's habits, or of the greedy."""
-    results = pick(side, greedy=False) or side
+    results = [result for result in side if not is_greedy(result)] or side
     return (
         mean([result.tool_use.error_rate for result in results]) or 0.0,
         mean([result.turns_mean for result in results]) or 0.0,
     )
 
 
-def cards(data: ReportData) -> list[Card]:
+def cards(data: ReportData) -> list[html.Card]:
     """The numbers at the top of the page: success, tool errors and turns before and after, training time."""
-    found: list[Card] = []
+    found: list[html.Card] = []
     for comparison in comparisons(data.evaluations)[:1]:
-        for greedy in (True, False):
-            before, after = (pick(side, greedy=greedy) for side in (comparison.before, comparison.after))
-            if before:
-                name = "Success, greedy" if greedy else f"Success, {before[0].sampling}"
-                value = arrow(percent(success(before)), percent(success(after)))
-                found.append((name, value, f"{before[0].tasks:,} held-out tasks"))
+        for kind, before, after in reversed(before_after(comparison.before, comparison.after)):
+            name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
+            value = html.arrow(percent(success(before)), percent(success(after)))
+            found.append((name, value, f"{before[0].tasks:,} held-out tasks"))
         if comparison.after:
             first, last = _habits(comparison.before), _habits(comparison.after)
-            found.append(("Tool errors", arrow(percent(first[0]), percent(last[0])), "share of turns, sampled"))
-            found.append(("Turns a task", arrow(f"{first[1]:.2f}", f"{last[1]:.2f}"), ""))
+            found.append(("Tool errors", html.arrow(percent(first[0]), percent(last[0])), "share of turns, sampled"))
+            found.append(("Turns a task", html.arrow(f"{first[1]:.2f}", f"{last[1]:.2f}"), ""))
     if data.timings:
         wall, cpu = sum(t.duration_s for t in data.timings), sum(t.cpu_s for t in data.timings)
         note = f"wall clock; {duration(cpu)} of CPU" if cpu else "wall clock"
@@ -156,7 +122,7 @@ def cards(data: ReportData) -> list[Card]:
 def results_of(evaluations: Sequence[EvaluationResult]) -> list[str]:
     """One before-after table a set, then the other policies that were evaluated, then every evaluation."""
     parts = [before_and_after(comparison) for comparison in comparisons(evaluations)]
-    if outside := others(evaluations):
+    if outside := [result for result in evaluations if result.step is None]:
         parts.append(_numbers("Other policies and evaluations outside the run's steps", outside))
     return [*parts, all_evaluations(evaluations)]
 
@@ -166,61 +132,44 @@ def all_evaluations(evaluations: Sequence[EvaluationResult]) -> str:
     if not evaluations:
         return '<p class="empty">Nothing was evaluated on held-out tasks.</p>'
     everything = _numbers("Every evaluation, in the order they were made", evaluations)
-    return f"<details><summary>All {len(evaluations)} evaluations as numbers</summary>{everything}</details>"
+    return html.details(f"All {len(evaluations)} evaluations as numbers", everything)
 
 
 def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
     head = heads("Policy", "Set", "Sampling", "Step", "Success", "Tasks", "No result", "Tool errors", "Turns", left=3)
     rows = []
     for result in evaluations:
-        names = f'<th scope="row">{text(result.policy)}</th>{cell(where(result), "")}{cell(result.sampling, "")}'
+        names = [cell(where(result), ""), cell(result.sampling, "")]
         numbers = ["-" if result.step is None else f"{result.step:,}", percent(result.success), f"{result.tasks:,}"]
         numbers += [f"{result.errors:,}", percent(result.tool_use.error_rate), f"{result.turns_mean:.2f}"]
-        rows.append(f"<tr>{names}{''.join(map(cell, numbers))}</tr>")
-    return table(caption, head, rows)
+        rows.append(html.row(result.policy, *names, *map(cell, numbers)))
+    return html.table(caption, head, rows)
 
 
 def before_and_after(comparison: Comparison) -> str:
     """Success by family and in all on one set, before and after, with how sure that is and what is missing."""
     both = [*comparison.before, *comparison.after]
-    sides = [
-        (greedy, pick(comparison.before, greedy=greedy), pick(comparison.after, greedy=greedy))
-        for greedy in (True, False)
-    ]
-    sides = [side for side in sides if side[1]]
+    kinds = [kind for kind, _, _ in before_after(comparison.before, comparison.after)]
     head = heads("Family")
-    for greedy, _, _ in sides:
-        head += [*heads(f"{'Greedy' if greedy else 'Sampled'}: before", "after", "points", left=0), "<td></td>"]
-    head += heads("Tasks", left=0)
+    for kind in reversed(kinds):
+        head += [*heads(f"{kind.capitalize()}: before", "after", "points", left=0), "<td></td>"]
     rows = []
-    for family in (*families(both), None):  # None: all tasks
-        tasks = [result.tasks for result in both]
-        if family is not None:
-            tasks = [result.by_family[family].tasks for result in both if family in result.by_family]
-        cells = [f'<th scope="row">{text("All tasks" if family is None else family)}</th>']
-        for greedy, before, after in sides:
-            first, last = success(before, family), success(after, family)
-            words = f"{'greedy' if greedy else 'sampled'}: {percent(first)} before, {percent(last)} after"
-            bar = change_bar(first, last, summary=words)
-            cells += [cell(percent(first)), cell(percent(last)), shift(change(first, last)), f"<td>{bar}</td>"]
-        cells.append(cell(f"{max(tasks, default=0):,}"))
-        rows.append(f"<tr{' class=total' if family is None else ''}>{''.join(cells)}</tr>")
+    for family, tasks, shares in by_family(comparison.before, comparison.after):
+        cells = []
+        for kind, (first, last) in reversed(list(zip(kinds, shares, strict=True))):
+            bar = change_bar(first, last, summary=f"{kind}: {percent(first)} before, {percent(last)} after")
+            cells += [cell(percent(first)), cell(percent(last)), html.shift(change(first, last)), f"<td>{bar}</td>"]
+        rows.append(html.row(family or "All tasks", *cells, cell(f"{tasks:,}"), total=family is None))
     names = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
     caption = f"Success on {where(comparison)}: {names}. Hollow dot before, filled dot after."
-    parts = [table(caption, head, rows)]
+    parts = [html.table(caption, [*head, *heads("Tasks", left=0)], rows)]
     if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
         parts.append(
             f'<p class="soft">With this many tasks each mean is known to about ±{max(widths) * 100:.1f} points (95%). '
             "That covers the choice of tasks, not how another training seed would turn out.</p>"
         )
-    lost = [
-        f"{result.policy}, {result.sampling}: {result.errors:,} of {result.tasks:,} "
-        f"({percent(result.success_without_errors)} without them)"
-        for result in both
-        if result.errors
-    ]
-    if lost:
-        parts.append(f'<p class="down">Tasks without a result, counted as wrong. {text("; ".join(lost))}</p>')
+    if lost := [f"{result.policy}, {result.sampling}: {loss(result)}" for result in both if result.errors]:
+        parts.append(f'<p class="down">{text("; ".join(lost))}</p>')
     return "".join(parts)
 
 
@@ -230,31 +179,29 @@ def before_and_after(comparison: Comparison) -> str:
 def progress_curves(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]) -> str:
     """Training reward and held-out success by step, side by side."""
     counted = [step for step in metrics if step.trajectories_error < max(1, step.trajectories)]
-    raw = buckets([(step.step, step.reward_mean) for step in counted], LINE_POINTS)
+    raw = buckets([(step.step, step.reward_mean) for step in counted], html.LINE_POINTS)
     window = max(1, len(raw) // 20)
     smooth = running_mean(raw, window)
     note = "mean of the sampled runs"
-    lines = [Series(name="reward", points=tuple(smooth), color="c1", label=last_value(smooth))]
+    lines = [Series(name="reward", points=smooth, label=html.last_value(smooth))]
     if window > 1:
-        lines.insert(0, Series(name="reward", points=tuple(raw), color="c1", thin=True))
+        lines.insert(0, Series(name="reward", points=raw, thin=True))
         note = f"bold: mean of {round(window * len(counted) / len(raw))} steps"
-    reward = line_chart(lines, summary=in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
-    held_out = held_out_lines(evaluations)
-    words = "; ".join(in_words(line.name, line.points) for line in held_out)
+    reward = line_chart(lines, summary=html.in_words("Mean training reward", smooth), y_range=(0.0, 1.0))
+    lines = held_out_lines(evaluations)
+    words = "; ".join(html.in_words(line.name, line.points) for line in lines)
+    held_out = line_chart(lines, summary=words, y_range=(0.0, 1.0))
     return charts(
-        figure("Training reward", note, reward),
-        figure(
-            "Held-out success", "tasks kept out of training", line_chart(held_out, summary=words, y_range=(0.0, 1.0))
-        ),
+        figure("Training reward", note, reward), figure("Held-out success", "tasks kept out of training", held_out)
     )
 
 
 def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
     """A line a set and sampling; sets evaluated only before and after are left to the table if any has more steps."""
     found = [
-        ("greedy" if greedy else "sampled", results[0].set_name, _by_step(results))
-        for greedy in (True, False)
-        for results in curves(evaluations, greedy=greedy).values()
+        (kind, results[0].set_name, _by_step(results))
+        for kind in ("greedy", "sampled")
+        for results in curves(evaluations, kind).values()
     ]
     least = min(3, max((len(points) for _, _, points in found), default=0))
     found = [line for line in found if len(line[2]) >= least]
@@ -263,8 +210,7 @@ def held_out_lines(evaluations: Sequence[EvaluationResult]) -> list[Series]:
     for place, (kind, set_name, points) in enumerate(found):
         name = f"{cut(set_name, 14)} {kind}" if several else kind
         shown = f"{name} {percent(points[-1][1])}"
-        color = f"c{place % _COLORS + 1}"
-        lines.append(Series(name=name, points=tuple(points), color=color, label=shown, marks=True))
+        lines.append(Series(name=name, points=points, color=f"c{place % _COLORS + 1}", label=shown, marks=True))
     return lines
 
 
@@ -278,17 +224,15 @@ def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> 
 
 def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
     """Greedy (or else sampled) success of each family by step as small multiples, of the set evaluated most often."""
-    by_set = curves(evaluations, greedy=True) or curves(evaluations, greedy=False)
-    if not by_set:
-        return ""
-    found = max(by_set.values(), key=len)
-    if found[0].step == found[-1].step:
+    by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
+    found = max(by_set.values(), key=len, default=[])
+    if not found or found[0].step == found[-1].step:
         return ""
     figures = []
     for family in families(found):
         points = _by_step(found, family)
-        line = Series(name=family, points=tuple(points), color="c1", marks=len(points) < 30)
-        chart = line_chart([line], summary=in_words(family, points), y_range=(0.0, 1.0), width=190, height=120)
+        line = Series(name=family, points=points, marks=len(points) < 30)
+        chart = line_chart([line], summary=html.in_words(family, points), y_range=(0.0, 1.0), width=190, height=120)
         figures.append(figure(family, f"{percent(points[0][1])} → {percent(points[-1][1])}", chart))
     title = f"By family on {found[0].set_name}, {found[0].sampling}"
     return f"<h3>{text(title)}</h3>" + charts(*figures, size="tiny")
@@ -310,7 +254,7 @@ def tool_charts(metrics: Sequence[StepMetrics]) -> str:
     bands = []
     for members, name, color in groups:
         shares = [(step.step, sum(step.tool_use.share.get(member, 0.0) for member in members)) for step in used]
-        points = tuple(buckets(shares, _AREA_POINTS))
+        points = buckets(shares, _AREA_POINTS)
         bands.append(Series(name=name, points=points, color=color, label=f"{name} {points[-1][1]:.0%}"))
     words = "Share of turns at the last step: " + ", ".join(band.label for band in bands)
     errors = [(step.step, step.tool_use.error_rate) for step in used]
@@ -400,4 +344,4 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         ("Evaluation request failures", total("request_failures", evaluations), "in all evaluations"),
         ("Evaluation replies repaired", total("replies_repaired", evaluations), "in all evaluations"),
     ]
-    return count_table("Sums over all steps.", rows)
+    return html.count_table("Sums over all steps.", rows)

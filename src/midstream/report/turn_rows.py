@@ -42,7 +42,7 @@ Row = tuple[str, Text]
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Model or tool text for the terminal: never markup, control characters written out, long text cut with a note."""
+    """Model or tool text for the terminal: never markup, control characters written out, long text cut."""
     return Text(visible(shorten(text, _TEXT_LIMIT)), style)
 
 
@@ -56,11 +56,10 @@ def fields(least: int = 0) -> Table:
 
 def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
     """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
-    rows: list[Row] = []
     if stream:
-        rows += [row for part in turn_parts(turn, template) for row in part_rows(part)]
+        rows = part_rows(*turn_parts(turn, template))
     else:
-        rows += action_rows(turn.action, turn.calls) if turn.action is not None else []
+        rows = action_rows(turn.action, turn.calls) if turn.action is not None else []
         rows += command_rows(turn.command) if turn.command is not None else []
         rows += observation_rows(turn.observation) if turn.observation is not None else []
         rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
@@ -203,9 +202,9 @@ def turn_parts(turn: Turn, template: Template | None) -> list[Part]:
     return parts + ([output_part(turn.observation)] if turn.observation is not None else [])
 
 
-def closing_parts(trajectory: Trajectory, template: Template | None) -> list[Part]:
+def closing_rows(trajectory: Trajectory, template: Template | None) -> list[Row]:
     """The reply that ended the stream."""
-    return reply_parts(trajectory.closing_calls, template, first=not trajectory.turns, with_calls=True)
+    return part_rows(*reply_parts(trajectory.closing_calls, template, first=not trajectory.turns, with_calls=True))
 
 
 def reply_parts(calls: Sequence[Call], template: Template | None, *, first: bool, with_calls: bool) -> list[Part]:
@@ -244,11 +243,15 @@ def output_part(observation: Observation) -> Part:
     return Part(label="error" if failed else "output", text=observation.text, sampled=False, failed=failed)
 
 
-def part_rows(part: Part) -> list[Row]:
-    """A part for the terminal, and its problem in a row below."""
-    color = "red" if part.failed else "" if part.sampled else "magenta"
-    rows = [(part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim"))]
-    return [*rows, ("  malformed", plain(part.wrong, "red"))] if part.wrong else rows
+def part_rows(*parts: Part) -> list[Row]:
+    """Each part for the terminal, and its problem in a row below."""
+    rows: list[Row] = []
+    for part in parts:
+        color = "red" if part.failed else "" if part.sampled else "magenta"
+        rows.append((part.marked, plain(part.text, color) if part.text else Text("(empty)", "dim")))
+        if part.wrong:
+            rows.append(("  malformed", plain(part.wrong, "red")))
+    return rows
 
 
 def format_words(trajectory: Trajectory, template: Template) -> str:
