@@ -12,6 +12,7 @@ from rich.text import Text
 from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
+from midstream.report.html import sample_runs
 from midstream.report.tables import trajectory_view
 from midstream.report.turn_rows import (
     call_part,
@@ -29,7 +30,6 @@ from midstream.report.turn_rows import (
     turn_parts,
     turn_rows,
 )
-from midstream.report.html import sample_runs
 from support.fake_run import broken, malformed, solved
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
