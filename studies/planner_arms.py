@@ -250,17 +250,16 @@ def _evaluate(recipe: Recipe, run: RunDirectory | None, chosen: SetConfig, condi
             learner = build.policy.learner
             if condition.before and learner.reference is not None:
                 learner.model.load_state_dict(learner.reference.state_dict())
-        result, trajectories = run_coroutine(
-            evaluation.evaluate(
-                build.environment(temperature=condition.temperature, chosen=chosen),
-                build.set_tasks(chosen),
-                policy="warm start" if condition.before else "trained" if run else recipe.name,
-                chosen=chosen,
-                temperature=condition.temperature,
-                seed=derive_seed(recipe.seed, "evaluation", chosen.name),
-                trials=recipe.evaluation.trials,
-            )
+        work = evaluation.SetEvaluation(
+            chosen=chosen,
+            temperature=condition.temperature,
+            tasks=build.set_tasks(chosen),
+            environment=build.environment(temperature=condition.temperature, chosen=chosen),
+            policy="warm start" if condition.before else "trained" if run else recipe.name,
+            seed=derive_seed(recipe.seed, "evaluation", chosen.name),
+            trials=recipe.evaluation.trials,
         )
+        result, trajectories = run_coroutine(evaluation.evaluate(work))
     return summed(result, trajectories)
 
 

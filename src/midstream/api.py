@@ -41,12 +41,11 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.engines.local.settings import require_torch
-from midstream.evaluation import result_name
+from midstream.evaluation import SetEvaluation, result_name
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
 from midstream.evaluation.session import (
     JournalStore,
-    SetEvaluation,
     check_unchanged,
     evaluate_sets,
     reopen,

@@ -113,38 +113,53 @@ async def rollout(
             run_seed = derive_seed(seed, task.id, index)
             runs.append(_Run(environment, task, index, run_seed, len(runs), shown, listener))
     done = {run.order: kept[run.task.id, run.index] for run in runs if (run.task.id, run.index) in kept}
-    barrier = _lockstep_engine(environment)
-    size = environment.config.concurrency
-    limit = asyncio.Semaphore(size)
-
-    async def finish(run: _Run) -> None:
-        try:
-            async with limit:
-                done[run.order] = await run.trajectory()
-            if barrier is None and on_done is not None:
-                on_done([done[run.order]])
-        finally:
-            if barrier is not None:
-                barrier.leave(run.order)
-
-    for start in range(0, len(runs), size if barrier is not None else max(len(runs), 1)):
-        end = start + size if barrier is not None else len(runs)
-        wave = [run for run in runs[start:end] if run.order not in done]
-        if barrier is not None:
-            for run in wave:
-                barrier.join(run.order)
-        try:
-            await run_concurrently(finish(run) for run in wave)
-        finally:
-            if barrier is not None:  # also for runs that were cancelled before they began
-                for run in wave:
-                    barrier.leave(run.order)
-        if barrier is not None and wave and on_done is not None:
-            on_done([done[run.order] for run in wave])
+    # An engine in this process samples a batch for all live trajectories together, so they run in fixed waves. A server
+    # takes each request as it comes: a trajectory starts as soon as another has ended.
+    if engine := _lockstep_engine(environment):
+        await _run_in_waves(runs, engine, environment.config.concurrency, done, on_done)
+    else:
+        await _run_freely(runs, environment.config.concurrency, done, on_done)
     return [
         Group(task=task, trajectories=tuple(done[place * group_size + index] for index in range(group_size)))
         for place, task in enumerate(tasks)
     ]
+
+
+async def _run_freely(runs: Sequence[_Run], limit: int, done: dict[int, Trajectory], on_done: OnDone | None) -> None:
+    """Add to `done` what is missing, at most `limit` at once, in any order of completion."""
+    semaphore = asyncio.Semaphore(limit)
+
+    async def finish(run: _Run) -> None:
+        async with semaphore:
+            done[run.order] = await run.trajectory()
+        if on_done is not None:
+            on_done([done[run.order]])
+
+    await run_concurrently(finish(run) for run in runs if run.order not in done)
+
+
+async def _run_in_waves(
+    runs: Sequence[_Run], engine: LockstepEngine, size: int, done: dict[int, Trajectory], on_done: OnDone | None
+) -> None:
+    """Add to `done` what is missing, in waves whose members depend on `runs` and `size` alone."""
+
+    async def finish(run: _Run) -> None:
+        try:
+            done[run.order] = await run.trajectory()
+        finally:
+            engine.leave(run.order)
+
+    for start in range(0, len(runs), size):
+        wave = [run for run in runs[start : start + size] if run.order not in done]
+        for run in wave:
+            engine.join(run.order)
+        try:
+            await run_concurrently(finish(run) for run in wave)
+        finally:
+            for run in wave:  # also those that were cancelled before they began
+                engine.leave(run.order)
+        if wave and on_done is not None:
+            on_done([done[run.order] for run in wave])
 
 
 def _lockstep_engine(environment: Environment) -> LockstepEngine | None:
@@ -278,16 +293,13 @@ class _Run:
 
 def _with_costs(trajectory: Trajectory, calls: Sequence[Call]) -> Trajectory:
     """The trajectory with the costs of a judge's calls added."""
-    if not calls:
-        return trajectory
-    failed = sum(max(len(call.failures), call.error is not None) for call in calls)
     cost_usd = sum(call.usage.cost_usd for call in calls)
-    return trajectory.model_copy(
-        update={
-            "cost_usd": trajectory.cost_usd + cost_usd,
-            "request_failures": trajectory.request_failures + failed,
-        }
-    )
+    failed = sum(max(len(call.failures), call.error is not None) for call in calls)
+    costs = {
+        "cost_usd": trajectory.cost_usd + cost_usd,
+        "request_failures": trajectory.request_failures + failed,
+    }
+    return trajectory.model_copy(update=costs) if calls else trajectory
 
 
 def _distinct(items: Iterable[T]) -> list[T]:

@@ -15,7 +15,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
 from midstream.evaluation import Config as EvaluationConfig
 from midstream.evaluation import SetConfig, evaluate, sampling_name
-from midstream.evaluation.run import summarize
+from midstream.evaluation.run import SetEvaluation, summarize
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Config, Environment, Group
 from support.marked_streams import Output, stream
@@ -60,7 +60,7 @@ def run(families: dict[str, list[str]], **settings: Any) -> tuple[EvaluationResu
     agent = Recited(outcomes)
     env = Environment(agent=agent, tools=(), engines={}, reward=ExactMatch(), config=Config(max_attempts=1))
     with_defaults: dict[str, Any] = {"policy": "trained", "chosen": CHOSEN, "temperature": 0.0, "seed": 3, **settings}
-    result, trajectories = asyncio.run(evaluate(env, tasks, **with_defaults))
+    result, trajectories = asyncio.run(evaluate(SetEvaluation(environment=env, tasks=tasks, **with_defaults)))
     return result, trajectories, agent
 
 

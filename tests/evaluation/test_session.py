@@ -11,7 +11,8 @@ import pytest
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
-from midstream.evaluation.session import JournalStore, Session, SetEvaluation, evaluate_set
+from midstream.evaluation.run import SetEvaluation
+from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.rollout import Config, Environment
 from midstream.runs import RunDirectory
 from support.rollouts import TASKS, StubReward

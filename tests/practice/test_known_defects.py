@@ -71,8 +71,10 @@ def test_a_second_evaluation_counts_its_own_runs_alone():
         environment = Environment(
             agent=Recites(), tools=(), engines={}, reward=StubReward(), lessons={"planner": answer}
         )
-        work = evaluation.evaluate(environment, TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1)
-        result, trajectories = asyncio.run(work)
+        work = evaluation.SetEvaluation(
+            environment=environment, tasks=TASKS, policy="p", chosen=chosen, temperature=0.0, seed=1
+        )
+        result, trajectories = asyncio.run(evaluation.evaluate(work))
         assert len(trajectories) == len(TASKS)
         return result.success, result.tasks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,7 +13,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import SetConfig, sampling_name
+from midstream.evaluation.settings import SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, OnDone, Place, rollout
 
@@ -20,18 +21,37 @@ RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
 _REASONS = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class SetEvaluation:
+    """One set at one temperature under one policy, ready to run.
+
+    `policy` names what is evaluated, after `step` steps of training or practice. `numbered`: the run evaluates the set
+    at several steps, so the step is part of `name`.
+    """
+
+    chosen: SetConfig
+    temperature: float
+    tasks: Sequence[Task]
+    environment: Environment
+    policy: str
+    seed: int
+    step: int | None = None
+    trials: int = 1
+    numbered: bool = True
+
+    @property
+    def name(self) -> str:
+        """Name of the files that hold its trajectories."""
+        return result_name(self.chosen.name, sampling_name(self.temperature), self.step if self.numbered else None)
+
+    @property
+    def key(self) -> tuple[str, str, int | None]:
+        """Set, sampling and step, which identify its result in the run directory."""
+        return self.chosen.name, sampling_name(self.temperature), self.step
+
+
 async def evaluate(
-    environment: Environment,
-    tasks: Sequence[Task],
-    *,
-    policy: str,
-    chosen: SetConfig,
-    temperature: float,
-    seed: int,
-    step: int | None = None,
-    trials: int = 1,
-    kept: Mapping[Place, Trajectory] | None = None,
-    on_done: OnDone | None = None,
+    evaluation: SetEvaluation, *, kept: Mapping[Place, Trajectory] | None = None, on_done: OnDone | None = None
 ) -> tuple[EvaluationResult, list[Trajectory]]:
     """Run every task `trials` times and count.
 
@@ -41,30 +61,28 @@ async def evaluate(
     Returns:
         The numbers, and the trajectories: all trials of the first task, then of the second ...
     """
+    environment, tasks = evaluation.environment, evaluation.tasks
     reward = environment.reward
     # Before any work, because a task may name a reward that does not exist.
     metric = reward.names(tasks) if isinstance(reward, PerTask) else reward.name
-    groups = await rollout(environment, tasks, group_size=trials, seed=seed, kept=kept, on_done=on_done)
+    groups = await rollout(
+        environment, tasks, group_size=evaluation.trials, seed=evaluation.seed, kept=kept, on_done=on_done
+    )
     result = summarize(
         groups,
-        policy=policy,
-        set_name=chosen.name,
-        split=chosen.split,
-        sampling=sampling_name(temperature),
-        seed=seed,
-        step=step,
+        policy=evaluation.policy,
+        set_name=evaluation.chosen.name,
+        split=evaluation.chosen.split,
+        sampling=sampling_name(evaluation.temperature),
+        seed=evaluation.seed,
+        step=evaluation.step,
         metric=metric,
         judged=reward.judged,
     )
     return result, [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def summarize(
-    groups: Sequence[Group],
-    *,
-    judged: bool,
-    **identity: Any,
-) -> EvaluationResult:
+def summarize(groups: Sequence[Group], *, judged: bool, **identity: Any) -> EvaluationResult:
     """Sum up groups, each all trials of one task; `EvaluationResult` defines each number.
 
     `identity` are its fields that the groups do not hold: policy, set, split, sampling, metric, seed, step.

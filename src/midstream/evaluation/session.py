@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -26,42 +25,12 @@ from midstream.core.events import (
     TrajectoriesFinished,
 )
 from midstream.core.metrics import EvaluationResult
-from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import evaluate
-from midstream.evaluation.settings import SetConfig, result_name, sampling_name
-from midstream.rollout import Environment, OnDone, Place
+from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.settings import sampling_name
+from midstream.rollout import OnDone, Place
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.journal import Report, warn
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetEvaluation:
-    """One set at one temperature under one policy, ready to run.
-
-    `policy`, `step`, `seed` and `trials` are those of `evaluate`. `numbered`: the run evaluates the set at several
-    steps, so the step is part of `name`.
-    """
-
-    chosen: SetConfig
-    temperature: float
-    tasks: Sequence[Task]
-    environment: Environment
-    policy: str
-    seed: int
-    step: int | None = None
-    trials: int = 1
-    numbered: bool = True
-
-    @property
-    def name(self) -> str:
-        """Name of the files that hold its trajectories."""
-        return result_name(self.chosen.name, sampling_name(self.temperature), self.step if self.numbered else None)
-
-    @property
-    def key(self) -> tuple[str, str, int | None]:
-        """Set, sampling and step, which identify its result in the run directory."""
-        return self.chosen.name, sampling_name(self.temperature), self.step
 
 
 class Store(Protocol):
@@ -69,15 +38,12 @@ class Store(Protocol):
 
     def kept(self, evaluation: SetEvaluation) -> Mapping[Place, Trajectory]:
         """Trajectories that ended before the run was interrupted, by task id and trial."""
-        ...
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories that ended just now."""
-        ...
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Drop what is kept: the evaluation is written down."""
-        ...
 
 
 class JournalStore:
@@ -122,17 +88,10 @@ async def evaluate_set(
     on_done: OnDone | None = None,
     check: Callable[[Sequence[Trajectory]], None] | None = None,
 ) -> EvaluationResult | None:
-    """Evaluate one set and write down its trajectories and numbers, unless they were written before.
+    """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
-    Args:
-        run: the directory to write to.
-        evaluation: what to run.
-        store: keeps each trajectory as it ends and supplies those of an interrupted attempt.
-        on_done: receives each new trajectory as it ends, after it was kept.
-        check: receives all trajectories before anything is written, and may raise.
-
-    Returns:
-        The numbers, or None where the run directory has them already.
+    `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
+    `check` receives all trajectories before anything is written, and may raise.
 
     Raises:
         InfrastructureError: every run failed. The trajectories are written, the numbers are not, so that a resumed run
@@ -147,18 +106,7 @@ async def evaluate_set(
         if on_done is not None:
             on_done(trajectories)
 
-    result, trajectories = await evaluate(
-        evaluation.environment,
-        evaluation.tasks,
-        policy=evaluation.policy,
-        chosen=evaluation.chosen,
-        temperature=evaluation.temperature,
-        seed=evaluation.seed,
-        step=evaluation.step,
-        trials=evaluation.trials,
-        kept=store.kept(evaluation),
-        on_done=keep,
-    )
+    result, trajectories = await evaluate(evaluation, kept=store.kept(evaluation), on_done=keep)
     if check is not None:
         check(trajectories)
     run.trajectories.write(evaluation.name, trajectories)

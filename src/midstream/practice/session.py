@@ -22,8 +22,8 @@ from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import Config, SetConfig, sampling_name
-from midstream.evaluation.session import Session, SetEvaluation, evaluate_set
+from midstream.evaluation import Config, SetConfig, SetEvaluation, sampling_name
+from midstream.evaluation.session import Session, evaluate_set
 from midstream.practice.budget import Budget
 from midstream.practice.commit import Committer, UpdateRecord, read_updates
 from midstream.practice.ledger import Cache, Ledger
