@@ -80,6 +80,7 @@ from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
+from midstream.runs.info import collect_info
 from midstream.tasks.finite import Finite
 
 _SETTINGS_SHOWN = 3
@@ -447,15 +448,9 @@ def _train(
 
 
 def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -> RunDirectory:
-    return RunDirectory.create(
-        root,
-        recipe_toml=to_toml(build.resolved),
-        recipe_name=build.recipe.name,
-        seed=build.recipe.seed,
-        resolved=build.resolved,
-        evaluation=asked,
-        lessons=lessons.digest(build.lessons),
-    )
+    recipe = build.recipe
+    info = collect_info(recipe.name, recipe.seed, build.resolved, asked, lessons.digest(build.lessons))
+    return RunDirectory.create(root, info, to_toml(build.resolved))
 
 
 def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:

@@ -15,6 +15,7 @@ from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.rollout import Config, Environment
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from support.rollouts import TASKS, StubReward
 
 
@@ -43,7 +44,7 @@ class Agent:
 
 @pytest.fixture
 def directory(tmp_path):
-    return RunDirectory.create(tmp_path / "run", recipe_toml="", recipe_name="x", seed=0, resolved={})
+    return RunDirectory.create(tmp_path / "run", collect_info("x", 0, {}), "")
 
 
 def of(agent: Agent, **changes: Any) -> SetEvaluation:

@@ -13,6 +13,7 @@ from midstream.practice.settings import BudgetConfig
 from midstream.report.practice_data import practice_data
 from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from support import evaluations
 from support.practice_runs import CONFIG, MadeUp, made_up, write_run
 
@@ -131,5 +132,5 @@ def test_a_report_on_made_up_models_says_that_they_are(tmp_path, engine, said):
 
 @pytest.mark.parametrize("resolved", [{}, {"practice": None}])
 def test_a_training_run_is_refused(tmp_path: Path, resolved: dict[str, None]):
-    made = RunDirectory.create(tmp_path / "run", recipe_toml="", recipe_name="a", seed=0, resolved=resolved)
+    made = RunDirectory.create(tmp_path / "run", collect_info("a", 0, resolved), "")
     assert made.info().kind == "training"

@@ -151,13 +151,9 @@ def test_saving_a_step_again_replaces_it(root):
     assert names(root) == ["step-000002", "step-000003"]
 
 
-def test_keep(root):
-    Checkpoints(root).save(4, writer(4), keep=3)
-    assert Checkpoints(root).steps() == [2, 3, 4]
-    Checkpoints(root).save(5, writer(5), keep=1)
-    assert Checkpoints(root).steps() == [5]
-    with pytest.raises(ValueError, match="keep"):
-        Checkpoints(root).save(6, writer(6), keep=0)
+def test_the_newest_two_are_kept(root):
+    Checkpoints(root).save(4, writer(4))
+    assert Checkpoints(root).steps() == [3, 4]
 
 
 def test_a_failing_disk_leaves_the_others_alone(root, file_size_limit):

@@ -2,20 +2,21 @@ import json
 import math
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 import midstream
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming, ToolUse
 from midstream.core.trajectory import Trajectory
-from midstream.runs import RUN_FORMAT, RunDirectory
-from midstream.runs.info import git_commit
+from midstream.runs import RUN_FORMAT, RunDirectory, checkpoint
+from midstream.runs.info import collect_info, git_commit
 from support.errors import raises
 
 
-def create(root, **changes):
-    settings = {"recipe_toml": "seed = 1\n", "recipe_name": "small", "seed": 1, "resolved": {"train": {"lr": 0.1}}}
-    return RunDirectory.create(root, **(settings | changes))
+def create(root, resolved=None, evaluation=None):
+    info = collect_info("small", 1, resolved or {"train": {"lr": 0.1}}, evaluation)
+    return RunDirectory.create(root, info, "seed = 1\n")
 
 
 def evaluation(step: int | None) -> EvaluationResult:
@@ -42,7 +43,8 @@ def train(run, first, last):
         run.metrics.append(StepMetrics(step=step, policy_version=step, reward_mean=step / 3))
         run.timings.append(StepTiming(step=step, duration_s=1.5))
         run.evaluations.append(evaluation(step))
-        run.checkpoints.save(step, lambda path, step=step: (path / "w").write_text(str(step)) and None, keep=9)
+        with mock.patch.object(checkpoint, "KEPT", 9):
+            run.checkpoints.save(step, lambda path, step=step: (path / "w").write_text(str(step)) and None)
 
 
 def content(root):

@@ -2,12 +2,14 @@ import errno
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from midstream.core.errors import StorageError
 from midstream.core.trajectory import Observation
-from midstream.runs.files import append_record, atomic_write, encode_record, fsync_directory, storage_error
+from midstream.runs.files import atomic_write, encode_record, fsync_directory, storage_error
+from midstream.runs.journal import Journal
 from support.errors import raises
 
 
@@ -45,8 +47,10 @@ def test_atomic_write_into_a_missing_directory(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_is_named_with_its_fix():
-    with open("/dev/full", "ab", buffering=0) as file, pytest.raises(StorageError) as caught:
-        append_record(file, {"a": 1})
+    journal = Journal(Path("/dev/full"))
+    with pytest.raises(StorageError) as caught:
+        journal.append({"a": 1})
+    journal._file.close()
     assert str(caught.value).splitlines() == [
         "cannot write /dev/full: No space left on device (ENOSPC)",
         "  cause: the disk is full",
@@ -67,34 +71,30 @@ def test_an_os_error_without_a_number():
     assert "odd" in storage_error(OSError("odd"), Path("x")).what
 
 
-def test_append_is_one_write_per_record(tmp_path, monkeypatch):
+def test_append_is_one_write_per_record(tmp_path):
     path = tmp_path / "a.jsonl"
     writes = []
-    with path.open("ab", buffering=0) as file:
-
-        class Counting:
-            name = str(path)
-            seek, truncate = file.seek, file.truncate
-
-            def write(self, data):
-                writes.append(bytes(data))
-                return file.write(data)
-
-        append_record(Counting(), {"a": 1})  # type: ignore[arg-type]
-        append_record(Counting(), b'{"b":2}\n{"c":3}\n')  # type: ignore[arg-type]
+    with (
+        Journal(path) as journal,
+        path.open("ab", buffering=0) as file,
+        mock.patch.object(journal, "_file") as counting,
+    ):
+        counting.write = lambda data: writes.append(bytes(data)) or file.write(data)
+        journal.append({"a": 1})
+        journal.append_many([{"b": 2}, {"c": 3}])
     assert writes == [b'{"a":1}\n', b'{"b":2}\n{"c":3}\n']
     assert path.read_bytes() == b"".join(writes)
 
 
 def test_a_partly_written_record_is_cut_off_again(tmp_path, file_size_limit):
     path = tmp_path / "a.jsonl"
-    with path.open("ab", buffering=0) as file:
-        append_record(file, {"a": 1})
+    with Journal(path) as journal:
+        journal.append({"a": 1})
         # The system takes the first 992 bytes of the record and refuses the rest.
         with file_size_limit(1000), raises("disk-full", "EFBIG"):
-            append_record(file, {"text": "x" * 5000})
+            journal.append({"text": "x" * 5000})
         assert path.read_bytes() == b'{"a":1}\n'
-        append_record(file, {"b": 2})
+        journal.append({"b": 2})
     assert path.read_bytes() == b'{"a":1}\n{"b":2}\n'
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from midstream.core.trajectory import Action, Call, ErrorInfo, Score, Trajectory, Turn
 from midstream.runs import Journal, RunDirectory, results
+from midstream.runs.info import collect_info
 from support.errors import raises
 
 
@@ -90,7 +91,7 @@ def test_damage_in_the_middle_is_named(path):
 
 
 def test_a_run_under_way_is_found_by_id_and_by_set(tmp_path):
-    run = RunDirectory.create(tmp_path / "run", recipe_toml="", recipe_name="x", seed=0, resolved={})
+    run = RunDirectory.create(tmp_path / "run", collect_info("x", 0, {}), "")
     run.trajectories.write("gaia", [trajectory("t1#0"), trajectory("t3#0")])
     write(run.results_path, "aime-T=1", trajectory("t1#0", answer="7"), trajectory("t2#0"))
     assert run.find_trajectory("t2").id == "t2#0"

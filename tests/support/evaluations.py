@@ -13,7 +13,7 @@ from midstream.evaluation import result_name
 from midstream.evaluation.run import summarize
 from midstream.rollout import Group
 from midstream.runs import RunDirectory
-from midstream.runs.info import EvaluationInfo
+from midstream.runs.info import EvaluationInfo, collect_info
 
 Trials = Sequence[float | None]  # each trial's score; None: an infrastructure error
 
@@ -49,9 +49,7 @@ def write(
     run = RunDirectory(root)
     if not root.exists():
         what = None if trained else EvaluationInfo()
-        run = RunDirectory.create(
-            root, recipe_toml="", recipe_name="mine", seed=0, resolved=resolved or {}, evaluation=what
-        )
+        run = RunDirectory.create(root, collect_info("mine", 0, resolved or {}, what), "")
     result, trajectories = evaluated(scores, **about)
     name = result_name(result.set_name, result.sampling, result.step if trained else None)
     run.trajectories.write(name, trajectories)

@@ -19,6 +19,7 @@ from midstream.practice.operations import Operation, Outcome
 from midstream.practice.settings import BudgetConfig, PracticeConfig, RoleConfig
 from midstream.report.practice_data import PracticeData
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from midstream.runs.journal import Journal
 from support.evaluations import evaluated
 
@@ -122,9 +123,7 @@ def write_run(
     `before` and `after` are the shares of its test tasks that were right.
     """
     resolved = {"practice": config.model_dump(mode="json"), "engines": {"base": {"type": engine}}, "tools": {}}
-    run = RunDirectory.create(
-        root, recipe_toml='name = "practice-made-up"\n', recipe_name="practice-made-up", seed=3, resolved=resolved
-    )
+    run = RunDirectory.create(root, collect_info("practice-made-up", 3, resolved), 'name = "practice-made-up"\n')
     _write_journal(run.updates_path, made.updates)
     run.library_dir.mkdir()
     _write_journal(run.library_dir / "versions.jsonl", made.versions)

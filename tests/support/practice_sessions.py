@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,8 @@ from midstream.practice.session import PracticeSession
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.recipe.sessions import practice_parts_of
-from midstream.runs import RunDirectory, files, journal
+from midstream.runs import Journal, RunDirectory
+from midstream.runs.info import collect_info
 
 # Two updates: one whose changes are accepted, and one with a change that is rejected and one that is put off.
 SMALL: Mapping[str, Any] = {
@@ -87,11 +88,7 @@ def practise(root: Path, changes: Mapping[str, Any] | None = None, *, small: Map
         run = RunDirectory(root)
         if not run.info_path.exists():
             run = RunDirectory.create(
-                root,
-                recipe_toml=to_toml(build.resolved),
-                recipe_name=recipe.name,
-                seed=recipe.seed,
-                resolved=build.resolved,
+                root, collect_info(recipe.name, recipe.seed, build.resolved), to_toml(build.resolved)
             )
         with run.lock():
             return asyncio.run(PracticeSession(parts, run, lambda event: None).run())
@@ -118,12 +115,13 @@ def killed_after(
         if len(written) >= count:
             raise Killed
 
-    append, replace = files.append_record, os.replace
+    append, replace = Journal.append_many, os.replace
 
-    def append_record(file: Any, record: Any) -> None:
+    def append_many(journal: Journal, records: Sequence[Any]) -> None:
         alive()
-        append(file, record)
-        wrote(str(file.name))
+        append(journal, records)
+        if records:
+            wrote(str(journal.path))
 
     def replace_file(source: Any, target: Any) -> None:
         alive()
@@ -131,7 +129,7 @@ def killed_after(
         wrote(str(target))
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "append_record", append_record)
+        patch.setattr(Journal, "append_many", append_many)
         patch.setattr(os, "replace", replace_file)
         yield written
 

@@ -10,6 +10,7 @@ from midstream.practice.library import Effect, Lesson, Library, Origin
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 
 RECIPE = """
 extends = "agentflow-prompted"
@@ -72,7 +73,7 @@ def write_run(
 ) -> RunDirectory:
     """The run directory with these versions of its library; `recipe` names one that comes with midstream."""
     resolved = check(load_recipe(recipe or str(write_recipe(root.parent, base_url))))
-    run = RunDirectory.create(root, recipe_toml=to_toml(resolved), recipe_name="practised", seed=0, resolved=resolved)
+    run = RunDirectory.create(root, collect_info("practised", 0, resolved), to_toml(resolved))
     history = History(root / "library")
     for place, library in enumerate(versions):
         history.add(library, by="learning" if place else "start", update=place)

@@ -12,6 +12,7 @@ from midstream.cli.main import main
 from midstream.evaluation import session
 from midstream.prefix_tree.support import Choice
 from midstream.runs import RunDirectory
+from midstream.runs.info import collect_info
 from midstream.runs.journal import Records
 from midstream.runs.segments import Segments
 from midstream.training import learner
@@ -246,7 +247,7 @@ def test_the_last_checkpoint_is_the_exported_policy(finished_run, make_build):
 
 
 def test_a_run_without_a_checkpoint_has_no_policy(make_build, tmp_path):
-    run = RunDirectory.create(tmp_path / "new", recipe_toml="", recipe_name="r", seed=0, resolved={})
+    run = RunDirectory.create(tmp_path / "new", collect_info("r", 0, {}), "")
     with raises("no-checkpoint", "midstream resume"):
         load_policy(make_build().policy.learner, run, pytest.fail)
 

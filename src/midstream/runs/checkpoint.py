@@ -29,6 +29,7 @@ from midstream.runs.journal import Report, warn
 T = TypeVar("T")
 
 MANIFEST = "MANIFEST.json"
+KEPT = 2  # checkpoints
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -65,21 +66,18 @@ class Checkpoints:
         """The SHA-256 of the manifest: different for any two checkpoints of a step with different content."""
         return hashlib.sha256((self.path(step) / MANIFEST).read_bytes()).hexdigest()
 
-    def save(self, step: int, write: Callable[[Path], None], keep: int = 2) -> Path:
-        """Save a checkpoint, then remove all but the newest `keep`. Write the step's records first.
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Save a checkpoint, then remove all but the newest two. Write the step's records first.
 
         Args:
             step: the number of finished steps.
             write: fills the (empty) directory it is given. It should write through files that it opens itself, so that
                 a full disk shows as an `OSError` here, also below another exception (`torch.save(state, file)`).
-            keep: at least 1.
 
         Returns:
             The checkpoint's directory. An earlier checkpoint of the same step is replaced. After a `StorageError`
             earlier checkpoints are untouched, and the half-written one is removed.
         """
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         final, temporary = self.path(step), self.root / f".tmp-{step}"
         with storage_errors(final):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -93,7 +91,7 @@ class Checkpoints:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             fsync_directory(self.root)
-            self.remove(self.steps()[:-keep])
+            self.remove(self.steps()[:-KEPT])
         return final
 
     def remove(self, steps: list[int]) -> None:

@@ -19,10 +19,8 @@ run.lock                        held while training or evaluating
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -32,15 +30,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.runs import results
 from midstream.runs.checkpoint import Checkpoints
 from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.info import (
-    EvaluationInfo,
-    RunInfo,
-    RunState,
-    RunStatus,
-    collect_info,
-    parse_info,
-    utc_now,
-)
+from midstream.runs.info import RunInfo, RunState, RunStatus, parse_info, utc_now
 from midstream.runs.journal import Records, filter_records
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments, evaluation_name
@@ -72,39 +62,18 @@ class RunDirectory:
         self.checkpoints = Checkpoints(root / "checkpoints")
 
     @classmethod
-    def create(
-        cls,
-        root: Path,
-        *,
-        recipe_toml: str,
-        recipe_name: str,
-        seed: int,
-        resolved: Mapping[str, Any],
-        evaluation: EvaluationInfo | None = None,
-        lessons: str = "",
-    ) -> RunDirectory:
-        """Make a new run in `root`, which must not exist or be empty.
+    def create(cls, root: Path, info: RunInfo, recipe_toml: str) -> RunDirectory:
+        """Make a new run in `root`, which must not exist or be empty; parents are made too.
 
-        Args:
-            root: the directory; parents are made too.
-            recipe_toml: the resolved recipe as text.
-            recipe_name: the recipe's name.
-            seed: the run seed.
-            resolved: the resolved recipe as JSON-able values.
-            evaluation: what is evaluated, where nothing is trained.
-            lessons: the digest of what `agent.library` puts into the prompts.
-
-        Raises:
-            RunError: `root` is taken.
+        `info` is what `collect_info` returns, `recipe_toml` the resolved recipe as text. Raises `RunError` if `root`
+        is taken.
         """
         run = cls(root)
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise _taken(root)
-        # This asks git, which may fail or hang: do it before anything is half made.
-        info = collect_info(recipe_name, seed, resolved, evaluation, lessons)
         with storage_errors(root):
             run.trajectories.root.mkdir(parents=True, exist_ok=True)
-            if evaluation is None:
+            if info.evaluation is None:
                 run.checkpoints.root.mkdir(exist_ok=True)
             try:
                 run.lock_path.touch(exist_ok=False)

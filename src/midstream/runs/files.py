@@ -1,17 +1,16 @@
 """Write files so that a crash or a full disk leaves either the old content or the new one.
 
-`atomic_write` replaces a whole file, `append_record` adds one line to a journal. Both turn an `OSError` into a
-`StorageError`, which stops a run in a state that it can resume from.
+`atomic_write` replaces a whole file, `journal.Journal` appends lines. Both turn an `OSError` into a `StorageError`,
+which stops a run in a state that it can resume from.
 """
 
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,25 +106,3 @@ def encode_record(record: BaseModel | Mapping[str, Any], *, exclude_defaults: bo
         plain = record.model_dump(exclude_defaults=exclude_defaults) if isinstance(record, BaseModel) else dict(record)
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace") + b"\n"
-
-
-def append_record(file: io.FileIO, record: BaseModel | Mapping[str, Any] | bytes) -> None:
-    """Append one record to an unbuffered file opened for appending, with a single write to the system.
-
-    `bytes` are appended as they are (whole lines). If the system takes only a part and then refuses the rest, that
-    part is cut off again: where it raises `StorageError`, the file still ends with a whole record.
-    """
-    data = record if isinstance(record, bytes) else encode_record(record)
-    path = Path(str(file.name))
-    with storage_errors(path):
-        start = file.seek(0, os.SEEK_END)
-        try:
-            # One write, and further ones only if the system took a part (a nearly full disk, a signal).
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) or 0 :]
-        except OSError:
-            # If even the cut fails, the torn tail is repaired when the journal is opened next.
-            with suppress(OSError):
-                file.truncate(start)
-            raise

@@ -91,7 +91,11 @@ def collect_info(
     evaluation: EvaluationInfo | None = None,
     lessons: str = "",
 ) -> RunInfo:
-    """The `RunInfo` of a run, or of an evaluation, that starts now in this process."""
+    """The `RunInfo` of a run, or of an evaluation, that starts now in this process.
+
+    `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
+    `agent.library` puts into the prompts.
+    """
     packages: dict[str, str] = {}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from midstream.core.errors import RunError
-from midstream.runs.files import append_record, atomic_write, damaged, encode_record, fsync_directory, storage_errors
+from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
 Record = BaseModel | Mapping[str, Any]
 Report = Callable[[str], None]
@@ -57,12 +58,22 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Append one record with one write. Raises `StorageError`; the journal then ends with the record before."""
-        append_record(self._file, record)
+        self.append_many([record])
 
     def append_many(self, records: Sequence[Record]) -> None:
         """Append all records with one write, or none of them; raises as `append`."""
-        if records:
-            append_record(self._file, b"".join(encode_record(record) for record in records))
+        rest = memoryview(b"".join(encode_record(record) for record in records))
+        with storage_errors(self.path):
+            start = self._file.seek(0, os.SEEK_END)
+            try:
+                # One write, and further ones only if the system took a part (a nearly full disk, a signal).
+                while rest:
+                    rest = rest[self._file.write(rest) or 0 :]
+            except OSError:
+                # If even the cut fails, the torn tail is repaired when the journal is opened next.
+                with suppress(OSError):
+                    self._file.truncate(start)
+                raise
 
     def close(self) -> None:
         """Flush to the disk and close."""
