@@ -377,11 +377,3 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
     with LLMServer(fault_rate=0.3) as server:
         engine = OpenAICompatibleEngine(EngineConfig(model="m", base_url=server.base_url, first_pause_s=0.001), "all")
         assert asyncio.run(run(engine)) == ([False, True], "hello")
-
-
-@pytest.mark.parametrize("config", [PlannerConfig, VerifierConfig, Config])
-def test_the_removed_table_style_is_named(config: type[Config]):
-    with pytest.raises(RecipeError) as caught:
-        config.model_validate({"memory_style": "table"})
-    assert caught.value.code == "setting-removed"
-    assert '"table"' in caught.value.what

@@ -115,26 +115,19 @@ class AgentFlow:
         """One decision: plan, act, observe, verify. A malformed action costs the turn: nothing is executed."""
         context = contexts.begin("planner", draft.index)
         draft.action, calls = await self.planner.plan(question, tools, memory, context)
-        draft.add_calls(calls)
-        draft.events.append("action")
-        context.emit("action", draft.action)
+        draft.add("action", context.emit, calls)
         if draft.action.error:
             draft.observation = Observation(status="error", text=draft.action.error)
         else:
             context = contexts.begin("executor", draft.index)
             draft.command, calls = await self.executor.command(draft.action, tools, context)
-            draft.add_calls(calls)
-            draft.events.append("command")
-            context.emit("command", draft.command)
+            draft.add("command", context.emit, calls)
             draft.observation, calls = await self._observe(draft.command, tools)
             draft.add_calls(calls)
-        draft.events.append("observation")
-        context.emit("observation", draft.observation)
+        draft.add("observation", context.emit)
         context = contexts.begin("verifier", draft.index)
         draft.verdict, calls = await self.verifier.verify(question, draft.observation, memory, context)
-        draft.add_calls(calls)
-        draft.events.append("verdict")
-        context.emit("verdict", draft.verdict)
+        draft.add("verdict", context.emit, calls)
 
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
         """The result of a command, and the requests that its tool made; an invalid command is an error observation."""

@@ -153,9 +153,8 @@ class _Run:
         draft = self.record.begin_turn()
         if self.user is not None:
             draft.user = self.user.text
-            draft.events.append("user")
+            draft.add("user", self.contexts.emitter(POLICY, draft.index))
             draft.add_calls(self.user.calls)
-            self.contexts.emitter(POLICY, draft.index)("user", draft.user)
             self.user = None
         ending = await self._sample(draft)
         blocks = self.stream.latest
@@ -210,30 +209,26 @@ class _Run:
             if place:
                 self.record.end_turn()
                 draft = self.record.begin_turn()
-            draft.observation = await self._observe(draft, call)
-            outputs.append(draft.observation.text)
+            outputs.append(await self._observe(draft, call))
         self.stream, draft.appended = self.stream.with_outputs(outputs, draft.index)
         self.record.end_turn()
 
-    async def _observe(self, draft: Draft, call: ToolCall) -> Observation:
-        """The result of one call; of an invalid one, what is wrong with it."""
+    async def _observe(self, draft: Draft, call: ToolCall) -> str:
+        """Run one call, and return its observation's text; of an invalid one, what is wrong with it."""
         emit = self.contexts.emitter(POLICY, draft.index)
         draft.action, draft.command = call.action, call.command
-        draft.events.append("action")
-        emit("action", draft.action)
+        draft.add("action", emit)
         if draft.command is not None:
-            draft.events.append("command")
-            emit("command", draft.command)
+            draft.add("command", emit)
         problem = call.unreadable or (draft.command.error if draft.command else None)
         if problem:
-            observation = Observation(status="error", text=problem)
+            draft.observation = Observation(status="error", text=problem)
         else:
             assert draft.command is not None, "a call that can be read has a command"
-            observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
+            draft.observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
             draft.add_calls(inner)
-        draft.events.append("observation")
-        emit("observation", observation)
-        return observation
+        draft.add("observation", emit)
+        return draft.observation.text
 
     async def _converse(self, draft: Draft, dialogue: Dialogue) -> None:
         """Send the reply to the user, and append the user's answer to the stream."""

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import field_validator
-
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
 from midstream.agents.rendering import (
     MemoryStyle,
@@ -66,17 +64,6 @@ class Config(ModuleConfig):
     """Settings of modules that see the memory: planner, verifier, generator."""
 
     memory_style: MemoryStyle = "json"
-
-    @field_validator("memory_style", mode="before")
-    @classmethod
-    def _not_removed(cls, value: object) -> object:
-        if value == "table":
-            raise RecipeError(
-                'memory_style = "table" was removed',
-                code="setting-removed",
-                fix='set memory_style = "json" or "toon"',
-            )
-        return value
 
 
 class ExecutorConfig(ModuleConfig, ComponentConfig):

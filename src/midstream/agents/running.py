@@ -51,6 +51,12 @@ class Draft:
         self.calls += calls
         self.events.extend("call" for _ in calls)
 
+    def add(self, kind: EventKind, emit: Emit, calls: Sequence[Call] = ()) -> None:
+        """Record that the field `kind` is set, after the requests that led to it, and emit its value."""
+        self.add_calls(calls)
+        self.events.append(kind)
+        emit(kind, getattr(self, kind))
+
     def turn(self, error: ErrorInfo | None = None) -> Turn:
         """The turn as it is recorded."""
         return Turn(**vars(self), error=error)

@@ -99,16 +99,11 @@ class Context(Protocol):
 
 
 class ComponentConfig(Frozen):
-    """The settings of one component.
+    """The settings of one component. The class variables serve its default `build` and the check of a recipe."""
 
-    The class variables serve the check of a recipe: `asks` is whether the component asks a model, so that its table
-    names an `engine`; `extra` is the optional extra of midstream that it needs. `component` is the class that the
-    default `build` calls, with the settings and nothing else.
-    """
-
-    component: ClassVar[Callable[..., Any]]
-    asks: ClassVar[Literal["never", "optional", "always"]] = "never"
-    extra: ClassVar[str] = ""
+    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls
+    asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
+    extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
 
     @property
     def needs_world(self) -> bool:
@@ -122,55 +117,35 @@ class ComponentConfig(Frozen):
 
 
 class TasksConfig(ComponentConfig):
-    """The settings of a task source.
+    """The settings of a task source."""
 
-    Class variables:
-        endless: the source makes tasks, so that drawing them costs nothing.
-        dialogues: its tasks are dialogues (`core.protocols`).
-        plays: the models that a simulated engine can play on its tasks (`core.protocols.Plays`).
-        world: it has its own facts (`core.protocols.World`).
-        teacher: type of the planner or policy that a warm start imitates unless the recipe names another.
-    """
-
-    endless: ClassVar[bool] = False
-    dialogues: ClassVar[bool] = False
-    plays: ClassVar[tuple[str, ...]] = ()
-    world: ClassVar[bool] = False
-    teacher: ClassVar[str] = ""
+    endless: ClassVar[bool] = False  # it makes tasks, so that drawing them costs nothing
+    dialogues: ClassVar[bool] = False  # its tasks are dialogues (`core.protocols.Dialogues`)
+    plays: ClassVar[tuple[str, ...]] = ()  # models that a simulated engine can play on its tasks (`Plays`)
+    world: ClassVar[bool] = False  # it has its own facts (`core.protocols.World`)
+    teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
     parts_kind: ClassVar[Kind] = "tasks"
 
 
 class RewardConfig(ComponentConfig):
-    """The settings of a reward.
+    """The settings of a reward."""
 
-    Class variables:
-        rule_based: it compares an answer with the gold answer without a model, so that a task may name it.
-        of_dialogues: it scores the outcome of a dialogue.
-        of_stream: it also scores the form of an interleaved agent's stream.
-    """
-
-    rule_based: ClassVar[bool] = False
-    of_dialogues: ClassVar[bool] = False
-    of_stream: ClassVar[bool] = False
+    rule_based: ClassVar[bool] = False  # it compares with the gold answer without a model: a task may name it
+    of_dialogues: ClassVar[bool] = False  # it scores the outcome of a dialogue
+    of_stream: ClassVar[bool] = False  # it also scores the form of an interleaved agent's stream
     parts_kind: ClassVar[Kind] = "reward"
 
 
 class ToolConfig(ComponentConfig):
-    """The settings of a tool, or of a server of several tools.
+    """The settings of a tool, or of a server of several tools."""
 
-    The class variable `tool` is the tool's class if its attributes (name, description, parameters) need no settings.
-    """
-
-    tool: ClassVar[type | None] = None
+    tool: ClassVar[type | None] = None  # its class, if name, description and parameters need no settings
 
 
 class EngineConfig(ComponentConfig):
-    """The settings of an engine.
+    """The settings of an engine."""
 
-    The class variable `in_process` is true if the engine samples in this process, once all live trajectories wait.
-    """
-
-    in_process: ClassVar[bool] = False
+    in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
 
 
 class Component(Frozen):

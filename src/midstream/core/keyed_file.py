@@ -71,7 +71,8 @@ class SqliteFile:
         try:
             if write:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
-                with _transaction(self._connection):
+                self._connection.execute("BEGIN IMMEDIATE")
+                with self._connection:  # commits, or rolls back
                     if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
                         for statement in schema:
                             self._connection.execute(statement)
@@ -112,9 +113,8 @@ class SqliteFile:
         try:
             with self._lock:
                 if write:
-                    with _transaction(self._connection):
-                        yield self._connection
-                else:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                with self._connection:  # commits or rolls back a transaction, if there is one
                     yield self._connection
         except sqlite3.Error as error:
             raise self.unusable(error) from error
@@ -146,14 +146,3 @@ class KeyedFile(SqliteFile):
         """Store a text unless the key has one: the first text of a key is kept."""
         with self.access() as connection:
             connection.execute(f"INSERT OR IGNORE INTO {self._table} VALUES (?, ?)", (key, text))
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
