@@ -17,17 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.task import Task
-from midstream.core.trajectory import Call
+from midstream.engines.scripted import ScriptedEngine
 from midstream.tasks.bfcl import tasks as bfcl
 from midstream.tasks.tau import tasks as tau_bench
 from midstream.tasks.tau.tasks import STOP
-
-
-class Satisfied:
-    """A user who asks, gets one reply, and stops."""
-
-    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
-        return ("Please help me." if heard is None else STOP), ()
 
 
 async def replay_bfcl(source: bfcl.Bfcl, task: Task, *, drop_last: bool) -> bool:
@@ -74,7 +67,9 @@ async def tau_rows(path: Path) -> list[dict[str, Any]]:
     for domain in ("airline", "retail"):
         begun = time.perf_counter()
         config = tau_bench.Config.model_validate({"path": path, "families": [domain]})
-        source = tau_bench.TauBench(config, lambda instruction, seed: Satisfied())
+        # A user who asks, gets one reply, and stops.
+        customer = ScriptedEngine(lambda request: STOP if len(request.messages) > 2 else "Please help me.")
+        source = tau_bench.TauBench(config, customer)
         tasks = source.fixed("test", seed=0)
         passed = [await replay_tau(source, task) for task in tasks]
         did_nothing = sum(map(source.solved_by_nothing, tasks)) / len(tasks)

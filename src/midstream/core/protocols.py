@@ -150,8 +150,7 @@ class Tool(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release processes and connections."""
-        ...
+        """Release processes and connections; a subclass without any inherits this method."""
 
 
 class CodeRunner(Protocol):
@@ -281,8 +280,7 @@ class Dialogue(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release resources."""
-        ...
+        """Release resources; a subclass without any inherits this method."""
 
 
 @runtime_checkable

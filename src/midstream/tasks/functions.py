@@ -1,14 +1,25 @@
-"""Shared parts of stateful benchmarks: a function of one rollout's state as a tool, and the comparison of calls."""
+"""Shared parts of stateful benchmarks: functions of one rollout's state as tools, and the comparison of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.protocols import ToolResult
+from midstream.core.errors import RecipeError
+from midstream.core.protocols import Tool, ToolResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionSpec:
+    """A function as agents see it: `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,30 +30,22 @@ class Invocation:
     arguments: Mapping[str, Any]
 
 
-Act = Callable[[Invocation], ToolResult]
+class StateFunction(Tool):
+    """A tool whose call changes the state that `act` belongs to, at once and without waiting.
 
-
-@dataclass(kw_only=True, slots=True)
-class StateFunction:
-    """A `core.protocols.Tool` whose call changes the state that `act` belongs to, at once and without waiting.
-
-    Two calls of one rollout can therefore never overlap. The protocol asks for `timeout_s`; nothing waits for it. `act`
-    must copy the arguments that it stores: they are part of the trajectory.
+    Two calls of one rollout can therefore never overlap. `act` must copy the arguments that it stores: they are part of
+    the trajectory.
     """
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    act: Act
-    output_tokens: int
-    timeout_s: float = 60.0
+    timeout_s = 60.0  # required of tools; nothing here waits
+
+    def __init__(self, spec: FunctionSpec, act: Callable[[Invocation], ToolResult], output_tokens: int) -> None:
+        self.name, self.description, self.parameters = spec.name, spec.description, spec.parameters
+        self.act, self.output_tokens = act, output_tokens
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Act on the state."""
         return self.act(Invocation(name=self.name, arguments=arguments))
-
-    async def close(self) -> None:
-        """Do nothing: the state is released with its dialogue."""
 
 
 def matched_calls(made: Sequence[Invocation], expected: Sequence[Invocation]) -> int:
@@ -54,3 +57,17 @@ def matched_calls(made: Sequence[Invocation], expected: Sequence[Invocation]) ->
             left.remove(call)
             count += 1
     return count
+
+
+@contextmanager
+def reading(what: str, fix: str) -> Iterator[None]:
+    """Raise one kind of `RecipeError` for missing or broken parts of a benchmark that the user has installed."""
+    try:
+        yield
+    except (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
+        raise RecipeError(
+            f"{what} cannot be read: {type(error).__name__}: {error}",
+            code="data-invalid",
+            cause="files or packages are missing or broken, or this version has another layout",
+            fix=fix,
+        ) from error

@@ -16,14 +16,13 @@ from midstream.agents.formats import schema_error
 from midstream.core.errors import EngineError, RecipeError
 from midstream.core.protocols import Dialogues, Tool
 from midstream.core.task import Task
-from midstream.core.trajectory import Call
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.tasks.functions import Invocation
 from midstream.tasks.tau.tasks import STOP, Config, TauBench, TauDialogue
 from support.errors import coded
-from support.planned import isolated, played, replies, shuffled
+from support.planned import isolated, played, replies, shuffled, spoken
 from support.tau_clone import write_clone
 
 CLONE = os.environ.get("MIDSTREAM_TAU_BENCH")
@@ -31,15 +30,9 @@ BOOK = Invocation(name="book", arguments={"seat": "1A", "names": ["ann"]})
 TRANSFER = Invocation(name="transfer_to_human_agents", arguments={"summary": "Cy"})
 
 
-class Says:
-    """A user who says one thing after the other, and then is content."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts, self.heard = list(texts), []
-
-    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
-        self.heard.append(heard)
-        return (self.texts.pop(0) if self.texts else STOP), ()
+def user(*texts: str) -> ScriptedEngine:
+    """A user who says one thing after the other in every conversation, and then is content."""
+    return ScriptedEngine(lambda request: [*texts, STOP][min(spoken(request), len(texts))])
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 def source_of(path: Path, **settings: Any) -> TauBench:
     config = Config.model_validate({"path": path, "families": ["airline"], **settings})
-    return TauBench(config, lambda instruction, seed: Says("hello"))
+    return TauBench(config, user("hello"))
 
 
 def nth(source: TauBench, place: int) -> Task:
@@ -136,7 +129,7 @@ def test_calls_and_replies_together_are_bounded(path, steps, success):
 
 def test_a_user_who_never_stops_is_not_heard_for_ever(path):
     source = source_of(path, max_steps=3)
-    source.users = lambda instruction, seed: Says(*["more"] * 9)
+    source.engine = user(*["more"] * 9)
 
     async def talk() -> list[bool]:
         dialogue = source.open(nth(source, 1), seed=0)
@@ -198,7 +191,7 @@ def test_what_a_function_stores_is_no_part_of_the_task_or_of_what_was_called(pat
 def test_a_model_plays_the_user_by_the_instruction_and_its_requests_are_on_record(path):
     engine = ScriptedEngine(["<think>who am I</think> Seat 1A, please. ", "What does it cost?", f"Fine. {STOP}"])
     source = source_of(path)
-    source.played_by(engine)
+    source.engine = engine
     dialogue = source.open(nth(source, 0), seed=5)
 
     async def talk() -> list[Any]:
@@ -217,7 +210,7 @@ def test_a_model_plays_the_user_by_the_instruction_and_its_requests_are_on_recor
 
 def test_a_users_broken_model_is_an_error_and_no_reward_of_zero(path):
     source = source_of(path)
-    source.played_by(ScriptedEngine(["Hello."]))
+    source.engine = ScriptedEngine(["Hello."])
     done = isolated(source, nth(source, 1), ["No."])
     assert (done.status, done.reward) == ("error", None)
     assert done.error is not None

@@ -11,17 +11,18 @@ import ast
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import RecipeError
+from midstream.tasks.functions import FunctionSpec, reading
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 mpmath"
+_FIX = f"run: {INSTALL}"
 # BFCL's own names of types; the others are those of JSON schema.
 _TYPES = {"dict": "object", "float": "number"}
 # Scenario 173 closes ticket "ticket_001": its tickets have names instead of numbers.
@@ -46,15 +47,6 @@ class Entry:
     truth: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """BFCL's description of one function, its parameters as a JSON schema."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-
 class Package:
     """The installed package. Raises `RecipeError` if it is missing or has another layout."""
 
@@ -64,11 +56,11 @@ class Package:
             raise RecipeError(
                 "BFCL's data is not installed: there is no package bfcl_eval",
                 code="data-not-found",
-                fix=f"run: {INSTALL}",
+                fix=_FIX,
             )
-        self._read_documents: dict[str, dict[str, Document]] = {}
+        self._read_documents: dict[str, dict[str, FunctionSpec]] = {}
         self._data = Path(spec.origin).parent / "data"
-        with _reading("constants"):
+        with reading("BFCL's constants", _FIX):
             constants = importlib.import_module("bfcl_eval.constants.executable_backend_config")
             self._modules: Mapping[str, str] = constants.CLASS_FILE_PATH_MAPPING
             self._documents: Mapping[str, str] = constants.MULTI_TURN_FUNC_DOC_FILE_MAPPING
@@ -80,7 +72,7 @@ class Package:
     def entries(self, category: str) -> list[Entry]:
         """Read all tasks of a category, in their order."""
         name = f"BFCL_v4_multi_turn_{category}.json"
-        with _reading(f"tasks ({category})"):
+        with reading(f"BFCL's tasks ({category})", _FIX):
             truths = {row["id"]: row["ground_truth"] for row in self._rows(f"possible_answer/{name}")}
             return [
                 Entry(
@@ -99,16 +91,16 @@ class Package:
                 for row in self._rows(name)
             ]
 
-    def documents(self, of_class: str) -> dict[str, Document]:
+    def documents(self, of_class: str) -> dict[str, FunctionSpec]:
         """Read the functions of a class by name, in their order; they are public methods of its objects."""
         if of_class not in self._read_documents:
-            found: dict[str, Document] = {}
-            with _reading(f"functions of {of_class}"):
+            found: dict[str, FunctionSpec] = {}
+            with reading(f"BFCL's functions of {of_class}", _FIX):
                 for row in self._rows(f"multi_turn_func_doc/{self._documents[of_class]}"):
                     parameters = _schema(row["parameters"])
                     for name, schema in parameters["properties"].items():
                         schema["type"] = _WIDER.get((row["name"], name), schema["type"])
-                    found[row["name"]] = Document(
+                    found[row["name"]] = FunctionSpec(
                         name=row["name"], description=row["description"], parameters=parameters
                     )
             self._read_documents[of_class] = found
@@ -116,26 +108,12 @@ class Package:
 
     def make(self, of_class: str) -> Any:
         """Make an object of a class, its state not loaded yet."""
-        with _reading(of_class):
+        with reading(f"BFCL's {of_class}", _FIX):
             return getattr(importlib.import_module(self._modules[of_class]), of_class)()
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         text = (self._data / name).read_text("utf-8")
         return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Raise one kind of `RecipeError` for whatever is missing or has another form."""
-    try:
-        yield
-    except (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
-        raise RecipeError(
-            f"BFCL's {what} cannot be read: {type(error).__name__}: {error}",
-            code="data-invalid",
-            cause="files or packages are missing, or this version of bfcl-eval has another layout",
-            fix=f"run: {INSTALL}",
-        ) from error
 
 
 @cache

@@ -29,8 +29,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.protocols import ToolResult
-from midstream.tasks.bfcl.package import Document, Entry, Package, parse_call
-from midstream.tasks.functions import Invocation, matched_calls
+from midstream.tasks.bfcl.package import Entry, Package, parse_call
+from midstream.tasks.functions import FunctionSpec, Invocation, matched_calls
 
 MOST_DIGITS = 10_000  # of a result: a longer computation is refused
 _BITS_PER_DIGIT = 3.33
@@ -41,7 +41,7 @@ class State:
 
     def __init__(self, package: Package, entry: Entry) -> None:
         self._objects: dict[str, Any] = {}
-        self.documents: dict[str, Document] = {}
+        self.documents: dict[str, FunctionSpec] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
         for of_class in entry.classes:
             instance = package.make(of_class)

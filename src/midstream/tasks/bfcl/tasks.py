@@ -16,7 +16,7 @@ from __future__ import annotations
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.component import TasksConfig
-from midstream.core.protocols import OVER, ToolResult, UserTurn
+from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.bfcl.package import CATEGORIES, Entry, Package, package
@@ -115,8 +115,8 @@ class Config(TasksConfig):
         return tuple(dict.fromkeys(families))
 
 
-class BfclDialogue:
-    """One rollout's user, functions and state; a `core.protocols.Dialogue`."""
+class BfclDialogue(Dialogue):
+    """One rollout's user, functions and state."""
 
     system = ""
 
@@ -127,14 +127,7 @@ class BfclDialogue:
         self._made: list[tuple[Invocation, str]] = []
         self._turn = 0  # user turns that have begun
         self.functions = {
-            name: StateFunction(
-                name=name,
-                description=document.description,
-                parameters=document.parameters,
-                act=self._call,
-                output_tokens=output_tokens,
-            )
-            for name, document in self._state.documents.items()
+            name: StateFunction(document, self._call, output_tokens) for name, document in self._state.documents.items()
         }
 
     async def begin(self) -> UserTurn:
@@ -156,9 +149,6 @@ class BfclDialogue:
         if len(self._judge.turns) < self._turn:
             self._end_turn(finished=False)
         return self._judge.outcome()
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _call(self, invocation: Invocation) -> ToolResult:
         result = self._state.call(invocation)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from midstream.core.errors import RecipeError
-from midstream.tasks.functions import Invocation
+from midstream.tasks.functions import FunctionSpec, Invocation, reading
 
 # Our splits and theirs; the airline has tests alone.
 SPLITS = {"train": "tasks_train", "validation": "tasks_dev", "test": "tasks_test"}
@@ -27,8 +27,6 @@ SPLITS = {"train": "tasks_train", "validation": "tasks_dev", "test": "tasks_test
 TRANSFER = "transfer_to_human_agents"
 _ROOT = "tau_bench"
 _CLONE = "git clone https://github.com/sierra-research/tau-bench"
-# Errors of a broken clone.
-_BROKEN = (ImportError, AttributeError, OSError, ValueError, TypeError, LookupError, SyntaxError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +39,9 @@ class Scripted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TauFunction:
+class TauFunction(FunctionSpec):
     """A function of a domain: `invoke` takes the database as `data` and the arguments by name, and returns text."""
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
     invoke: Callable[..., str]
 
 
@@ -63,10 +58,6 @@ class Domain:
     tasks: Mapping[str, tuple[Scripted, ...]]
     data: str
     start: Mapping[str, str]
-
-    def database(self) -> dict[str, Any]:
-        """A new copy of the database at the start."""
-        return json.loads(self.data)
 
 
 def load_domain(path: Path, name: str) -> Domain:
@@ -85,41 +76,29 @@ def load_domain(path: Path, name: str) -> Domain:
             fix=f"run `{_CLONE}`, and name its directory as `path`",
         )
     own = f"{_ROOT}.envs.{name}"
-    with _stand_ins(package, name):
-        try:
-            functions: dict[str, TauFunction] = {}
-            for tool in importlib.import_module(f"{own}.tools").ALL_TOOLS:
-                info = tool.get_info()["function"]
-                functions[info["name"]] = TauFunction(
-                    name=info["name"],
-                    description=info["description"],
-                    parameters=info["parameters"],
-                    invoke=tool.invoke,
+    with reading(f"tau-bench's {name} at {path}", f"clone it again: {_CLONE}"), _stand_ins(package, name):
+        functions: dict[str, TauFunction] = {}
+        for tool in importlib.import_module(f"{own}.tools").ALL_TOOLS:
+            info = tool.get_info()["function"]
+            about = {key: info[key] for key in ("name", "description", "parameters")}
+            functions[info["name"]] = TauFunction(**about, invoke=tool.invoke)
+        rules = importlib.import_module(f"{own}.wiki").WIKI
+        data = importlib.import_module(f"{own}.data").load_data()
+        tasks: dict[str, tuple[Scripted, ...]] = {}
+        for split, file in SPLITS.items():
+            if split != "test" and not (directory / f"{file}.py").is_file():
+                continue
+            # The list of a module's tasks is called TASKS, TASKS_TEST or the like.
+            module = importlib.import_module(f"{own}.{file}")
+            [listed, *_] = [value for key, value in vars(module).items() if key.startswith("TASKS")]
+            tasks[split] = tuple(
+                Scripted(
+                    instruction=task.instruction,
+                    actions=tuple(Invocation(name=call.name, arguments=call.kwargs) for call in task.actions),
+                    outputs=tuple(task.outputs),
                 )
-            rules = importlib.import_module(f"{own}.wiki").WIKI
-            data = importlib.import_module(f"{own}.data").load_data()
-            tasks: dict[str, tuple[Scripted, ...]] = {}
-            for split, file in SPLITS.items():
-                if split != "test" and not (directory / f"{file}.py").is_file():
-                    continue
-                # The list of a module's tasks is called TASKS, TASKS_TEST or the like.
-                module = importlib.import_module(f"{own}.{file}")
-                [listed, *_] = [value for key, value in vars(module).items() if key.startswith("TASKS")]
-                tasks[split] = tuple(
-                    Scripted(
-                        instruction=task.instruction,
-                        actions=tuple(Invocation(name=call.name, arguments=call.kwargs) for call in task.actions),
-                        outputs=tuple(task.outputs),
-                    )
-                    for task in listed
-                )
-        except _BROKEN as error:
-            raise RecipeError(
-                f"tau-bench's {name} at {path} cannot be read: {type(error).__name__}: {error}",
-                code="data-invalid",
-                cause="files are missing or broken, or this version of it has another layout",
-                fix=f"clone it again: {_CLONE}",
-            ) from error
+                for task in listed
+            )
     return Domain(name=name, rules=rules, functions=functions, tasks=tasks, data=json.dumps(data), start=digests(data))
 
 

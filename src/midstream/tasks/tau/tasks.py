@@ -21,21 +21,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import OVER, Engine, Request, ToolResult, UserTurn
+from midstream.core.protocols import OVER, Dialogue, Engine, Request, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.text import spoken
-from midstream.core.trajectory import Call, Message, Sampling
-from midstream.sandbox.arithmetic import NotArithmetic, evaluate
+from midstream.core.trajectory import Message, Sampling
+from midstream.sandbox.arithmetic import evaluate
 from midstream.tasks.finite import Finite
 from midstream.tasks.functions import Invocation, StateFunction, matched_calls
 from midstream.tasks.tau.package import SPLITS, TRANSFER, Domain, Scripted, digests, load_domain
@@ -73,28 +72,20 @@ class Config(TasksConfig):
 
     def build(self, context: Context) -> TauBench:
         """Build it."""
-        source = TauBench(self)
-        if context.engine is not None:  # without one, tasks can be listed but no dialogue opened
-            source.played_by(context.engine)
-        return source
+        return TauBench(self, context.engine)
 
 
 class TauBench(Finite):
     """The conversations as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`.
 
-    `users` makes the user of each dialogue; `played_by` makes a model the user.
+    `engine` has the model that acts as the user; without it, tasks can be listed but no dialogue opened.
     """
 
-    def __init__(self, config: Config, users: Users | None = None) -> None:
-        self.config, self.users = config, users
+    def __init__(self, config: Config, engine: Engine | None = None) -> None:
+        self.config, self.engine = config, engine
         super().__init__("tau-bench", [split for split in SPLITS if split == "test" or "retail" in config.families])
         self._domains: dict[str, Domain] = {}
         self._solved: dict[str, dict[str, str]] = {}
-
-    def played_by(self, engine: Engine) -> None:
-        """Make a model the user of all dialogues."""
-        sampling = self.config.sampling
-        self.users = lambda instruction, seed: ModelUser(engine, sampling, instruction, seed)
 
     def load(self, split: str) -> list[Task]:
         """Make the split's tasks, domain by domain.
@@ -127,13 +118,13 @@ class TauBench(Finite):
         Raises:
             RecipeError: there is no user.
         """
-        if self.users is None:
+        if self.engine is None:
             raise RecipeError(
                 "tau-bench has no user: a conversation needs a model for its customer",
                 code="engine-missing",
                 fix="name one of the recipe's engines as `engine` of its tasks",
             )
-        return TauDialogue(self, task, self.users(self.scripted(task).instruction, seed))
+        return TauDialogue(self, task, self.engine, seed)
 
     def domain_of(self, task: Task) -> Domain:
         """The domain of a task."""
@@ -148,11 +139,12 @@ class TauBench(Finite):
     def solved(self, task: Task) -> dict[str, str]:
         """Digests of the tables after the task's own calls; made once for each task."""
         if task.id not in self._solved:
-            database = Database(self.domain_of(task))
+            domain = self.domain_of(task)
+            database = json.loads(domain.data)
             for action in self.scripted(task).actions:
                 if action.name != TRANSFER:
-                    database.call(action)
-            self._solved[task.id] = digests(database.tables)
+                    call_function(domain, database, action)
+            self._solved[task.id] = digests(database)
         return self._solved[task.id]
 
     def solved_by_nothing(self, task: Task) -> bool:
@@ -165,74 +157,60 @@ class TauBench(Finite):
         return self._domains[name]
 
 
-class Database:
-    """A new copy of a domain's tables, and calls on them."""
+def call_function(domain: Domain, database: dict[str, Any], invocation: Invocation) -> ToolResult:
+    """Make a call on a copy of the database. Its text is upstream's; `ok` is False where the function refuses.
 
-    def __init__(self, domain: Domain) -> None:
-        self._functions = domain.functions
-        self.tables = domain.database()
-
-    def call(self, invocation: Invocation) -> ToolResult:
-        """Make a call. Its text is upstream's; `ok` is False where the function refuses.
-
-        The calculator has upstream's text and rounding, but does not run Python.
-        """
-        arguments: dict[str, Any] = copy.deepcopy(dict(invocation.arguments))
+    The calculator has upstream's text and rounding, but does not run Python.
+    """
+    arguments: dict[str, Any] = copy.deepcopy(dict(invocation.arguments))
+    try:
         if invocation.name == "calculate":
-            try:
-                text = str(round(float(evaluate(str(arguments.get("expression", "")))), 2))
-            except (NotArithmetic, ArithmeticError) as error:
-                text = f"Error: {error}"
-            return ToolResult(text=text, ok=not text.startswith("Error"))
-        try:
-            text = str(self._functions[invocation.name].invoke(data=self.tables, **arguments))
-        except Exception as error:  # noqa: BLE001 - upstream's functions raise anything on wrong arguments
-            text = f"Error: {error}"
-        return ToolResult(text=text, ok=not text.startswith("Error"))
+            text = str(round(float(evaluate(str(arguments.get("expression", "")))), 2))
+        else:
+            text = str(domain.functions[invocation.name].invoke(data=database, **arguments))
+    except Exception as error:  # noqa: BLE001 - upstream's functions raise anything on wrong arguments
+        text = f"Error: {error}"
+    return ToolResult(text=text, ok=not text.startswith("Error"))
 
 
-class TauDialogue:
-    """One rollout's user and database; a `core.protocols.Dialogue`."""
+class TauDialogue(Dialogue):
+    """One rollout's user, acted by a model, and its database."""
 
-    def __init__(self, source: TauBench, task: Task, user: User) -> None:
-        domain, config = source.domain_of(task), source.config
-        self.system = domain.rules
+    def __init__(self, source: TauBench, task: Task, engine: Engine, seed: int) -> None:
+        self._domain, self._config, self._engine, self._seed = source.domain_of(task), source.config, engine, seed
+        self.system = self._domain.rules
         self._scripted, self._solved = source.scripted(task), source.solved(task)
         self._do_nothing = source.solved_by_nothing(task)
-        self._database, self._user, self._max_steps = Database(domain), user, config.max_steps
+        self._database: dict[str, Any] = json.loads(self._domain.data)
+        role = _ROLE.format(instruction=self._scripted.instruction, stop=STOP)
+        self._messages = [Message(role="system", content=role)]
         self._made: list[Invocation] = []
         self._written: list[str] = []
         self._ended: Literal["", "stopped", "transferred"] = ""
         self._steps = 0
         self.functions = {
-            function.name: StateFunction(
-                name=function.name,
-                description=function.description,
-                parameters=function.parameters,
-                act=self._call,
-                output_tokens=config.output_tokens,
-            )
-            for function in domain.functions.values()
+            name: StateFunction(function, self._call, self._config.output_tokens)
+            for name, function in self._domain.functions.items()
         }
 
     async def begin(self) -> UserTurn:
         """Return the user's first message."""
-        return await self._user_turn(None)
+        return await self._user_turn(_GREETING)
 
     async def reply(self, text: str) -> UserTurn:
         """Return the user's answer; over once the user stops, the agent has handed over, or no step is left."""
         self._steps += 1
-        if self._ended or self._steps > self._max_steps:
+        if self._ended or self._steps > self._config.max_steps:
             return OVER
         self._written.append(text)
         turn = await self._user_turn(text)
         if STOP in turn.text:
             self._ended = "stopped"
-        return replace(turn, over=bool(self._ended) or self._steps == self._max_steps)
+        return replace(turn, over=bool(self._ended) or self._steps == self._config.max_steps)
 
     def outcome(self) -> dict[str, JsonValue]:
         """Whether the database and the agent's messages are right, and how much of each matched."""
-        found = digests(self._database.tables)
+        found = digests(self._database)
         right = [name for name, digest in self._solved.items() if found[name] == digest]
         written = [text.lower().replace(",", "") for text in self._written]
         outputs = self._scripted.outputs
@@ -259,56 +237,26 @@ class TauDialogue:
             "do_nothing": self._do_nothing,
         }
 
-    async def close(self) -> None:
-        """Do nothing: the user's engine is closed where it was made."""
-
-    async def _user_turn(self, text: str | None) -> UserTurn:
-        message, calls = await self._user.say(text)
-        return UserTurn(text=message, tools=list(self.functions.values()), calls=calls)
-
-    def _call(self, invocation: Invocation) -> ToolResult:
-        """Take a step of the agent on the database, until the conversation is over."""
-        self._steps += 1
-        if self._ended or self._steps > self._max_steps:
-            return ToolResult(text="Error: the conversation is over", ok=False)
-        self._made.append(invocation)
-        if invocation.name == TRANSFER:
-            self._ended = "transferred"
-        return self._database.call(invocation)
-
-
-class User(Protocol):
-    """The user of one dialogue."""
-
-    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
-        """Return the user's answer to the agent's message (None at the start), and the requests behind it.
-
-        A text with `STOP` in it ends the dialogue. Raises `EngineError` if a model fails.
-        """
-        ...
-
-
-Users = Callable[[str, int], User]  # from an instruction and a seed to the user of one dialogue
-
-
-class ModelUser:
-    """A model as the user."""
-
-    def __init__(self, engine: Engine, sampling: Sampling, instruction: str, seed: int) -> None:
-        self._engine, self._sampling, self._seed = engine, sampling, seed
-        role = Message(role="system", content=_ROLE.format(instruction=instruction, stop=STOP))
-        self._messages = [role]
-
-    async def say(self, heard: str | None) -> tuple[str, tuple[Call, ...]]:
+    async def _user_turn(self, heard: str) -> UserTurn:
         """Ask the model for the customer's next message; in its chat the agent is the user."""
-        self._messages.append(Message(role="user", content=_GREETING if heard is None else heard))
+        self._messages.append(Message(role="user", content=heard))
         request = Request(
             role="user",
             messages=tuple(self._messages),
-            sampling=self._sampling,
+            sampling=self._config.sampling,
             seed=derive_seed(self._seed, "user", len(self._messages)),
         )
         call = await self._engine.sample(request)
         text = spoken(call.completion).strip()
         self._messages.append(Message(role="assistant", content=text))
-        return text, (call,)
+        return UserTurn(text=text, tools=list(self.functions.values()), calls=(call,))
+
+    def _call(self, invocation: Invocation) -> ToolResult:
+        """Take a step of the agent on the database, until the conversation is over."""
+        self._steps += 1
+        if self._ended or self._steps > self._config.max_steps:
+            return ToolResult(text="Error: the conversation is over", ok=False)
+        self._made.append(invocation)
+        if invocation.name == TRANSFER:
+            self._ended = "transferred"
+        return call_function(self._domain, self._database, invocation)

@@ -25,12 +25,13 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any, Self, TypeVar, get_type_hints
 
 from pydantic import JsonValue, TypeAdapter
+
+from midstream.tasks.functions import FunctionSpec
 
 Result = dict[str, Any]  # JSON
 State = dict[str, JsonValue]
@@ -40,13 +41,8 @@ LARGEST = 10**12  # of a call's numbers: a number of thousands of digits cannot 
 _DESCRIPTIONS = "desk_words"  # attribute in which `function` stores its parameters' descriptions
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A desk's function as agents see it: `parameters` is the JSON schema of its arguments."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
+class Function(FunctionSpec):
+    """A desk's function."""
 
     def complete(self, arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Add the defaults of missing arguments and write 5.0 as 5, so that equivalent calls are equal."""

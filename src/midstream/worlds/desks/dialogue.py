@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from midstream.core.data import Frozen
-from midstream.core.protocols import OVER, ToolResult, UserTurn
+from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
@@ -145,8 +145,8 @@ def replay(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, Json
     return session.outcome()
 
 
-class DeskDialogue:
-    """The user of one plan and the desks of one rollout; a `core.protocols.Dialogue`."""
+class DeskDialogue(Dialogue):
+    """The user of one plan and the desks of one rollout."""
 
     system = RULES
 
@@ -159,13 +159,7 @@ class DeskDialogue:
         turn = self._session.turn
         assert turn is not None, "a plan has a turn"
         tools = [
-            StateFunction(
-                name=name,
-                description=function.description,
-                parameters=function.parameters,
-                act=self._call,
-                output_tokens=_RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN,
-            )
+            StateFunction(function, self._call, _RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN)
             for name, function in self._session.room.functions.items()
             if name not in turn.withheld
         ]
@@ -179,9 +173,6 @@ class DeskDialogue:
     def outcome(self) -> dict[str, JsonValue]:
         """Compare each turn with the plan."""
         return self._session.outcome()
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _call(self, invocation: Invocation) -> ToolResult:
         """Return the function's result as JSON; a refusal is no result (`ok=False`)."""

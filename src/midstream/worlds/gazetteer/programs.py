@@ -115,7 +115,7 @@ class GuessConfig(ToolConfig):
         return ConfidentGuess(self)
 
 
-class ConfidentGuess:
+class ConfidentGuess(Tool):
     """Tool that answers every question with a confident sentence and a meaningless number: a distractor.
 
     Sentence and number come from a hash of the question's text: the tool has no knowledge, sees no gold answer, is
@@ -143,9 +143,6 @@ class ConfidentGuess:
         draw = int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "big")
         number, opening = divmod(draw, len(OPENINGS))
         return ToolResult(text=f"{OPENINGS[opening]} {number % (self._largest + 1)}")
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 GuessConfig.tool = ConfidentGuess
