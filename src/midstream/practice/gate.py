@@ -111,83 +111,27 @@ async def decide(
     """
     if not changes:
         return Decision(library=library, changes=(), tests=())
-    everything = tuple(range(len(changes)))
-
-    def pairs(name: str, limit: int) -> Pairs:
-        return Pairs(tasks, play, name=name, limit=limit, size=config.block, seed=derive_seed(seed, name))
-
-    async def test(name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
-        changed = applied(library, [changes[i] for i in places])
-        level = config.error_rate / (TESTS * updates)
-        found = pairs(name, config.test_pairs)
-        return await tested(library, changed, changes=places, name=name, pairs=found, config=config, level=level)
-
-    whole, differences = await test("whole", everything)
-    tests, kept, halves = [whole], everything, None
-    if len(changes) == 1 or not config.bisect_pairs:
-        effects: Sequence[Effect] = [differences.effect(alone=len(changes) == 1)] * len(changes)
-    else:
-        halves = await halved(
-            library,
-            changes,
-            total=differences,
-            pairs=pairs("halves", config.bisect_pairs),
-            enough=config.min_effect,
-        )
-        kept, effects = halves.kept, halves.effects
-        if kept and kept != everything:
-            tests.append((await test("kept", kept))[0])
+    level = config.error_rate / (TESTS * updates)
+    trial = Trial(library=library, changes=changes, tasks=tasks, play=play, config=config, level=level, seed=seed)
+    whole, halves = await trial.measure()
+    tests, kept = [whole], halves.kept
+    if kept and len(kept) < len(changes):
+        tests.append((await trial.test("kept", kept))[0])
 
     # Accepted is what passed a test, the later one if both did; otherwise the last verdict is about what was kept.
     passed = [test.changes for test in tests if test.verdict == "better"]
     chosen, fate = (passed[-1], _FATES["better"]) if passed else (kept, _FATES[tests[-1].verdict])
     records = tuple(
-        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=effects[i])
+        ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=halves.effects[i])
         for i, change in enumerate(changes)
     )
     return Decision(
         library=applied(library, [record.operation for record in records if record.fate == "accepted"]),
         changes=records,
         tests=tuple(tests),
-        bisect_pairs=halves.pairs if halves else 0,
-        bisect_left_out=halves.left_out if halves else 0,
+        bisect_pairs=halves.pairs,
+        bisect_left_out=halves.left_out,
     )
-
-
-async def tested(
-    first: Library,
-    other: Library,
-    *,
-    changes: tuple[int, ...],
-    name: TestName,
-    pairs: Pairs,
-    config: GateConfig,
-    level: float,
-) -> tuple[Test, Differences]:
-    """Test at error rate `level` whether `other`, which holds `changes`, is better than `first`.
-
-    Returns:
-        The test, and all differences in reward.
-    """
-    test = Sequential(level=level, min_effect=config.min_effect, futility=config.futility_rate)
-    found = Differences()
-    while test.verdict == "undecided" and not pairs.spent:
-        values = [value for value in await pairs.block(lambda _: (first, other)) if value is not None]
-        for value in values:
-            found.add(value)
-        test.add(values)
-    measured = found.effect(alone=False)
-    return Test(
-        name=name,
-        changes=changes,
-        pairs=found.pairs,
-        left_out=pairs.left_out,
-        mean=measured.mean,
-        interval=measured.interval,
-        evidence=test.evidence,
-        needed=test.needed,
-        verdict=test.verdict,
-    ), found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +140,58 @@ class Halved:
 
     effects: tuple[Effect, ...]
     kept: tuple[int, ...]
-    pairs: int
-    left_out: int
+    pairs: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """Measurements of `changes` of a library; each test has the error rate `level`, the rest is as in `decide`."""
+
+    library: Library
+    changes: Sequence[Operation]
+    tasks: Sequence[Task]
+    play: Play
+    config: GateConfig
+    level: float
+    seed: int
+
+    async def measure(self) -> tuple[Test, Halved]:
+        """Test all changes together, then measure each by random halves, unless there is one or `bisect_pairs` is 0."""
+        everything, config = tuple(range(len(self.changes))), self.config
+        whole, differences = await self.test("whole", everything)
+        if len(everything) == 1 or not config.bisect_pairs:
+            effect = differences.effect(alone=len(everything) == 1)
+            return whole, Halved(effects=(effect,) * len(everything), kept=everything)
+        pairs = self._pairs("halves", config.bisect_pairs)
+        return whole, await halved(self.library, self.changes, total=differences, pairs=pairs, enough=config.min_effect)
+
+    async def test(self, name: TestName, places: tuple[int, ...]) -> tuple[Test, Differences]:
+        """Test the library with the changes at these places against the one without; returns all differences, too."""
+        pairs, found = self._pairs(name, self.config.test_pairs), Differences()
+        changed = applied(self.library, [self.changes[i] for i in places])
+        test = Sequential(level=self.level, min_effect=self.config.min_effect, futility=self.config.futility_rate)
+        while test.verdict == "undecided" and not pairs.spent:
+            values = [value for value in await pairs.block(lambda _: (self.library, changed)) if value is not None]
+            for value in values:
+                found.add(value)
+            test.add(values)
+        measured = found.effect(alone=False)
+        return Test(
+            name=name,
+            changes=places,
+            pairs=found.pairs,
+            left_out=pairs.left_out,
+            mean=measured.mean,
+            interval=measured.interval,
+            evidence=test.evidence,
+            needed=test.needed,
+            verdict=test.verdict,
+        ), found
+
+    def _pairs(self, name: str, limit: int) -> Pairs:
+        seed = derive_seed(self.seed, name)
+        return Pairs(self.tasks, self.play, name=name, limit=limit, size=self.config.block, seed=seed)
 
 
 async def halved(
@@ -209,7 +203,8 @@ async def halved(
     whole, what is better than its average, which is as good a guess as there is: a change that bad company hides shows
     when the kept ones are tested together.
     """
-    found = _HalfDifferences(total, [Differences() for _ in changes])
+    signed = [Differences() for _ in changes]  # of each change, with the sign of its side
+    threshold = min(0.0, total.mean / len(changes))  # the effect that a change must exceed to be kept
     chosen: list[frozenset[int]] = []  # the halves of the block under way
 
     def sides(draw: random.Random) -> tuple[Library, Library]:
@@ -219,58 +214,44 @@ async def halved(
         other = [change for i, change in enumerate(changes) if i in half]
         return applied(library, first), applied(library, other)
 
-    while not pairs.spent:
+    expected_loss = math.inf
+    while not pairs.spent and expected_loss >= enough:
         chosen.clear()
         values = await pairs.block(sides)
         for half, value in zip(chosen, values, strict=True):
             if value is not None:
                 # The difference counts for the changes of `other`, and against those of `first`.
-                for i, signed in enumerate(found.signed):
-                    signed.add(value if i in half else -value)
-        if found.expected_loss < enough:
-            break
-    effects = []
-    for i, signed in enumerate(found.signed):
-        mean, error = found.estimate(i)
-        effects.append(signed.effect(alone=True, mean=mean, error=error))
-    kept = tuple(i for i in range(len(changes)) if found.estimate(i)[0] > found.threshold)
-    return Halved(effects=tuple(effects), kept=kept, pairs=found.signed[0].pairs, left_out=pairs.left_out)
-
-
-@dataclass
-class _HalfDifferences:
-    """The differences so far: for each change with the sign of its side, and for all changes together (`total`)."""
-
-    total: Differences
-    signed: list[Differences]
-
-    def estimate(self, i: int) -> tuple[float, float]:
-        """The effect of change i and its standard error.
-
-        Its signed mean m is below its effect e because the other changes are more often on the other side:
-        m = e + r (T - e), r the correlation of two changes' sides and T the effect of all. Of n changes, n even, n/2
-        are on each side, so r = -1/(n - 1); r = -1/n if n is odd.
-        """
-        count = len(self.signed)
-        r, total, signed = -1 / (count - 1 + count % 2), self.total, self.signed[i]
-        return (signed.mean - r * total.mean) / (1 - r), math.hypot(signed.error, r * total.error) / (1 - r)
-
-    @property
-    def threshold(self) -> float:
-        """The effect that a change must exceed to be kept."""
-        return min(0.0, self.total.mean / len(self.signed))
-
-    @property
-    def expected_loss(self) -> float:
-        """The expected cost of all choices on the wrong side of the threshold."""
-        loss = 0.0
-        for i in range(len(self.signed)):
-            mean, error = self.estimate(i)
+                for i, differences in enumerate(signed):
+                    differences.add(value if i in half else -value)
+        # The cost of a choice: the mean distance by which a normal truth lies on the other side of the threshold.
+        expected_loss = 0.0
+        for mean, error in _estimates(signed, total):
             if error:  # 0 where the squares of all differences underflow
-                # The mean distance by which a normal truth lies on the other side of the threshold than its estimate.
-                z = abs(mean - self.threshold) / error
-                loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
-        return loss
+                z = abs(mean - threshold) / error
+                expected_loss += error * (_NORMAL.pdf(z) - z * _NORMAL.cdf(-z))
+    estimates = _estimates(signed, total)
+    return Halved(
+        effects=tuple(
+            differences.effect(alone=True, mean=mean, error=error)
+            for differences, (mean, error) in zip(signed, estimates, strict=True)
+        ),
+        kept=tuple(i for i, (mean, _) in enumerate(estimates) if mean > threshold),
+        pairs=signed[0].pairs,
+        left_out=pairs.left_out,
+    )
+
+
+def _estimates(signed: Sequence[Differences], total: Differences) -> list[tuple[float, float]]:
+    """The effect of each change and its standard error.
+
+    A change's signed mean m is below its effect e because the other changes are more often on the other side:
+    m = e + r (T - e), r the correlation of two changes' sides and T the effect of all. Of n changes, n even, n/2
+    are on each side, so r = -1/(n - 1); r = -1/n if n is odd.
+    """
+    r = -1 / (len(signed) - 1 + len(signed) % 2)
+    means = [(change.mean - r * total.mean) / (1 - r) for change in signed]
+    errors = [math.hypot(change.error, r * total.error) / (1 - r) for change in signed]
+    return list(zip(means, errors, strict=True))
 
 
 def random_half(count: int, draw: random.Random) -> frozenset[int]:

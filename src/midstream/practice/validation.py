@@ -12,11 +12,11 @@ from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.practice.gate import Test, halved, tested
+from midstream.practice.gate import Test, Trial
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Effect, Library, measured, proven, with_lessons
 from midstream.practice.operations import Operation
-from midstream.practice.paired_test import Pairs, Play
+from midstream.practice.paired_test import Play
 from midstream.practice.runner import Match, Report, Runner
 from midstream.practice.settings import GateConfig
 from midstream.rollout import Environment
@@ -94,30 +94,14 @@ async def measure(library: Library, *, tasks: Sequence[Task], play: Play, config
     Raises:
         InfrastructureError: no pair of a block had a result on both sides.
     """
-
-    def pairs(name: str, limit: int) -> Pairs:
-        return Pairs(tasks, play, name=name, limit=limit, size=config.block, seed=derive_seed(seed, name))
-
     lessons, empty = library.rendered, with_lessons(library, ())
-    test, total = await tested(
-        empty,
-        library,
-        changes=tuple(range(len(lessons))),
-        name="whole",
-        pairs=pairs("whole", config.test_pairs),
-        config=config,
-        level=config.error_rate,
-    )
-    if len(lessons) == 1 or not config.bisect_pairs:
-        effect = total.effect(alone=len(lessons) == 1)
-        return Validation(test=test, effects={lesson.id: effect for lesson in lessons})
     adds = [
         Operation(kind="add", id=lesson.id, text=lesson.text, module=lesson.module, origin=lesson.origin)
         for lesson in lessons
     ]
-    halves = await halved(
-        empty, adds, total=total, pairs=pairs("halves", config.bisect_pairs), enough=config.min_effect
-    )
+    level = config.error_rate
+    trial = Trial(library=empty, changes=adds, tasks=tasks, play=play, config=config, level=level, seed=seed)
+    test, halves = await trial.measure()
     return Validation(
         test=test,
         effects={lesson.id: effect for lesson, effect in zip(lessons, halves.effects, strict=True)},
