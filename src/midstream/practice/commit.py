@@ -215,8 +215,6 @@ class History:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.path = directory, directory / VERSIONS
-        self._stamp: tuple[int, int] | None = None  # size and time of the file when it was read
-        self._versions: list[Version] = []
         self._seen: int | None = None  # the newest number that the caller has read
 
     def all(self) -> Sequence[Version]:
@@ -227,7 +225,7 @@ class History:
         """
         versions = self._read()
         self._seen = len(versions)
-        return tuple(versions)
+        return versions
 
     def current(self) -> Version | None:
         """The newest version, None in a new directory; raises as `all`."""
@@ -282,8 +280,7 @@ class History:
             )
             with Journal(self.path) as journal:
                 journal.append(version)
-            self._versions = [*before, version]
-            self._stamp, self._seen = self._file_stamp(), version.number
+            self._seen = version.number
             self.write_files()
         return version
 
@@ -293,7 +290,7 @@ class History:
         Lessons are numbered on from the newest version, so that no id is given twice.
         """
         library = self.get(number).library
-        latest = max(next_number(version.library) for version in self._versions)
+        latest = max(next_number(version.library) for version in self.all())
         library = library.model_copy(update={"next_number": latest})
         return self.add(library, by="rollback", note=f"back to version {number}")
 
@@ -305,21 +302,11 @@ class History:
             atomic_write(self.directory / "library.md", to_markdown(current.library).encode())
 
     def _read(self) -> list[Version]:
-        """The versions on disk; the file is read only if it has changed."""
-        stamp = self._file_stamp()
-        if stamp != self._stamp:
-            versions = read_models(self.path, Version)
-            for place, version in enumerate(versions, start=1):
-                if version.number != place:
-                    raise damaged(self.path, f"line {place} holds version {version.number}")
-            self._versions, self._stamp = versions, stamp
-        return self._versions
-
-    def _file_stamp(self) -> tuple[int, int] | None:
-        if not self.path.exists():
-            return None
-        stat = self.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        versions = read_models(self.path, Version)
+        for place, version in enumerate(versions, start=1):
+            if version.number != place:
+                raise damaged(self.path, f"line {place} holds version {version.number}")
+        return versions
 
 
 def read_library(path: Path) -> Library:
