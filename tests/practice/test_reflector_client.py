@@ -12,8 +12,8 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message, Sampling
 from midstream.engines.scripted import ScriptedEngine
 from midstream.practice.ledger import Ledger
-from midstream.practice.reflector import Answered, RoleCall, RoleClient
-from midstream.practice.replies import SUMMARY_SCHEMA, read_summary
+from midstream.practice.reflector import Reflector, RoleCall
+from midstream.practice.replies import SUMMARY_SCHEMA, Reading, read_summary
 from support.reflectors import settings
 
 PURPOSE = RoleCall("summariser", 1, "t1", 0)
@@ -23,8 +23,8 @@ GOOD = '{"summary": "it went well"}'
 
 def ask(
     engine: Any, ledger: Ledger | None = None, *, seed: int = 5, purpose: RoleCall = PURPOSE, **more: Any
-) -> Answered[str]:
-    client = RoleClient(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
+) -> Reading[str]:
+    client = Reflector(settings(**more), {"summariser": engine}, ledger or Ledger(), seed)
     return asyncio.run(client.ask(purpose, MESSAGES, read_summary, SUMMARY_SCHEMA))
 
 
@@ -34,7 +34,7 @@ def role(**more: Any) -> dict[str, Any]:
 
 def test_a_usable_reply_is_the_answer():
     engine = ScriptedEngine([GOOD], name="model-x")
-    assert ask(engine) == Answered(value="it went well", model="model-x")
+    assert ask(engine) == Reading(value="it went well", model="model-x")
     assert engine.requests[0].messages == MESSAGES
     assert engine.requests[0].role == "summariser"
     assert engine.requests[0].json_schema is None
@@ -57,7 +57,7 @@ def test_what_stays_unusable_is_reported_with_the_last_reply():
     found = ask(engine)
     assert found.value is None
     assert len(engine.requests) == 3
-    (lost,) = found.unreadable
+    (lost,) = found.flaws
     assert lost.startswith("summariser, task t1, rollout 0: no usable reply when asked 3 times: ")
     assert "I won't xxx" in lost
     assert len(lost) < 500
@@ -78,7 +78,7 @@ def test_a_reply_that_was_cut_off_is_not_repaired_and_reported_as_such():
     engine = Cut(["{'summary': 'it went well',}"] * 2)
     found = ask(engine, reflector=role(asks=2, sampling=Sampling(max_tokens=7)))
     assert found.value is None
-    assert "cut off after max_tokens = 7" in found.unreadable[0]
+    assert "cut off after max_tokens = 7" in found.flaws[0]
     assert "cut off" in engine.requests[1].messages[-1].content
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from midstream.agents.rendering import PromptTemplate
 from midstream.core.errors import RecipeError
@@ -71,33 +70,85 @@ class RoleCall(NamedTuple):
         return f"{self.role}{task}" + (f", rollout {self.rollout}" if self.rollout != "" else "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answered(Generic[T]):
-    """A role's answer, None where no reply could be used.
+class Reflector:
+    """The three roles; `engines` are keyed by their names. It holds no state except what the ledger keeps.
 
-    `unreadable` names what was lost, `model` the model that answered.
+    The `step` of its methods is the number of the update. They raise `EngineError` once an engine's own retries failed.
+
+    Raises:
+        RecipeError: a prompt file cannot be used.
     """
 
-    value: T | None
-    unreadable: tuple[str, ...] = ()
-    model: str = ""
-
-
-class RoleClient:
-    """Asks the roles, each through the engine of its name."""
-
     def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
-        self._config, self._engines, self._ledger, self._seed = config, engines, ledger, seed
+        self.config = config
+        self._engines, self._ledger, self._seed = engines, ledger, seed
+        critic = "contrast" if config.lessons_from == "rollouts" else "write"
+        self._prompts = {
+            role: PromptTemplate(name, _LAYOUTS[name], config.role(role).prompt_file, package="midstream.practice")
+            for role, name in zip(ROLES, ("summarise", critic, "merge"), strict=True)  # words: allow
+        }
+
+    async def summarize(self, step: int, question: str, trajectory: Trajectory, answer: str | None) -> Reading[str]:
+        """Summarize one rollout. `answer` is the gold one, None where no role may see it."""
+        values = {"question": to_json(question), "answer": about_answer(answer), "rollout": transcript(trajectory)}
+        purpose = RoleCall("summariser", step, trajectory.task_id, trajectory.rollout_index)
+        return await self.ask(purpose, self._prompts["summariser"].messages(values), read_summary, SUMMARY_SCHEMA)
+
+    async def contrast(
+        self, step: int, group: Group, summaries: Sequence[str | None], library: Library, answer: str | None
+    ) -> Reading[list[Operation]]:
+        """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer."""
+        values = {
+            "question": to_json(group.task.question),
+            "answer": about_answer(answer),
+            "rollouts": about_rollouts(group.trajectories, summaries),
+        }
+        ids = tuple(trajectory.id for trajectory in group.trajectories)
+        return await self._operations(Origin(update=step, tasks=(group.task.id,), trajectories=ids), library, values)
+
+    async def write(self, step: int, task_id: str, question: str, library: Library) -> Reading[list[Operation]]:
+        """Write lessons from a question alone, without any rollout: a control."""
+        return await self._operations(Origin(update=step, tasks=(task_id,)), library, {"question": to_json(question)})
+
+    async def merge(self, step: int, proposals: Proposals, library: Library) -> Reading[Merged]:
+        """Merge one batch's operations."""
+        messages = self._prompts["merger"].messages(self._values(library, {"proposals": proposals.shown()}))
+        answer = await self.ask(RoleCall("merger", step), messages, read_operations, MERGE_SCHEMA)
+        merged = None if answer.value is None else proposals.merged(answer.value, self.config.modules, answer.model)
+        return Reading(value=merged, flaws=answer.flaws)
+
+    async def _operations(
+        self, origin: Origin, library: Library, values: Mapping[str, str]
+    ) -> Reading[list[Operation]]:
+        """Ask the critic about one task, and note the origin of each operation."""
+        messages = self._prompts["critic"].messages(self._values(library, values))
+        purpose = RoleCall("critic", origin.update, *origin.tasks)
+        answer = await self.ask(purpose, messages, read_operations, OPERATIONS_SCHEMA)
+        if answer.value is None:
+            return Reading(flaws=answer.flaws)
+        operations = [
+            change.operation(origin.model_copy(update={"model": answer.model, "why": change.why}), self.config.modules)
+            for change in answer.value
+        ]
+        return Reading(value=operations, flaws=answer.flaws)
+
+    def _values(self, library: Library, values: Mapping[str, str]) -> dict[str, str]:
+        text = about_library(library, self.config.library.max_tokens)
+        return {**about_run(self.config), "library": text, **values}
 
     async def ask(
         self, purpose: RoleCall, messages: tuple[Message, ...], read: Read[T], schema: Mapping[str, Any]
-    ) -> Answered[T]:
-        """Ask until a reply can be used, as often as the role allows; the last reply may be repaired.
+    ) -> Reading[T]:
+        """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
+
+        Returns:
+            The reading of the last reply. Its flaws, for the record, begin with the request's name; where no reply
+            could be used, the flaw is the last one.
 
         Raises:
             EngineError: the engine failed, after its own retries.
         """
-        config = self._config.role(purpose.role)
+        config = self.config.role(purpose.role)
         number, call = 0, Call(role=purpose.role)
         reading: Reading[T] = Reading()
         while reading.value is None and number < config.asks:
@@ -133,10 +184,10 @@ class RoleClient:
             quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "(no text)"
             asked = "when asked once" if number == 1 else f"when asked {number} times"
             lost = f"{purpose.name}: no usable reply {asked}: {reading.problem}: {quoted}"
-            return Answered(value=None, unreadable=(lost,))
+            return Reading(problem=reading.problem, flaws=(lost,))
         flaws = tuple(f"{purpose.name}: {flaw}" for flaw in reading.flaws)
         # The server's name for the model, where it has one.
-        return Answered(value=reading.value, unreadable=flaws, model=str(call.sent.get("model", call.engine)))
+        return Reading(value=reading.value, flaws=flaws, model=str(call.sent.get("model", call.engine)))
 
     async def _call(self, purpose: RoleCall, request: Request) -> Call:
         """The answer in the ledger, or a new one, which is in the ledger before it is used."""
@@ -156,72 +207,3 @@ class RoleClient:
             calls = (await engine.sample(request),)
             self._ledger.keep_reply(key, calls)
         return calls[-1]
-
-
-class Reflector:
-    """The three roles; `engines` are keyed by their names. It holds no state except what the ledger keeps.
-
-    The `step` of its methods is the number of the update. They raise `EngineError` once an engine's own retries failed.
-
-    Raises:
-        RecipeError: a prompt file cannot be used.
-    """
-
-    def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
-        self.config = config
-        self._client = RoleClient(config, engines, ledger, seed)
-        critic = "contrast" if config.lessons_from == "rollouts" else "write"
-        self._prompts = {
-            role: PromptTemplate(name, _LAYOUTS[name], config.role(role).prompt_file, package="midstream.practice")
-            for role, name in zip(ROLES, ("summarise", critic, "merge"), strict=True)  # words: allow
-        }
-
-    async def summarize(self, step: int, question: str, trajectory: Trajectory, answer: str | None) -> Answered[str]:
-        """Summarize one rollout. `answer` is the gold one, None where no role may see it."""
-        values = {"question": to_json(question), "answer": about_answer(answer), "rollout": transcript(trajectory)}
-        purpose = RoleCall("summariser", step, trajectory.task_id, trajectory.rollout_index)
-        return await self._client.ask(
-            purpose, self._prompts["summariser"].messages(values), read_summary, SUMMARY_SCHEMA
-        )
-
-    async def contrast(
-        self, step: int, group: Group, summaries: Sequence[str | None], library: Library, answer: str | None
-    ) -> Answered[list[Operation]]:
-        """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer."""
-        values = {
-            "question": to_json(group.task.question),
-            "answer": about_answer(answer),
-            "rollouts": about_rollouts(group.trajectories, summaries),
-        }
-        ids = tuple(trajectory.id for trajectory in group.trajectories)
-        return await self._operations(Origin(update=step, tasks=(group.task.id,), trajectories=ids), library, values)
-
-    async def write(self, step: int, task_id: str, question: str, library: Library) -> Answered[list[Operation]]:
-        """Write lessons from a question alone, without any rollout: a control."""
-        return await self._operations(Origin(update=step, tasks=(task_id,)), library, {"question": to_json(question)})
-
-    async def merge(self, step: int, proposals: Proposals, library: Library) -> Answered[Merged]:
-        """Merge one batch's operations."""
-        messages = self._prompts["merger"].messages(self._values(library, {"proposals": proposals.shown()}))
-        answer = await self._client.ask(RoleCall("merger", step), messages, read_operations, MERGE_SCHEMA)
-        merged = None if answer.value is None else proposals.merged(answer.value, self.config.modules, answer.model)
-        return Answered(value=merged, unreadable=answer.unreadable, model=answer.model)
-
-    async def _operations(
-        self, origin: Origin, library: Library, values: Mapping[str, str]
-    ) -> Answered[list[Operation]]:
-        """Ask the critic about one task, and note the origin of each operation."""
-        messages = self._prompts["critic"].messages(self._values(library, values))
-        purpose = RoleCall("critic", origin.update, *origin.tasks)
-        answer = await self._client.ask(purpose, messages, read_operations, OPERATIONS_SCHEMA)
-        if answer.value is None:
-            return Answered(value=None, unreadable=answer.unreadable)
-        operations = [
-            change.operation(origin.model_copy(update={"model": answer.model, "why": change.why}), self.config.modules)
-            for change in answer.value
-        ]
-        return Answered(value=operations, unreadable=answer.unreadable, model=answer.model)
-
-    def _values(self, library: Library, values: Mapping[str, str]) -> dict[str, str]:
-        text = about_library(library, self.config.library.max_tokens)
-        return {**about_run(self.config), "library": text, **values}

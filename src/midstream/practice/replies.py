@@ -57,11 +57,15 @@ MERGE_SCHEMA = _operations({**_CHANGE, "from": {"type": "array", "items": {"type
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading(Generic[T]):
-    """Result of reading a reply: a value, or the `problem` with all of it; `flaws` are the parts that were left out."""
+    """Result of reading a reply: a value, or the `problem` with all of it; `flaws` are the parts that were left out.
+
+    `model` is the one that wrote it.
+    """
 
     value: T | None = None
     problem: str = ""
     flaws: tuple[str, ...] = ()
+    model: str = ""
 
 
 class Change(BaseModel):

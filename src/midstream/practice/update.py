@@ -276,7 +276,7 @@ class Practice:
             answer = await self.reflector.write(step, task.id, task.question, library)
         except PromptTooLongError as failure:
             return _Lesson(skipped=failure.what)
-        return self._limited(answer.value, answer.unreadable)
+        return self._limited(answer.value, answer.flaws)
 
     async def _study(self, step: int, group: Group, library: Library) -> _Lesson:
         """What one group teaches: summarize every rollout, then contrast them."""
@@ -301,7 +301,7 @@ class Practice:
             answers = await run_concurrently(
                 self.reflector.summarize(step, question, trajectory, gold) for trajectory in ended
             )
-            lost_replies = [text for answer in answers for text in answer.unreadable]
+            lost_replies = [text for answer in answers for text in answer.flaws]
             summaries = [answer.value for answer in answers]
             if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
                 return _Lesson(skipped="fewer than two rollouts could be summarized", unreadable=lost_replies)
@@ -309,7 +309,7 @@ class Practice:
             answer = await self.reflector.contrast(step, contrasted, summaries, library, gold)
         except PromptTooLongError as failure:
             return _Lesson(skipped=failure.what)
-        return self._limited(answer.value, [*lost_replies, *answer.unreadable])
+        return self._limited(answer.value, [*lost_replies, *answer.flaws])
 
     def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Lesson:
         """The first changes that one group may make; a "keep" does not count. Without a reply the group is broken."""
@@ -341,8 +341,8 @@ class Practice:
         except PromptTooLongError as failure:
             return _Lesson(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
         if answer.value is None:
-            return _Lesson(operations=proposals.operations, unreadable=answer.unreadable)
-        return _Lesson(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.unreadable)
+            return _Lesson(operations=proposals.operations, unreadable=answer.flaws)
+        return _Lesson(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
 
 
 def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:
