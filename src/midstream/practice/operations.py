@@ -24,7 +24,6 @@ from midstream.practice.library import (
     cost,
     next_number,
     number,
-    one_line,
     size,
     tokens,
     with_lessons,
@@ -100,12 +99,12 @@ def applied(library: Library, operations: Sequence[Operation]) -> Library:
     for operation in operations:
         before = lessons.get(operation.id)
         if operation.kind == "add" and before is None and ID.fullmatch(operation.id):
-            lessons[operation.id] = _new(operation)
+            lessons[operation.id] = _lesson(operation, None)
         elif before is not None and not _guarded(before, operation):
             if operation.kind == "delete":
                 del lessons[operation.id]
             elif operation.kind == "modify":
-                lessons[operation.id] = _modified(before, operation)
+                lessons[operation.id] = _lesson(operation, before)
     # An id that was given to a lesson and taken away again is not given a second time.
     latest = [number(add.id) + 1 for add in operations if add.kind == "add" and ID.fullmatch(add.id)]
     moved = library.model_copy(update={"next_number": max([next_number(library), *latest])})
@@ -129,24 +128,21 @@ class _Screen:
             return self._add(operation, known)
         before = self.lessons.get(operation.id)
         refused = ""
-        if before is None:
-            gone = operation.id in self._before or operation.id in self._touched
-            refused = f"a second operation on {operation.id}" if gone else f"there is no lesson {operation.id!r}"
-        elif operation.kind == "keep":
-            pass
-        elif operation.id in self._touched:
+        if before is None and operation.id not in self._before | self._touched:
+            refused = f"there is no lesson {operation.id!r}"
+        elif before is None or (operation.kind != "keep" and operation.id in self._touched):
             refused = f"a second operation on {operation.id}"
-        elif _guarded(before, operation):
+        elif operation.kind != "keep" and _guarded(before, operation):
             refused = f"{before.id} is {before.state} by a person"
+        elif operation.kind == "modify":
+            return self._modify(operation, before)
         elif operation.kind == "delete":
             self._accept(operation, before, None)
-        else:
-            return self._modify(operation, before)
         return Outcome(operation=operation, refused=refused)
 
     def _add(self, operation: Operation, known: bool) -> Outcome:
         module = operation.module or next(iter(self.rules.modules), "")
-        operation = operation.model_copy(update={"text": one_line(operation.text), "module": module})
+        operation = operation.model_copy(update={"module": module})
         if refused := self._unsound(operation, growth=cost(operation.text)):
             return Outcome(operation=operation, refused=refused)
         # A pending lesson keeps its id only if an earlier batch gave it out and nothing has it now.
@@ -154,13 +150,12 @@ class _Screen:
         if not (known and ID.fullmatch(operation.id) and free and number(operation.id) < self.next_number):
             operation = operation.model_copy(update={"id": f"L{self.next_number}"})
             self.next_number += 1
-        self._accept(operation, None, _new(operation))
+        self._accept(operation, None, _lesson(operation, None))
         return Outcome(operation=operation)
 
     def _modify(self, operation: Operation, before: Lesson) -> Outcome:
-        module = operation.module or before.module
-        operation = operation.model_copy(update={"text": one_line(operation.text), "module": module})
-        after = _modified(before, operation)
+        operation = operation.model_copy(update={"module": operation.module or before.module})
+        after = _lesson(operation, before)
         if (after.text, after.module) == (before.text, before.module):
             return Outcome(operation=operation, refused=f"{before.id} has this text already")
         refused = self._unsound(operation, growth=_growth(before, after))
@@ -223,18 +218,11 @@ def _growth(before: Lesson | None, after: Lesson | None) -> int:
     return new - old
 
 
-def _new(operation: Operation) -> Lesson:
-    return Lesson(id=operation.id, text=operation.text, module=operation.module, origin=operation.origin)
-
-
-def _modified(before: Lesson, operation: Operation) -> Lesson:
-    """The lesson with a new text, without the counts and the effect of the old one."""
+def _lesson(operation: Operation, before: Lesson | None) -> Lesson:
+    """The lesson with the operation's text, without the counts and the effect of its text `before`."""
+    module, state = (before.module, before.state) if before else ("", "active")
     return Lesson(
-        id=before.id,
-        text=operation.text,
-        module=operation.module or before.module,
-        state=before.state,
-        origin=operation.origin,
+        id=operation.id, text=operation.text, module=operation.module or module, state=state, origin=operation.origin
     )
 
 

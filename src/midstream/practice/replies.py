@@ -74,7 +74,7 @@ class Change(BaseModel):
     Unknown keys, and null for a text, are ignored.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", str_strip_whitespace=True)
 
     kind: Kind
     id: str = ""
@@ -94,11 +94,6 @@ class Change(BaseModel):
         """Keep the integers: a change is not lost because its sources are malformed."""
         listed = value if isinstance(value, list) else [value]
         return [item for item in listed if isinstance(item, int) and not isinstance(item, bool)]
-
-    @field_validator("id", "text", "module", "why")
-    @classmethod
-    def _stripped(cls, value: str) -> str:
-        return value.strip()
 
     @field_validator("kind", mode="before")
     @classmethod
@@ -196,14 +191,20 @@ class Proposals:
     def merged(self, changes: Sequence[Change], modules: Sequence[str], model: str) -> Merged:
         """The merger's list, each operation with the origins of the proposals that it was made of.
 
-        Those are the ones that it names; if it names none, those on the same lesson or with the same text; if there are
-        none either, the whole batch, which is what the merger saw. A proposal that is unchanged keeps its model.
+        A proposal that is unchanged keeps its model.
         """
         operations: list[Operation] = []
         merged_into: dict[int, Operation] = {}
         for change in changes:
             made = change.operation(Origin(), modules)
-            sources = self._sources(made, change.sources)
+            # Its sources are the proposals that it names, or else those on the same lesson or with the same text.
+            sources = [number - 1 for number in dict.fromkeys(change.sources) if 0 < number <= len(self.operations)]
+            if not sources:
+                for place, proposal in enumerate(self.operations):
+                    same_lesson = "add" not in (proposal.kind, made.kind) and proposal.id == made.id
+                    if same_lesson or _content(proposal) == _content(made):
+                        sources.append(place)
+            # Without any, it was made of the whole batch, which is what the merger saw.
             behind = [self.operations[place] for place in sources] or list(self.operations)
             origin = _joined([proposal.origin for proposal in behind])
             new = all(_content(proposal) != _content(made) for proposal in behind)
@@ -221,17 +222,6 @@ class Proposals:
                     reason = f"merged into: {' '.join(word for word in (into.kind, into.id, into.text) if word)}"
                 left_out.append(Outcome(operation=proposal, refused=reason))
         return Merged(operations=tuple(operations), left_out=tuple(left_out))
-
-    def _sources(self, made: Operation, named: Sequence[int]) -> list[int]:
-        """Places of the proposals that an operation was made of."""
-        places = [number - 1 for number in dict.fromkeys(named) if 0 < number <= len(self.operations)]
-        if places:
-            return places
-        if made.kind == "add":
-            return [place for place, proposal in enumerate(self.operations) if _content(proposal) == _content(made)]
-        return [
-            place for place, proposal in enumerate(self.operations) if proposal.kind != "add" and proposal.id == made.id
-        ]
 
 
 def _content(operation: Operation) -> tuple[str, ...]:
