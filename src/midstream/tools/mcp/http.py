@@ -24,6 +24,8 @@ from midstream.tools.mcp.link import Link
 if TYPE_CHECKING:
     from mcp.shared._stream_protocols import ReadStream, WriteStream
 
+    from midstream.tools.mcp.tools import Config
+
 CLOSE_S = 2.0  # for the request that closes the session
 _SESSION = "mcp-session-id"
 _JSON = {"content-type": "application/json"}
@@ -116,19 +118,17 @@ class HttpLink(Link):
     """A link to a server at an address.
 
     Args:
-        url: the server's address.
+        config: its settings.
         headers: sent with every request.
-        limit: bytes of a reply that are read at most.
-        connect_timeout_s: for a connection.
-        read_timeout_s: for the next bytes of a response.
     """
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str], limit: int, *, connect_timeout_s: float, read_timeout_s: float
-    ) -> None:
-        super().__init__(limit)
-        self._url = url
-        self._client = _Client(self, headers, limit, httpx2.Timeout(read_timeout_s, connect=connect_timeout_s))
+    def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
+        super().__init__(config.max_reply_mb)
+        self._url = config.url
+        # Calls have their own limit; this one only ends a stream that the server forgot.
+        read_timeout_s = max(config.timeout_s, config.connect_timeout_s) + 5
+        timeout = httpx2.Timeout(read_timeout_s, connect=config.connect_timeout_s)
+        self._client = _Client(self, headers, self._limit, timeout)
         self._replies_too_long: set[int | str] = set()
 
     @asynccontextmanager

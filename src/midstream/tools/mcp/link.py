@@ -28,14 +28,13 @@ OPEN_REQUESTS = 16  # requests of the server (sampling and the like) that may wa
 class Link:
     """A transport for the SDK that knows when it ended, and why. It is opened once.
 
-    Args:
-        limit: bytes of a reply that are read at most.
+    A reply of more than `max_reply_mb` is not read.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, max_reply_mb: float) -> None:
         self.ended = asyncio.Event()  # the server is gone or unusable, or is no longer needed
         self.session_lost = False  # the server does not know the session any more, and did not act on the request
-        self._limit, self._fault = limit, ""
+        self._limit, self._fault = int(max_reply_mb * (1 << 20)), ""
         self._open_requests = 0
         self._inbox: MemoryObjectSendStream[SessionMessage | Exception] | None = None
 

@@ -24,6 +24,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.version import __version__
 from midstream.tools.mcp.link import TOO_LONG, Link
+from midstream.tools.mcp.tools import Config, Refused
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # before connecting again, by the number of failures in a row
@@ -36,11 +37,6 @@ _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAda
 )
 # Errors of a server that does not know the older handshake.
 _NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
-_DENIED_CAUSE = "the key that headers_env sends is missing, wrong, or lacks permission"
-
-
-class Refused(Exception):
-    """The server refused a call for a reason that the caller can fix; the text gives it."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +54,16 @@ class Server:
 
     Args:
         name: the recipe's table, for errors.
+        config: its settings.
         make_link: creates a new link to it.
-        connect_timeout_s: for connecting and listing the tools.
-        timeout_s: for one call.
         clean: removes keys and control characters from text of the server.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make_link: Callable[[], Link],
-        *,
-        connect_timeout_s: float,
-        timeout_s: float,
-        clean: Callable[[str], str],
-    ) -> None:
+    def __init__(self, name: str, config: Config, make_link: Callable[[], Link], clean: Callable[[str], str]) -> None:
         self._name, self._make_link, self._clean = name, make_link, clean
-        self._fix = f"start it by hand as [tools.{name}] describes it, and look at its output"
-        self._connect_timeout_s, self._timeout_s = connect_timeout_s, timeout_s
+        self._connect_timeout_s, self._timeout_s = config.connect_timeout_s, config.timeout_s
+        # Of a whole call: connecting again, the call, the request that checks the server, and ending it.
+        self.longest_call_s = max(PAUSES_S) + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
         self._connection: _Connection | None = None
         self._attempt: asyncio.Task[_Connection] | None = None
         self._link: Link | None = None
@@ -218,24 +206,14 @@ class Server:
                 cause = cause.exceptions[0]
             if isinstance(cause, TimeoutError):
                 cause = self._unusable(f"it was not ready within {self._connect_timeout_s:g} s", link)
-            elif isinstance(cause, MCPError):
-                if cause.code == types.CONNECTION_CLOSED:
-                    cause = self._unusable(cause.message, link)
-            elif not isinstance(cause, MidstreamError):
+            elif isinstance(cause, MCPError) and cause.code == types.CONNECTION_CLOSED:
+                cause = self._unusable(cause.message, link)
+            elif not isinstance(cause, MCPError | MidstreamError):
                 why = _first_error(cause) if isinstance(cause, ValidationError) else str(cause)
                 cause = self._unusable(f"it does not speak MCP: {why}", link)
             ready.set_exception(cause)
         finally:
             link.end()
-
-    def _unusable(self, what: str, link: Link | None = None) -> ToolServerError:
-        known = link.diagnostics() if link is not None else ""
-        return ToolServerError(
-            f"MCP server {self._name!r} cannot be used: {self._clean(what + (f' ({known})' if known else ''))}",
-            code="mcp-server-unusable",
-            cause=_DENIED_CAUSE if _denied(what) else "it is not an MCP server, lacks something it needs, or is down",
-            fix=self._fix,
-        )
 
     async def _call(
         self, tool: str, arguments: Mapping[str, JsonValue], *, repeated: bool = False
@@ -288,13 +266,23 @@ class Server:
             raise Refused("it requests input from a person or a model, which is not available here")
         return result
 
+    def _unusable(self, what: str, link: Link | None = None) -> ToolServerError:
+        known = link.diagnostics() if link is not None else ""
+        what = f"cannot be used: {what} ({known})" if known else f"cannot be used: {what}"
+        return self._error("mcp-server-unusable", what, "it is not an MCP server, lacks something it needs, or is down")
+
     def _broke(self, connection: _Connection, what: str) -> ToolServerError:
         known = self._clean(connection.link.diagnostics())
+        return self._error("mcp-server-failed", what, known or "a problem of the server, or of something it needs")
+
+    def _error(self, code: str, what: str, cause: str) -> ToolServerError:
+        if "HTTP 401" in what or "HTTP 403" in what:
+            cause = "the key that headers_env sends is missing, wrong, or lacks permission"
         return ToolServerError(
             f"MCP server {self._name!r} {self._clean(what)}",
-            code="mcp-server-failed",
-            cause=_DENIED_CAUSE if _denied(what) else known or "a problem of the server, or of something it needs",
-            fix=self._fix,
+            code=code,
+            cause=cause,
+            fix=f"start it by hand as [tools.{self._name}] describes it, and look at its output",
         )
 
 
@@ -302,10 +290,6 @@ def _first_error(failure: ValidationError) -> str:
     """The place of the first invalid value, and the reason."""
     error = failure.errors(include_url=False)[0]
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
-
-
-def _denied(what: str) -> bool:
-    return "HTTP 401" in what or "HTTP 403" in what
 
 
 async def _tools_of(client: Client) -> list[types.Tool]:

@@ -12,16 +12,18 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, JSONRPCMessage, jsonrpc_message_adapter
 
 from midstream.core.errors import RecipeError
 from midstream.tools.mcp.link import Link, error_reply
+
+if TYPE_CHECKING:
+    from midstream.tools.mcp.tools import Config
 
 GRACE_S = 2.0  # for a server to end by itself after its input is closed
 TERM_S = 1.0  # and then after SIGTERM
@@ -62,15 +64,13 @@ class StdioLink(Link):
     """A link to a process.
 
     Args:
-        command: the program and its arguments.
-        cwd: its working directory; by default ours.
+        config: its settings.
         environment: all of its environment.
-        limit: bytes of a line that are read at most.
     """
 
-    def __init__(self, command: Sequence[str], cwd: Path | None, environment: Mapping[str, str], limit: int) -> None:
-        super().__init__(limit)
-        self._command, self._cwd, self._environment = command, cwd, environment
+    def __init__(self, config: Config, environment: dict[str, str]) -> None:
+        super().__init__(config.max_reply_mb)
+        self._command, self._cwd, self._environment = config.command, config.cwd, environment
         self._stderr, self._noise, self._signaled = b"", b"", False
         self._transport: asyncio.SubprocessTransport | None = None
 
@@ -99,7 +99,7 @@ class StdioLink(Link):
                 lambda: _Process(self),
                 *self._command,
                 cwd=self._cwd and str(self._cwd),
-                env=dict(self._environment),
+                env=self._environment,
                 start_new_session=True,
             )
         except (OSError, ValueError) as failure:

@@ -25,14 +25,15 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from midstream.core.component import Context, ToolConfig
-from midstream.core.data import Frozen, unfit
+from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, Tool
 
-    from midstream.tools.mcp.session import Link, Server
+    from midstream.tools.mcp.link import Link
+    from midstream.tools.mcp.session import Server
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
 MAX_ERROR = 1000  # characters of a server's own text in an error
@@ -43,7 +44,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_MEGABYTE = 1 << 20
 
 
 class Config(ToolConfig):
@@ -148,13 +148,7 @@ def make(config: Config, name: str) -> list[McpTool]:
     def cleaned(text: str) -> str:
         return clean(hide(text), MAX_ERROR)
 
-    server = Server(
-        name,
-        lambda: _link(config, secrets),
-        connect_timeout_s=config.connect_timeout_s,
-        timeout_s=config.timeout_s,
-        clean=cleaned,
-    )
+    server = Server(name, config, lambda: _link(config, secrets), cleaned)
     listed = server.start()
     prefix = f"{name}_" if config.prefix is None else config.prefix
     wanted = [
@@ -168,18 +162,17 @@ def make(config: Config, name: str) -> list[McpTool]:
         raise
     for tool, why in refused.items():
         warn("MCP server %s: its tool %r is left out: %s", name, cleaned(tool)[:80], cleaned(why))
-    users: set[str] = {tool.name for tool in offered}
-    return [McpTool(tool, server, config, users, hide) for tool in offered]
+    users = set(offered)
+    return [McpTool(name, tool, server, config.output_tokens, users, hide) for name, tool in offered.items()]
 
 
 def _link(config: Config, secrets: Mapping[str, str]) -> Link:
-    limit = int(config.max_reply_mb * _MEGABYTE)
     if config.command:
         from mcp.client.stdio import get_default_environment
 
         from midstream.tools.mcp.stdio import StdioLink
 
-        return StdioLink(config.command, config.cwd, {**get_default_environment(), **secrets}, limit)
+        return StdioLink(config, {**get_default_environment(), **secrets})
     from midstream.tools.mcp.http import HttpLink
 
     headers = {}
@@ -187,13 +180,7 @@ def _link(config: Config, secrets: Mapping[str, str]) -> Link:
         # A bare key for `Authorization` gets the scheme that precedes it.
         bare = header.lower() == "authorization" and " " not in secrets[variable]
         headers[header] = f"Bearer {secrets[variable]}" if bare else secrets[variable]
-    return HttpLink(
-        config.url,
-        headers,
-        limit,
-        connect_timeout_s=config.connect_timeout_s,
-        read_timeout_s=max(config.timeout_s, config.connect_timeout_s) + 5,
-    )
+    return HttpLink(config, headers)
 
 
 def _check(
@@ -224,22 +211,20 @@ def _check(
         )
 
 
-class McpTool:
-    """One tool of an MCP server. Closing the last of them closes the server.
+class Refused(Exception):
+    """The server refused a call for a reason that the caller can fix; the text gives it."""
 
-    `timeout_s` bounds a whole call: connecting again, the call itself, and the request that checks the server.
-    """
+
+class McpTool:
+    """One tool of an MCP server. Closing the last of them, named in `users`, closes the server."""
 
     def __init__(
-        self, offered: Offered, server: Server, config: Config, users: set[str], hide: Callable[[str], str]
+        self, name: str, tool: Tool, server: Server, output_tokens: int, users: set[str], hide: Callable[[str], str]
     ) -> None:
-        from midstream.tools.mcp.session import PAUSES_S, PROBE_S, STOP_S
-
-        self.name, self.description = offered.name, offered.description
-        self.parameters: Mapping[str, Any] = offered.parameters
-        self.timeout_s = max(PAUSES_S) + 2 * config.connect_timeout_s + 2 * config.timeout_s + PROBE_S + 2 * STOP_S
-        self.output_tokens = config.output_tokens
-        self._original, self._server, self._users, self._hide = offered.original, server, users, hide
+        self.name, self.description = name, clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
+        self.parameters: Mapping[str, Any] = _with_clean_texts(tool.input_schema)
+        self.timeout_s, self.output_tokens = server.longest_call_s, output_tokens
+        self._original, self._server, self._users, self._hide = tool.name, server, users, hide
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The server's result as text; a key that it was given and repeats is hidden.
@@ -250,8 +235,6 @@ class McpTool:
         Raises:
             ToolServerError: the server is gone, hangs, or answers with something that is not a result.
         """
-        from midstream.tools.mcp.session import Refused
-
         try:
             result = await self._server.call(self._original, arguments)
         except Refused as refusal:
@@ -297,19 +280,10 @@ def _size(count: int) -> str:
 # --- what a server offers: written by others, and made to fit into prompts ------------------------------------------
 
 
-class Offered(Frozen):
-    """A tool as an agent sees it, and `original`, its name on the server."""
-
-    original: str
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-
-def offer(wanted: Sequence[Tool], prefix: str) -> tuple[list[Offered], dict[str, str]]:
-    """(usable tools in the server's order, {name on the server: reason} of the others)."""
+def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[str, str]]:
+    """({name for the agent: usable tool} in the server's order, {name on the server: reason} of the others)."""
     names = Counter(identifier(prefix + tool.name) for tool in wanted)
-    offered: list[Offered] = []
+    offered: dict[str, Tool] = {}
     refused: dict[str, str] = {}
     for tool in wanted:
         name = identifier(prefix + tool.name)
@@ -323,10 +297,8 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[list[Offered], dict[str,
             reason = bad_schema(tool.input_schema)
         if reason:
             refused[tool.name] = reason
-            continue
-        description = clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
-        parameters = _with_clean_texts(tool.input_schema)
-        offered.append(Offered(original=tool.name, name=name, description=description, parameters=parameters))
+        else:
+            offered[name] = tool
     return offered, refused
 
 
