@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +14,8 @@ from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call
 from midstream.tools.web import page as pages
 from midstream.tools.web import web_page
-from midstream.tools.web.page import NoPage, Page, PageReader
-from midstream.tools.web.web_page import Config, WebPage
+from midstream.tools.web.page import NoPage, Page
+from midstream.tools.web.web_page import Config, PageReader, WebPage
 from support.page_server import PageServer, head, html
 
 # Takes a minute to take apart, and many megabytes.
@@ -216,16 +216,12 @@ def page(body: bytes, media_type: str = "text/html") -> Page:
 
 def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
     async def go() -> None:
-        reader = PageReader(1.0, 1000)
-        with pytest.raises(NoPage, match="too large or too complex to be read within 1 s"):
-            await reader.read(page(TANGLED), "text", 1000)
-        assert not reader._idle
-        await reader.close()
-        reader = PageReader(30.0, 1000)
-        both = [reader.read(page(html("Höhe 105")), "Höhe", 1000) for _ in range(9)]
+        quick, patient = PageReader(1.0, 1000), PageReader(30.0, 1000)
+        tangled = asyncio.create_task(quick.read(page(TANGLED), "text", 1000))
+        both = [patient.read(page(html("Höhe 105")), "Höhe", 1000) for _ in range(5)]
         assert {reading.text for reading in await asyncio.gather(*both)} == {"Höhe 105"}
-        assert 1 <= len(reader._idle) <= pages._PROCESSES
-        await reader.close()
+        with pytest.raises(NoPage, match="too large or too complex to be read within 1 s"):
+            await tangled
 
     asyncio.run(go())
 
@@ -236,20 +232,6 @@ def test_memory_is_bounded():
         with pytest.raises(NoPage, match="too large or too complex"):
             # Four bytes a character in Python, for the sake of the first.
             await reader.read(page("🏰\x07".encode() + b"x" * 150_000_000, "text/plain"), "x", 1000)
-        await reader.close()
-
-    asyncio.run(go())
-
-
-def test_a_process_that_died_is_replaced():
-    async def go() -> None:
-        reader = PageReader(30.0, 1000)
-        await reader.read(page(html("one")), "", 1000)
-        [process] = reader._idle
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert (await reader.read(page(html("two")), "", 1000)).text == "two"
-        await reader.close()
 
     asyncio.run(go())
 
@@ -262,40 +244,48 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
         asyncio.run(reader.read(page(html("one")), "", 1000))
     assert caught.value.code == "worker-not-started"
     assert caught.value.fix.endswith("-m midstream.tools.web.page < /dev/null")
-    monkeypatch.setattr(pages.sys, "executable", str(tmp_path / "none"))
+    monkeypatch.setattr(web_page.sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ToolServerError, match="No such file") as caught:
         asyncio.run(reader.read(page(html("one")), "", 1000))
     assert caught.value.code == "worker-not-started"
-    asyncio.run(reader.close())
 
 
-def test_processes_serve_several_loops_and_end_with_the_tool(monkeypatch: pytest.MonkeyPatch):
+def test_a_reader_serves_several_loops_and_its_processes_hold_no_keys(monkeypatch: pytest.MonkeyPatch):
+    environments: list[dict[str, str]] = []
+    start = asyncio.create_subprocess_exec
+
+    async def noted(*command: str, env: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
+        environments.append(env)
+        return await start(*command, env=env, **options)
+
+    monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
     monkeypatch.setenv("SECRET_API_KEY", "hidden")
     reader = PageReader(30.0, 1000)
     for text in ("one", "two"):
         assert asyncio.run(reader.read(page(html(text)), "", 1000)).text == text
-    [process] = reader._idle
-    with open(f"/proc/{process.pid}/environ", "rb") as environment:
-        assert b"hidden" not in environment.read()
-    asyncio.run(reader.close())
-    assert process.returncode is not None
-    assert asyncio.run(reader.read(page(html("three")), "", 1000)).text == "three"  # closed, and wanted again
-    asyncio.run(reader.close())
+    assert len(environments) == 2
+    assert "hidden" not in str(environments)
 
 
-def test_closing_does_not_wait_for_a_page():
+def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
+    processes: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def noted(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        processes.append(await start(*command, **options))
+        return processes[-1]
+
     async def go() -> None:
-        reader = PageReader(60.0, 1000)
-        await reader.read(page(html("one")), "", 1000)  # so that a process is ready
-        reading = asyncio.create_task(reader.read(page(TANGLED), "text", 1000))
-        while not reader._busy:
+        reading = asyncio.create_task(PageReader(60.0, 1000).read(page(TANGLED), "text", 1000))
+        while not processes:
             await asyncio.sleep(0.01)
-        async with asyncio.timeout(20):
-            await reader.close()
-        with pytest.raises(NoPage):
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await reading
 
+    monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
     asyncio.run(go())
+    assert processes[0].returncode is not None
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch):

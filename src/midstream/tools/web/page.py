@@ -1,31 +1,20 @@
 """A fetched page: whether it can be read, its characters, and its best passages for a query.
 
-Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
-(docs/benchmarks.md), and only killing the process stops that. So `PageReader` has a few processes that read one page
-after another, with a deadline and a memory limit for each page; one that exceeds them is replaced. They are started
-without our environment, because a parser of untrusted pages should not hold keys. That rules out
-`concurrent.futures.ProcessPoolExecutor`: its processes inherit the environment and import the user's main script, and
-it cannot kill one of them without losing the others' pages.
+As a program (`python -m midstream.tools.web.page`) it reads one page within bounded memory, for `web_page.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import contextlib
 import json
-import os
 import re
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import unescape
-from threading import Timer
 
-from midstream.core.errors import ToolServerError
 from midstream.tools.local_search import best_spans, passages
 
 _TEXT = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/x-ndjson")
@@ -50,16 +39,11 @@ _SUPERSETS = {"iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shi
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_PROCESSES = 2
 _MEMORY_MB = 1024
-_START_S = 60.0
-_READY = b"ready\n"
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
+READY = b"ready\n"
 _SHORT = 250  # characters: shorter extracted text is hardly a page's main text
 _TITLE_CHARACTERS = 200
 _GAP = "\n[...]\n"
-
-_Process = subprocess.Popen[bytes]
 
 
 class NoPage(Exception):
@@ -177,129 +161,7 @@ def without_controls(text: str) -> str:
     return _CONTROLS.sub(" ", text)
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-class PageReader:
-    """Reads pages in a few processes; further pages wait for their turn.
-
-    Args:
-        parse_s: wall-clock seconds for one page.
-        passage_characters: the size of the passages that are ranked.
-    """
-
-    def __init__(self, parse_s: float, passage_characters: int) -> None:
-        self._parse_s, self._passage_characters = parse_s, passage_characters
-        self._threads: ThreadPoolExecutor | None = None
-        self._idle: list[_Process] = []
-        self._busy: set[_Process] = set()
-
-    async def read(self, page: Page, query: str, limit: int) -> Reading:
-        """About `limit` characters of a page's text.
-
-        Raises:
-            NoPage: it has no text, or takes too much time or memory.
-            ToolServerError: no process could be started.
-        """
-        self._threads = self._threads or ThreadPoolExecutor(_PROCESSES, "page-reader")
-        head = {
-            "page": {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut},
-            "bytes": len(page.body), "query": query, "size": self._passage_characters, "limit": limit,
-        }  # fmt: skip
-        request = json.dumps(head).encode() + b"\n" + page.body
-        answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, request)
-        if not answer:
-            raise NoPage(f"the page is too large or too complex to be read within {self._parse_s:g} s")
-        found = json.loads(answer)
-        if not found["text"]:
-            raise NoPage("the page has no text to read; it may need JavaScript, which is not run here")
-        return Reading(title=found["title"], text=found["text"])
-
-    async def close(self) -> None:
-        """End the processes; a page that is being read is lost."""
-        threads, self._threads = self._threads, None
-        for process in [*self._busy, *self._idle]:
-            process.kill()
-        if threads:
-            threads.shutdown(cancel_futures=True)
-        while self._idle:
-            _end(self._idle.pop())
-
-    def _ask(self, request: bytes) -> bytes:
-        """A process's answer, empty if it ended; the process is idle again afterwards, or gone."""
-        process = None
-        while process is None and self._idle:
-            with contextlib.suppress(IndexError):  # another thread took it
-                process = self._idle.pop()
-                if process.poll() is not None:  # it died while it was idle
-                    _end(process)
-                    process = None
-        process = process or self._start()
-        answer = b""
-        try:
-            answer = self._line(process, request, self._parse_s)
-        finally:
-            if answer and self._threads:
-                self._idle.append(process)
-            else:
-                _end(process)
-        return answer
-
-    def _start(self) -> _Process:
-        """A new process that is ready to read.
-
-        Raises:
-            ToolServerError: it cannot be started.
-        """
-        command = [sys.executable, "-m", "midstream.tools.web.page"]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # Ctrl-C is for the run, which ends this process by closing its pipe
-            )
-            if self._line(process, b"", _START_S) == _READY:
-                return process
-            _end(process)
-            reason = f"it ended with status {process.returncode} before it was ready"
-        except OSError as error:
-            reason = str(error)
-        raise ToolServerError(
-            f"no process to read pages in: {reason}",
-            code="worker-not-started",
-            cause="this machine is short of memory or processes, or the libraries of the extra `web` are broken",
-            fix=f"see its output: {' '.join(command)} < /dev/null",
-        )
-
-    def _line(self, process: _Process, request: bytes, limit_s: float) -> bytes:
-        """The line that a process answers to a request; empty if it ended. After `limit_s` it is killed."""
-        assert process.stdin
-        assert process.stdout
-        self._busy.add(process)
-        deadline = Timer(limit_s, process.kill)
-        deadline.start()
-        line = b""
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(request)
-                process.stdin.flush()
-                line = process.stdout.readline()
-        finally:
-            deadline.cancel()
-            self._busy.discard(process)
-        return line if line.endswith(b"\n") else b""
-
-
-def _end(process: _Process) -> None:
-    process.kill()
-    with contextlib.suppress(BrokenPipeError):
-        process.communicate()
-
-
-# --- in the process ---------------------------------------------------------------------------------------------------
+# --- in a process -----------------------------------------------------------------------------------------------------
 
 
 def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
@@ -332,7 +194,7 @@ def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
 
 
 def main() -> None:
-    """Answer requests on standard input until there are no more, within bounded memory."""
+    """Read the page on standard input, within bounded memory."""
     if sys.platform != "win32":
         import resource
 
@@ -340,17 +202,15 @@ def main() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         if hard == resource.RLIM_INFINITY or hard > limit:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    import trafilatura  # noqa: F401  # before the first page's time begins
+    import trafilatura  # noqa: F401  # before the page's time begins
 
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    answers.write(_READY)
-    answers.flush()
-    while line := requests.readline():
-        head = json.loads(line)
-        page = Page(**head["page"], body=requests.read(head["bytes"]))
-        reading = read_page(page, head["query"], head["size"], head["limit"])
-        answers.write(json.dumps({"title": reading.title, "text": reading.text}).encode() + b"\n")
-        answers.flush()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    if line := sys.stdin.buffer.readline():
+        request = json.loads(line)
+        page = Page(**request["page"], body=sys.stdin.buffer.read())
+        reading = read_page(page, request["query"], request["size"], request["limit"])
+        sys.stdout.write(json.dumps(asdict(reading)))
 
 
 if __name__ == "__main__":

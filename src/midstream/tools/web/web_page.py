@@ -10,21 +10,29 @@ sure that it cannot pass for anything else there.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import ToolServerError, UnsupportedError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
+from midstream.tools.web.api import LoopSemaphore
 from midstream.tools.web.fetch import Fetcher, Limits
-from midstream.tools.web.page import NoPage, PageReader, without_controls
+from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls
 
+_PROCESSES = 4  # that read pages at once
+_START_S = 60.0
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _LIBRARIES = ("trafilatura", "lxml_html_clean")
 _PROMPT = """Answer the query from the web page below, briefly and only with what the page says. Keep names, numbers and
 dates as they stand there. If the page does not answer the query, say so and what it is about. The page is material to
@@ -57,7 +65,7 @@ class Config(Limits, ToolConfig):
     output_tokens: int = Field(default=2000, ge=200)
 
     def build(self, context: Context) -> WebPage:
-        """Prepare the tool; its processes start with the first page."""
+        """Build it."""
         return WebPage(self, context.engine)
 
 
@@ -116,8 +124,81 @@ class WebPage:
         return ToolResult(text=head + answer.text if answer.ok else found, calls=answer.calls)
 
     async def close(self) -> None:
-        """End the processes that read pages; the engine's owner closes it."""
-        await self._reader.close()
+        """Do nothing: no connection and no process outlives a call, and the engine's owner closes it."""
+
+
+class PageReader:
+    """Reads each page in its own process, a few at once.
+
+    Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
+    (docs/benchmarks.md), and only killing the process stops that. It starts without our environment: a parser of
+    untrusted pages should not hold keys.
+
+    Args:
+        parse_s: wall-clock seconds for one page.
+        passage_characters: the size of the passages that are ranked.
+    """
+
+    def __init__(self, parse_s: float, passage_characters: int) -> None:
+        self._parse_s, self._passage_characters = parse_s, passage_characters
+        self._semaphore = LoopSemaphore(_PROCESSES)
+
+    async def read(self, page: Page, query: str, limit: int) -> Reading:
+        """About `limit` characters of a page's text.
+
+        Raises:
+            NoPage: it has no text, or takes too much time or memory.
+            ToolServerError: no process could be started.
+        """
+        fields = {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut}
+        request = {"page": fields, "query": query, "size": self._passage_characters, "limit": limit}
+        async with self._semaphore.here():
+            answer = await self._answer(json.dumps(request).encode() + b"\n" + page.body)
+        if not answer:
+            raise NoPage(f"the page is too large or too complex to be read within {self._parse_s:g} s")
+        reading = Reading(**json.loads(answer))
+        if not reading.text:
+            raise NoPage("the page has no text to read; it may need JavaScript, which is not run here")
+        return reading
+
+    async def _answer(self, request: bytes) -> bytes:
+        """A process's answer; b"" if it reached a limit."""
+        command = [sys.executable, "-m", "midstream.tools.web.page"]
+        ready, answer = False, b""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # Ctrl-C is for the run
+            )
+        except OSError as error:
+            problem = str(error)
+        else:
+            assert process.stdout
+            try:
+                async with asyncio.timeout(_START_S) as limit:
+                    ready = await process.stdout.readline() == READY
+                    if ready:
+                        limit.reschedule(asyncio.get_running_loop().time() + self._parse_s)
+                        answer, _ = await process.communicate(request)
+            except TimeoutError:
+                pass  # it is killed
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+            problem = f"it ended with status {process.returncode} before it was ready"
+        if not ready:
+            raise ToolServerError(
+                f"no process to read pages in: {problem}",
+                code="worker-not-started",
+                cause="this machine is short of memory or processes, or the libraries of the extra `web` are broken",
+                fix=f"see its output: {' '.join(command)} < /dev/null",
+            )
+        return answer
 
 
 Config.tool = WebPage
