@@ -39,9 +39,9 @@ from midstream.recipe.library import (
 from midstream.recipe.overrides import run_recipe, validation_recipe
 from midstream.recipe.schema import MODULES, to_toml
 from midstream.recipe.sessions import validation_settings
-from midstream.report.library_view import diff_screen, library_screen, size_of, validation_screen, versions_screen
 from midstream.report.numbers import visible
 from midstream.report.practice_data import spent_text
+from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -144,7 +144,7 @@ def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
     # A rule next to a judge has its column already.
     in_parts = [result for result in results if len(result.reward_parts) > 1 and not result.judged]
     if in_parts:
-        table = _set_table("Parts of the score", "mean", second="part")
+        table = set_table("Parts of the score", "mean", second="part")
         for result in in_parts:
             table.add_section()
             for place, (name, value) in enumerate(result.reward_parts.items()):
@@ -183,7 +183,7 @@ def success_table(results: Sequence[EvaluationResult]) -> Table:
     lost = any(result.errors for result in results)
     heads = {"tasks": True, "by rule": ruled, "by judge": judged, "differ": differ, "errors": True}
     heads["without\nerrors"] = lost
-    table = _set_table("Success (95% interval over tasks)", *(head for head, shown in heads.items() if shown))
+    table = set_table("Success (95% interval over tasks)", *(head for head, shown in heads.items() if shown))
     # Next to each other the two would not leave room for the rest.
     joint = "\n" if ruled and judged else "  "
     for result in results:
@@ -206,7 +206,7 @@ def success_table(results: Sequence[EvaluationResult]) -> Table:
 
 def trials_table(results: Sequence[EvaluationResult]) -> Table:
     """Several trials a task: their mean, the most frequent answer, the best of k."""
-    table = _set_table("Over the k trials of each task", "k", "avg@k", "sd", "majority@k")
+    table = set_table("Over the k trials of each task", "k", "avg@k", "sd", "majority@k")
     for head in ("pass@k:\nthe best", "pass^k:\nall of k"):
         table.add_column(head, no_wrap=True)
     for result in results:
@@ -222,7 +222,7 @@ def trials_table(results: Sequence[EvaluationResult]) -> Table:
 
 def family_table(results: Sequence[EvaluationResult]) -> Table:
     """Success by family, of the sets that have several."""
-    table = _set_table("By family", "tasks", "success", "turns", second="family")
+    table = set_table("By family", "tasks", "success", "turns", second="family")
     for result in results:
         if len(result.by_family) > 1:
             table.add_section()
@@ -235,7 +235,7 @@ def family_table(results: Sequence[EvaluationResult]) -> Table:
 def effort_table(results: Sequence[EvaluationResult]) -> Table:
     """What the runs took: turns, tool errors, tokens, cost; and how many may have searched for the question."""
     heads = ("turns\na run", "tool\nerrors", "tokens\nin", "tokens\nout", "cost", "leaks")
-    table = _set_table("What it took", *heads)
+    table = set_table("What it took", *heads)
     for result in results:
         table.add_row(
             _named(result, results),
@@ -251,7 +251,7 @@ def effort_table(results: Sequence[EvaluationResult]) -> Table:
 
 def tool_table(results: Sequence[EvaluationResult]) -> Table:
     """How often each tool was called, and the share of turns that went to it."""
-    table = _set_table("Calls by tool", second="calls (share of turns)")
+    table = set_table("Calls by tool", second="calls (share of turns)")
     for result in results:
         use = result.tool_use
         weight = {name: (-use.calls.get(name, 0), -use.share.get(name, 0.0), name) for name in {*use.calls, *use.share}}
@@ -268,7 +268,7 @@ def stream_table(results: Sequence[EvaluationResult]) -> Table:
     """How interleaved policies use their tools on the way to an answer."""
     units = sorted({result.streams.unit for result in results if result.streams})
     heads = ("calls\na run", "with a\nresult", "reasoning\na call", "calls to\nan answer", "runs that\nanswer")
-    table = _set_table(f"Calls of the policy (reasoning in {' or '.join(units)})", *heads)
+    table = set_table(f"Calls of the policy (reasoning in {' or '.join(units)})", *heads)
     for result in results:
         if streams := result.streams:
             table.add_row(
@@ -282,7 +282,7 @@ def stream_table(results: Sequence[EvaluationResult]) -> Table:
     return table
 
 
-def _set_table(title: str, *heads: str, second: str = "") -> Table:
+def set_table(title: str, *heads: str, second: str = "") -> Table:
     """A table that begins with the set's name, then perhaps a `second` column of text, then numbers."""
     table = plain_table(Text(title))
     table.add_column("set", overflow="fold", max_width=_NAME_WIDTH)
@@ -376,19 +376,18 @@ def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
         reward = trajectory.reward
         style = "green" if reward and reward.value >= 1 else "yellow" if trajectory.error else "red"
         parts.append(Text(f"{'-' if reward is None else number(reward.value)}  {visible(trajectory.id)}", style))
-        rows = fields()
-        rows.add_row("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))
+        rows = [("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))]
         if trajectory.error:
-            rows.add_row("error", plain(broken(trajectory.error), "yellow"))
+            rows.append(("error", plain(broken(trajectory.error), "yellow")))
         if trajectory.outcome:
-            rows.add_row("outcome", plain("; ".join(outcome_words(trajectory.outcome))))
+            rows.append(("outcome", plain("; ".join(outcome_words(trajectory.outcome)))))
         else:
             answer = "(none)" if trajectory.answer is None else trajectory.answer
-            rows.add_row("answer", plain(shorten(answer, _TEXT_LIMIT)))
-            rows.add_row("gold", plain(shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT)))
+            rows.append(("answer", plain(shorten(answer, _TEXT_LIMIT))))
+            rows.append(("gold", plain(shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT))))
         if trajectory.answer is None and not trajectory.error:
-            rows.add_row("stopped", stopped(trajectory))
-        parts.append(Padding(rows, (0, 0, 0, 3)))
+            rows.append(("stopped", Text(stopped(trajectory))))
+        parts.append(Padding(fields(rows), (0, 0, 0, 3)))
     return Group(*parts)
 
 

@@ -90,12 +90,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
     costs = read_spent(run.ledger_dir / "spent.jsonl")
     # Without an account of costs, the last update knows what was spent until then.
     parts = list(costs.values()) or [update.spent for update in updates[-1:]]
-    spent = Spent(
-        rollouts=sum(part.rollouts for part in parts),
-        calls=sum(part.calls for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        cost_usd=sum(part.cost_usd for part in parts),
-    )
+    spent = Spent(**{name: sum(getattr(part, name) for part in parts) for name in Spent.model_fields})
     # A limit that was passed was raised when the run was resumed, and the new one is not on record.
     limits = config.budget.model_dump(include={"rollouts", "tokens", "cost_usd"}, exclude_none=True)
     raised = [name for name, limit in limits.items() if getattr(spent, name) > limit]
@@ -159,19 +154,16 @@ def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
     wanted: dict[int, set[str]] = {}
     for lesson in learned(versions):
         wanted.setdefault(lesson.origin.update, set()).update(lesson.origin.trajectories)
-    found: dict[tuple[int, str], Trajectory] = {}
-    for step in run.trajectories.steps():
-        if step in wanted:
-            found |= {(step, trajectory.id): trajectory for trajectory in run.trajectories.read(step, wanted[step])}
-    return found
+    steps = [step for step in run.trajectories.steps() if step in wanted]
+    return {(step, found.id): found for step in steps for found in run.trajectories.read(step, wanted[step])}
 
 
 def _samples(sides: Sequence[tuple[Evaluated, Evaluated]], compared: Sequence[Paired]) -> list[tuple[str, Trajectory]]:
     """One test question without and with lessons: of those that differ the one with the largest gain."""
     by_key = {(first.result.set_name, first.result.sampling): (first, last) for first, last in sides}
     for paired in compared:
-        gained = max(paired.differing, key=lambda pair: pair.difference, default=None)
-        if gained is not None:
+        if paired.differing:
+            gained = max(paired.differing, key=lambda pair: pair.difference)
             first, last = (
                 next(trajectory for trajectory in side.trajectories if trajectory.task_id == gained.task_id)
                 for side in by_key[paired.set_name, paired.sampling]
@@ -219,25 +211,17 @@ def tried(data: PracticeData) -> list[Tried]:
 
 def decisions(data: PracticeData, record: UpdateRecord) -> list[Tried]:
     """What one update decided about each change: the screen's refusals first, then the gate."""
-    made: list[tuple[Operation, str, str, Effect | None]] = [
-        (outcome.operation, "refused", outcome.refused, None) for outcome in record.proposed if outcome.refused
-    ]
-    made += [(each.operation, each.fate, reason(each, record.tests), each.effect) for each in record.changes]
-    found = []
-    for operation, fate, why, effect in made:
+
+    def change(operation: Operation, fate: str, why: str, effect: Effect | None = None) -> Tried:
         old = text_of(data.versions, record.step, operation.id) if operation.kind != "add" else ""
-        found.append(
-            Tried(
-                update=record.step,
-                operation=operation,
-                text=operation.text or old,
-                fate=fate,
-                why=why,
-                old=old if operation.text else "",
-                effect=effect,
-            )
-        )
-    return found
+        text, old = (operation.text, old) if operation.text else (old, "")
+        return Tried(update=record.step, operation=operation, text=text, old=old, fate=fate, why=why, effect=effect)
+
+    refused = [each for each in record.proposed if each.refused]
+    return [
+        *(change(each.operation, "refused", each.refused) for each in refused),
+        *(change(each.operation, each.fate, reason(each, record.tests), each.effect) for each in record.changes),
+    ]
 
 
 def reason(record: ChangeRecord, tests: Sequence[Test]) -> str:
@@ -267,17 +251,13 @@ def spent_text(spent: Spent, limits: Mapping[str, float] | None = None) -> str:
 
     `limits` are those of a budget that are set (`BudgetConfig.limits`), by field of `Spent`.
     """
-
-    def limited(name: str, value: str, write: Callable[[float], str]) -> str:
-        return f"{value} of {write(limits[name])}" if limits and name in limits else value
-
-    rollouts = limited("rollouts", f"{spent.rollouts:,}", "{:,}".format)
-    parts = [
-        f"{rollouts} rollout{'' if rollouts == '1' else 's'}",
-        f"{limited('tokens', short(spent.tokens), short)} tokens",
-    ]
-    if spent.cost_usd or (limits and "cost_usd" in limits):
-        parts.append(limited("cost_usd", dollars(spent.cost_usd), dollars))
+    limits = limits or {}
+    writers: dict[str, Callable[[float], str]] = {"rollouts": "{:,}".format, "tokens": short, "cost_usd": dollars}
+    used = {name: write(getattr(spent, name)) for name, write in writers.items()}
+    used |= {name: f"{used[name]} of {write(limits[name])}" for name, write in writers.items() if name in limits}
+    parts = [f"{used['rollouts']} rollout{'' if used['rollouts'] == '1' else 's'}", f"{used['tokens']} tokens"]
+    if spent.cost_usd or "cost_usd" in limits:
+        parts.append(used["cost_usd"])
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""A practice run on the terminal: its updates, its lessons and what its test sets say, as tables of 80 columns."""
+"""Practice runs and their libraries on the terminal, as tables of 80 columns: updates, lessons, versions, test sets."""
 
 from __future__ import annotations
 
@@ -9,42 +9,33 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.evaluation.pairs import Paired
-from midstream.practice.commit import UpdateRecord
-from midstream.practice.library import Library
-from midstream.report.evaluation_tables import evaluation_table, plain_table
+from midstream.practice.commit import UpdateRecord, Version
+from midstream.practice.library import Effect, Lesson, Library, Origin, size
+from midstream.practice.operations import Diff
+from midstream.practice.validation import Validation
+from midstream.report import practice_data
+from midstream.report.evaluation_tables import evaluation_table, plain_table, set_table
 from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten, visible
 from midstream.report.paired import VERDICT_COLORS
-from midstream.report.practice_data import (
-    PracticeData,
-    about,
-    by_effect,
-    changes_of,
-    evidence,
-    left_out_text,
-    points,
-    proven,
-    short,
-    spent_text,
-    total_fates,
-    verdict,
-)
+from midstream.report.practice_data import PracticeData, points, proven
 from midstream.report.turn_rows import fields, plain
 
 _LESSONS_SHOWN = 30
 _ROWS_SHOWN = 24
 _TEXT_LIMIT = 240
+_NAMED = 4  # ids that are named; the others are counted
+_STYLES = {"active": "", "pinned": "bold", "vetoed": "dim strike"}
 
 
 def practice_view(data: PracticeData) -> Group:
     """Everything about a practice run that fits a screen: its updates, the tests, the library, the test sets."""
-    rows = fields()
-    rows.add_row("run", Text(visible(data.run), "bold"))
-    rows.add_row("recipe", plain(data.title))
-    rows.add_row("status", plain(data.status))
-    rows.add_row("updates", f"{data.updates[-1].step if data.updates else 0} of {data.updates_planned} at most")
-    for row in library_rows(data):
-        rows.add_row(*row)
-    parts: list[RenderableType] = [rows]
+    rows = [
+        ("run", Text(visible(data.run), "bold")),
+        ("recipe", plain(data.title)),
+        ("status", plain(data.status)),
+        ("updates", f"{data.updates[-1].step if data.updates else 0} of {data.updates_planned} at most"),
+    ]
+    parts: list[RenderableType] = [fields([*rows, *library_rows(data)])]
     if data.updates:
         parts.append(update_table(data.updates))
         if any(update.tests for update in data.updates):
@@ -54,17 +45,15 @@ def practice_view(data: PracticeData) -> Group:
 
 def result_view(data: PracticeData) -> Group:
     """Results of a run in short: the test sets, the library, the fates of the changes, and the cost."""
-    rows = fields()
-    for row in library_rows(data):
-        rows.add_row(*row)
-    return Group(*result_parts(data), Text(), rows)
+    return Group(*result_parts(data), Text(), fields(library_rows(data)))
 
 
 def result_parts(data: PracticeData) -> list[RenderableType]:
     """The test sets without and with lessons, or the evaluations as they are if there is nothing to pair."""
+    notes = list(map(plain, data.notes))
     if data.compared:
-        return [paired_table(data.compared), *map(plain, [*map(verdict, data.compared), *data.notes])]
-    return [evaluation_table(data.evaluations), *map(plain, data.notes)] if data.evaluations else []
+        return [paired_table(data.compared), *(plain(practice_data.verdict(pair)) for pair in data.compared), *notes]
+    return [evaluation_table(data.evaluations), *notes] if data.evaluations else []
 
 
 def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
@@ -72,12 +61,13 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     library = data.library
     rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {visible(proven(library))}"))]
     if data.updates:
-        total = total_fates([record.event.fates for record in data.updates])
+        total = practice_data.total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(words + ("" if data.gated else " (no gate: accepted without a test)"))))
-        rows.append(("spent", Text(spent_text(data.spent, data.budget.limits))))
-    lost = left_out_text(data.updates)
-    return [*rows, ("left out", Text(lost, "yellow"))] if lost else rows
+        rows.append(("spent", Text(practice_data.spent_text(data.spent, data.budget.limits))))
+    if lost := practice_data.left_out_text(data.updates):
+        rows.append(("left out", Text(lost, "yellow")))
+    return rows
 
 
 def update_table(updates: Sequence[UpdateRecord]) -> Table:
@@ -97,7 +87,7 @@ def update_table(updates: Sequence[UpdateRecord]) -> Table:
             str(found["rejected"] + found["refused"]),
             str(found["pending"]),
             str(update.lessons),
-            short(update.spent.tokens),
+            practice_data.short(update.spent.tokens),
             *([dollars(update.spent.cost_usd)] if priced else []),
         )
     words = "groups: all/without contrast/broken; asked: changes proposed; in: accepted; out: rejected, refused"
@@ -114,12 +104,12 @@ def test_table(updates: Sequence[UpdateRecord]) -> Table:
     for record, test in rows[-_ROWS_SHOWN:]:
         table.add_row(
             str(record.step),
-            changes_of(test, len(record.changes)),
+            practice_data.changes_of(test, len(record.changes)),
             str(test.pairs),
             Text(str(test.left_out), "yellow" if test.left_out else ""),
             gain(test.mean),
             gains(test.interval),
-            evidence(test),
+            practice_data.evidence(test),
             Text(test.verdict, "green" if test.verdict == "better" else ""),
         )
     table.caption = Text(f"evidence: natural log, of what was needed{_earlier(len(rows))}", "dim")
@@ -141,16 +131,16 @@ def lesson_table(library: Library) -> RenderableType:
     """The lessons that prompts hold, those with the largest measured effect first."""
     if not library.lessons:
         return Text("The library is empty.", "dim")
+    measured = any(lesson.effect for lesson in library.lessons)
     table = plain_table(Text("Lessons"))
     table.add_column("id", no_wrap=True)
     table.add_column("lesson", overflow="fold")
-    measured = any(lesson.effect for lesson in library.lessons)
     if measured:
         table.add_column("effect in points\n(95% interval)", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
-    for lesson in by_effect(library.lessons)[:_LESSONS_SHOWN]:
+    for lesson in practice_data.by_effect(library.lessons)[:_LESSONS_SHOWN]:
         words = Text(visible(shorten(lesson.text, _TEXT_LIMIT)), "strike dim" if lesson.state == "vetoed" else "")
-        words.append(f"  {visible(about(lesson))}", "not bold dim")
+        words.append(f"  {visible(practice_data.about(lesson))}", "not bold dim")
         effect = "not measured"
         if lesson.effect is not None:
             effect = points(lesson.effect) + ("" if lesson.effect.alone else " *")  # measured together with others
@@ -162,10 +152,8 @@ def lesson_table(library: Library) -> RenderableType:
 
 def paired_table(compared: Sequence[Paired]) -> Table:
     """Each test set without and with lessons, task by task."""
-    table = plain_table(Text("Held-out tasks, without and with lessons"))
-    table.add_column("set", overflow="fold", max_width=20)
-    for head in ("tasks", "before", "after", "points", "95% interval", "won/lost/tied"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("tasks", "before", "after", "points", "95% interval", "won/lost/tied")
+    table = set_table("Held-out tasks, without and with lessons", *heads)
     for pair in compared:
         table.add_row(
             Text(visible(f"{pair.set_name} {pair.sampling}")),
@@ -179,3 +167,120 @@ def paired_table(compared: Sequence[Paired]) -> Table:
     lost = [f"{pair.set_name}: {counted(pair.left_out, 'task')} left out" for pair in compared if pair.left_out]
     table.caption = Text(visible("; ".join(lost) + ", without a result on one side"), "yellow") if lost else None
     return table
+
+
+# --- libraries --------------------------------------------------------------------------------------------------------
+
+
+def library_screen(title: str, library: Library) -> Group:
+    """Every lesson of a library, by module, with its origin, counters and measured effect."""
+    parts: list[RenderableType] = [
+        Text(visible(title), "bold"),
+        Text(visible(proven(library)), "green" if library.proven_for else "yellow"),
+    ]
+    modules: dict[str, list[tuple[str, Group]]] = {}
+    for lesson in library.lessons:
+        lines = filter(None, (_measured(lesson), came_from(lesson.origin), lesson.origin.why))
+        words = Text(visible(lesson.text), _STYLES[lesson.state])
+        facts = Group(words, *(Text(visible(line), "dim") for line in lines))
+        modules.setdefault(lesson.module, []).append((visible(lesson.id), facts))
+    for module, rows in modules.items():
+        parts += [Text(), Text(visible(module), "bold cyan"), fields(rows, style="bold")]
+    return Group(*parts) if modules else Group(*parts, Text(), Text("no lessons"))
+
+
+def size_of(library: Library) -> str:
+    """How many lessons prompts hold, and how long they are: "5 lessons, about 120 tokens"."""
+    words = f"{counted(len(library.rendered), 'lesson')}, about {counted(size(library), 'token')}"
+    vetoed = len(library.lessons) - len(library.rendered)
+    return f"{words}; {vetoed} vetoed" if vetoed else words
+
+
+def _measured(lesson: Lesson) -> str:
+    """What a lesson did, and how a person marked it."""
+    parts = [lesson.state] if lesson.state != "active" else []
+    if lesson.effect is not None:
+        together = "" if lesson.effect.alone else " together with others"
+        parts.append(f"effect {points(lesson.effect)} points{together}, {counted(lesson.effect.pairs, 'pair')}")
+    if lesson.used:
+        parts.append(f"used in {counted(lesson.used, 'rollout')}")
+    if lesson.helped or lesson.harmed:
+        parts.append(f"helped {lesson.helped:,}, harmed {lesson.harmed:,}")
+    return "; ".join(parts)
+
+
+def came_from(origin: Origin) -> str:
+    """Who wrote a lesson, and from what."""
+    who = {"learned": origin.model or "learned", "person": "a person", "imported": "imported"}[origin.source]
+    parts = [f"{who}, update {origin.update}" if origin.update else who]
+    for ids, noun in ((origin.tasks, "task"), (origin.trajectories, "rollout")):
+        if ids:
+            more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+            parts.append(f"{noun}{'s' if len(ids) > 1 else ''} {' '.join(ids[:_NAMED])}{more}")
+    return "; ".join(parts)
+
+
+def diff_screen(found: Diff, none: str) -> RenderableType:
+    """What leads from one library to another; `none` is said where nothing does."""
+    if found.empty:
+        return Text(visible(none), "dim")
+
+    def line(lesson: Lesson, style: str) -> Text:
+        return Text(visible(f"{lesson.module}: {lesson.text}"), style)
+
+    rows: list[tuple[Text, RenderableType]] = [
+        *((Text(f"+ {lesson.id}", "green"), line(lesson, "green")) for lesson in found.added),
+        *((Text(f"- {lesson.id}", "red"), line(lesson, "red")) for lesson in found.deleted),
+    ]
+    for old, new in found.modified:
+        rows.append((Text(f"~ {new.id}", "yellow"), Group(line(old, "red"), line(new, "green"))))
+    rows += [(Text(f"  {new.id}", "yellow"), Text(f"{old.state} -> {new.state}")) for old, new in found.marked]
+    return fields(rows, style="bold")
+
+
+def versions_screen(versions: Sequence[Version]) -> Table:
+    """Every version of a library: who made it, what it holds, what it changed."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("version", "by", "lessons", "proven"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("version", "lessons") else "left")
+    table.add_column("changes")
+    for version in versions:
+        by = f"{version.by} {version.update}" if version.update else version.by
+        yes = "yes" if version.library.proven_for else "no"
+        ids: dict[str, list[str]] = {}
+        for operation in version.operations:
+            if operation.kind != "keep":
+                ids.setdefault(operation.kind, []).append(operation.id)
+        changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
+        changes += [version.note] if version.note else []
+        lessons = str(len(version.library.rendered))
+        table.add_row(str(version.number), by, lessons, yes, Text(visible("; ".join(changes))))
+    return table
+
+
+def validation_screen(library: Library, found: Validation, agent: str) -> Group:
+    """Whether a library helps an agent, how sure that is, and what each lesson does."""
+    test, lost = found.test, found.test.left_out + found.halves_left_out
+    helps = {"better": "helps", "not better": "does not help", "undecided": "is not shown to help"}[test.verdict]
+    mean = points(Effect(mean=test.mean, interval=test.interval, pairs=test.pairs))
+    said = f"The library {helps}: {mean} points over {counted(test.pairs, 'pair')} of rollouts"
+    left_out = f"; {counted(lost, 'pair')} left out, without a result" if lost else ""
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    for name in ("lesson", "effect (95% interval)"):
+        rows.add_column(name, no_wrap=True)
+    for name in ("helped", "harmed"):
+        rows.add_column(name, no_wrap=True, justify="right")
+    rows.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    for lesson in library.rendered:
+        if effect := found.effects.get(lesson.id):
+            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(lesson.text)))
+            # Green where the interval is above 0, red where it is below.
+            style = "green" if effect.interval[0] > 0 else "red" if effect.interval[1] < 0 else ""
+            rows.add_row(lesson.id, *texts, style=style)
+    evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
+    return Group(
+        Text(visible(said), "green" if test.verdict == "better" else "yellow"),
+        Text(visible(f"Agent: {agent}. {evidence}{left_out}.")),
+        Text(),
+        rows,
+    )

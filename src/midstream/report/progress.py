@@ -96,11 +96,6 @@ class RunView:
         """The bar's label, how much of it is done, and its length."""
         return f"{self.unit} {self.done}/{self.total}", self.done, self.total
 
-    def keep(self, units: int) -> None:
-        """Count units that an earlier session has done."""
-        self.done += units
-        self._earlier += units
-
     @property
     def elapsed_s(self) -> float:
         """Seconds of this session, loading and warm start included."""
@@ -123,9 +118,8 @@ class TrainingView(RunView):
     def __init__(self) -> None:
         super().__init__()
         self._rewards: list[float] = []
-        self._line_rewards: list[float] = []  # since the last line
         self._troubles: Counter[str] = Counter()
-        self._line_troubles: Counter[str] = Counter()
+        self._lined, self._lined_troubles = 0, Counter[str]()  # how many rewards, and what troubles, lines have shown
         self._last: StepFinished | None = None
         self._newest: EvaluationResult | None = None
         self._best: dict[tuple[str, str], EvaluationResult] = {}
@@ -135,8 +129,7 @@ class TrainingView(RunView):
         match event:
             case StepFinished():
                 return self._count_step(event)
-            case EvaluationFinished():
-                result = event.result
+            case EvaluationFinished(result):
                 self._count_troubles(result)
                 key = (result.set_name, result.sampling)
                 if key not in self._best or result.success >= self._best[key].success:
@@ -172,12 +165,11 @@ class TrainingView(RunView):
         metrics = event.metrics
         self.done, self._last = metrics.step, event
         self._rewards.append(metrics.reward_mean)
-        self._line_rewards.append(metrics.reward_mean)
-        self._count_troubles(metrics)
+        self._count_troubles(metrics, lost=metrics.trajectories_error)
         if metrics.step % _STEPS_A_LINE and metrics.step != self.total:
             return ""
-        rewards, self._line_rewards = self._line_rewards, []
-        lost, self._line_troubles = _troubles_text(self._line_troubles, "lost to errors"), Counter()
+        rewards, self._lined = self._rewards[self._lined :], len(self._rewards)
+        lost, self._lined_troubles = self._troubles - self._lined_troubles, self._troubles.copy()
         parts = [
             f"step {metrics.step}/{self.total}",
             f"reward {metrics.reward_mean:.3f} (mean of {len(rewards)}: {mean(rewards) or 0.0:.3f})",
@@ -186,23 +178,25 @@ class TrainingView(RunView):
             f"{number(event.timing.tokens_per_s)} tokens/s",
             *sharing(metrics.sharing),
             f"{duration(self.left_s or 0.0)} left",
+            _troubles_text(lost, "lost to errors"),
         ]
-        return " | ".join([*parts, lost] if lost else parts)
+        return " | ".join(filter(None, parts))
 
-    def _count_troubles(self, counts: StepMetrics | EvaluationResult) -> None:
-        found = {"failures": counts.request_failures, "repaired": counts.replies_repaired}
-        if isinstance(counts, StepMetrics):  # an evaluation's line has its own lost tasks
-            found["lost"] = counts.trajectories_error
-        self._troubles.update(found)
-        self._line_troubles.update(found)
+    def _count_troubles(self, counts: StepMetrics | EvaluationResult, lost: int = 0) -> None:
+        """Add failures to the run's; an evaluation's line has its own lost tasks."""
+        self._troubles.update(failures=counts.request_failures, repaired=counts.replies_repaired, lost=lost)
 
     def _held_out(self) -> Text:
         newest = self._newest
         if newest is None:
             return Text("not evaluated yet", "dim")
+
+        def when(result: EvaluationResult) -> str:
+            return f"at step {result.step}" if result.step is not None else f"({visible(result.policy)})"
+
         best = self._best[newest.set_name, newest.sampling]
         text = Text(percent(newest.success), "bold green")
-        text.append(f" {_when(newest)}  best {percent(best.success)} {_when(best)}", "not bold")
+        text.append(f" {when(newest)}  best {percent(best.success)} {when(best)}", "not bold")
         return text.append(f"  {visible(newest.set_name)}, {newest.sampling}", "dim not bold")
 
 
@@ -292,7 +286,8 @@ class EvaluationView(RunView):
             case SetStarted():
                 self.set_total, self.set_done, self.errors, self.solved = event.total, 0, 0, 0.0
                 self.phase = f"set {event.place} of {self.sets}: {event.name}"
-                self.keep(len(event.kept))
+                self.done += len(event.kept)
+                self._earlier += len(event.kept)
                 self._add(event.kept)
                 before = f", {len(event.kept):,} of them done before" if event.kept else ""
                 return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
@@ -416,10 +411,6 @@ def terminal_progress(kind: Kind, console: Console, *, quiet: bool = False) -> P
 def _without_numbers(phase: str) -> str:
     """A phase without its counters ("120/450"), which alone make no new line."""
     return " ".join(word for word in phase.split() if not any(letter.isdigit() for letter in word))
-
-
-def _when(result: EvaluationResult) -> str:
-    return f"at step {result.step}" if result.step is not None else f"({visible(result.policy)})"
 
 
 def _result_text(result: EvaluationResult) -> str:

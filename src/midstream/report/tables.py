@@ -68,14 +68,12 @@ def _colored(text: str, good: str = "+") -> Text:
 def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
     """How turns were spent before and after: share of each tool, then tool errors and turns a run."""
     table = plain_table(Text("Use of tools, share of turns"), left=["tool"], right=["before", "after", "change"])
-
-    def share(results: list[EvaluationResult], name: str) -> float | None:
-        shares = [result.tool_use.share.get(name, 0.0) for result in results]
-        return sum(shares) / len(shares) if shares else None
-
     names = dict.fromkeys(name for result in (*after, *before) for name in result.tool_use.share)
-    for name in sorted(names, key=lambda name: -(share(after, name) or 0.0)):
-        first, last = share(before, name), share(after, name)
+    shares = {
+        name: [mean([result.tool_use.share.get(name, 0.0) for result in side]) for side in (before, after)]
+        for name in names
+    }
+    for name, (first, last) in sorted(shares.items(), key=lambda item: -(item[1][1] or 0.0)):
         table.add_row(Text(visible(name)), percent(first), percent(last), change(first, last))
     table.add_section()
     rates = [mean([result.tool_use.error_rate for result in side]) for side in (before, after)]
@@ -96,9 +94,7 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
     parts += [Text(turn_rows.LEGEND, "dim"), Text()] if stream else [Text()]
 
     def add(rows: Sequence[turn_rows.Row], *, labels: bool) -> None:
-        grid = fields(turn_rows.STREAM_LABELS if labels else 0)
-        for row in rows:
-            grid.add_row(*row)
+        grid = fields(rows, least=turn_rows.STREAM_LABELS if labels else 0)
         parts.append(Padding(grid, (0, 0, 1, 2)))
 
     for turn in trajectory.turns:
@@ -111,26 +107,23 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
         add(closing, labels=bool(last))
     if trajectory.error is not None:
         parts.append(plain(f"lost to {trajectory.error.type}: {trajectory.error.message}", "bold red"))
-    end = fields()
-    end.add_row("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
+    end: list[tuple[str, RenderableType]] = [
+        ("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
+    ]
     gold = trajectory.gold if gold is None else gold
-    if gold is not None:
-        end.add_row("gold", plain(gold))
-    for place, line in enumerate(turn_rows.outcome_words(trajectory.outcome)):
-        end.add_row("" if place else "outcome", plain(line))
-    end.add_row("reward", reward_text(trajectory.reward))
-    for row in turn_rows.end_rows(trajectory, template):
-        end.add_row(*row)
-    return Group(*parts, end)
+    end += [] if gold is None else [("gold", plain(gold))]
+    outcome = turn_rows.outcome_words(trajectory.outcome)
+    end += [("" if place else "outcome", plain(line)) for place, line in enumerate(outcome)]
+    end.append(("reward", reward_text(trajectory.reward)))
+    return Group(*parts, fields([*end, *turn_rows.end_rows(trajectory, template)]))
 
 
 def reward_text(reward: Score | None) -> RenderableType:
     """The value, with its parts on the same line, or below it if there are many."""
     if reward is None:
         return Text("(none)", "dim")
-    text = Text(
-        number(reward.value), "bold green" if reward.value >= 1 else "bold red" if reward.value <= 0 else "bold"
-    )
+    color = " green" if reward.value >= 1 else " red" if reward.value <= 0 else ""
+    text = Text(number(reward.value), f"bold{color}")
     if len(reward.parts) <= _PARTS_IN_A_LINE:
         words = ", ".join(f"{name} {number(part)}" for name, part in reward.parts.items())
         return text.append(f"  ({visible(words)})", "not bold dim") if words else text
@@ -143,20 +136,13 @@ def reward_text(reward: Score | None) -> RenderableType:
 
 
 def run_summary(
-    name: str,
-    recipe: str,
-    steps: int,
-    metrics: Sequence[StepMetrics],
-    evaluations: Sequence[EvaluationResult],
+    name: str, recipe: str, steps: int, metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResult]
 ) -> Group:
     """One run at a glance: how many of its `steps` are done, its last numbers, its evaluations, what was left out."""
-    rows = fields()
-    rows.add_row("run", Text(visible(name), "bold"))
-    rows.add_row("recipe", plain(recipe))
-    rows.add_row("steps", f"{metrics[-1].step if metrics else 0} of {steps}")
-    for row in metrics_rows(metrics) if metrics else ():
-        rows.add_row(*row)
-    return Group(rows, Text(), evaluation_table(evaluations)) if evaluations else Group(rows)
+    done = f"{metrics[-1].step if metrics else 0} of {steps}"
+    rows = [("run", Text(visible(name), "bold")), ("recipe", plain(recipe)), ("steps", done)]
+    grid = fields([*rows, *(metrics_rows(metrics) if metrics else ())])
+    return Group(grid, Text(), evaluation_table(evaluations)) if evaluations else Group(grid)
 
 
 def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableType]]:
@@ -177,16 +163,16 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     trouble = troubles(total("request_failures"), total("replies_repaired"))
     left_out = summed(step.samples_left_out for step in metrics)
     reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left_out.items())
-    rows: list[tuple[str, RenderableType | None]] = [
+    rows: list[tuple[str, RenderableType]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
-        ("its parts", plain(turn_rows.part_words(last.reward_parts)) if len(last.reward_parts) > 1 else None),
+        ("its parts", plain(turn_rows.part_words(last.reward_parts) if len(last.reward_parts) > 1 else "")),
         ("tools", tools),
-        ("calls", turn_rows.stream_words(last.streams) if last.streams else None),
+        ("calls", turn_rows.stream_words(last.streams) if last.streams else ""),
         ("update", update),
         *(("shared", f"{words} at the last step") for words in sharing(last.sharing)),
         ("errors", Text(errors, "yellow" if lost or retried else "")),
-        ("requests", Text(trouble, "yellow") if trouble else None),
+        ("requests", Text(trouble, "yellow")),
         ("groups", groups),
-        ("left out", Text(reasons, "yellow") if reasons else None),
+        ("left out", Text(reasons, "yellow")),
     ]
-    return [(name, text) for name, text in rows if text is not None]
+    return [(name, text) for name, text in rows if text]

@@ -34,24 +34,9 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Action, Call, Trajectory
+from midstream.report import turn_rows
 from midstream.report.numbers import counted, duration, troubles, visible
-from midstream.report.turn_rows import (
-    LEGEND,
-    Part,
-    Row,
-    action_rows,
-    broken,
-    call_part,
-    command_rows,
-    observation_rows,
-    output_part,
-    part_rows,
-    plain,
-    reply_parts,
-    stopped,
-    trouble_rows,
-    verdict_rows,
-)
+from midstream.report.turn_rows import Row, part_rows, plain
 
 _WIDEST = 110
 _LABEL_WIDTH = len("observation")
@@ -105,12 +90,11 @@ class Timeline:
     def __enter__(self) -> Self:
         """Print the question, what holds code back, who answers for tools; on a terminal, start the live line."""
         self._console.print(Text(visible(self._question), "bold"))
-        if self._sandbox:
-            self._console.print(Text(f"sandbox {self._sandbox}", "dim"))
-        if self._replay:
-            self._console.print(Text(visible(f"tools   replayed from {self._replay}"), "dim"))
-        if self._template:
-            self._console.print(Text(LEGEND, "dim"))
+        notes = [f"sandbox {self._sandbox}"] if self._sandbox else []
+        notes += [visible(f"tools   replayed from {self._replay}")] if self._replay else []
+        notes += [turn_rows.LEGEND] if self._template else []
+        for note in notes:
+            self._console.print(Text(note, "dim"))
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -135,10 +119,9 @@ class Timeline:
 
     def listen(self, event: TurnEvent) -> None:
         """Show one event."""
-        if event.role == POLICY and event.kind in ("action", "command", "observation", "user"):
-            self._stream(event)
-            return
-        value = event.value
+        value, policy = event.value, event.role == POLICY
+        if policy and event.kind in ("action", "command", "observation", "user"):
+            self._written()
         match event.kind:
             case "start":
                 self._start(event)
@@ -150,24 +133,35 @@ class Timeline:
                 self._print_rows([(f"retry {self._retries}", plain(f"{self._doing}: {value}", "yellow"))])
             case "call":
                 self._called(value)
+            case "user":
+                self._print_rows(part_rows(turn_rows.Part(label="user", text=value, sampled=False)))
+            case "action" if policy:
+                self._action = value
+                if value.error is not None:
+                    self._print_rows(part_rows(turn_rows.call_part(value, None)))
             case "action":
-                self._step(action_rows(value, self._calls))
+                self._step(turn_rows.action_rows(value, self._calls))
             case "command":
-                self._step(command_rows(value))
+                if policy:
+                    self._print_rows(part_rows(turn_rows.call_part(self._action, value)))
+                else:
+                    self._step(turn_rows.command_rows(value))
                 self._begin(visible(value.tool))
             case "observation":
-                *calls, result = observation_rows(value)
-                for row, call in zip(calls, value.tool_calls, strict=True):
+                rows = part_rows(turn_rows.output_part(value)) if policy else turn_rows.observation_rows(value)
+                # The calls that code made stand before its result, the last row; a stream's part has none of them.
+                for row, call in zip(rows[:-1], value.tool_calls, strict=False):
                     self._print_rows([row], elapsed(call.duration_s))
-                self._print_rows([result], elapsed(value.duration_s))
+                self._print_rows(rows[-1:], elapsed(value.duration_s))
                 self._begin("")
             case "verdict":
-                self._step(verdict_rows(value))
+                self._step(turn_rows.verdict_rows(value))
             case "answer":
                 self._written()
                 self._answer_note, self._text, self._doing = self._note() or self._answer_note, "", ""
             case "restart":
-                self._print_rows([("restart", plain(f"the run starts again after {broken(value)}", "bold yellow"))])
+                words = f"the run starts again after {turn_rows.broken(value)}"
+                self._print_rows([("restart", plain(words, "bold yellow"))])
                 self._thrown_away = list(self._requests)
                 self._turn = self._replied = 0
                 self._begin("")
@@ -180,7 +174,7 @@ class Timeline:
         requests = [*self._thrown_away, *trajectory.calls]
         self._console.print()
         answer = Text("(none)", "dim") if trajectory.answer is None else Text(visible(trajectory.answer), "bold")
-        reason = stopped(trajectory)
+        reason = turn_rows.stopped(trajectory)
         if trajectory.status == "error":
             reason = f"error, no answer, {counted(len(trajectory.turns), 'turn')}"
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
@@ -218,25 +212,7 @@ class Timeline:
             self._reply.append(call)
         self._requests.append(call)
         if call.repaired:
-            self._print_rows(trouble_rows(call)[-1:])  # the attempts that failed stand there already
-
-    def _stream(self, event: TurnEvent) -> None:
-        """A step of an interleaved policy: a call in its reply, the call's result, what a user says to it."""
-        value = event.value
-        self._written()
-        match event.kind:
-            case "action":
-                self._action = value
-                if value.error is not None:
-                    self._parts([call_part(value, None)])
-            case "command":
-                self._parts([call_part(self._action, value)])
-                self._begin(visible(value.tool))
-            case "observation":
-                self._parts([output_part(value)], elapsed(value.duration_s))
-                self._begin("")
-            case "user":
-                self._parts([Part(label="user", text=value, sampled=False)])
+            self._print_rows(turn_rows.trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
     def _written(self) -> None:
         """Print what an interleaved policy wrote, once its reply is whole: it may take several requests.
@@ -244,14 +220,11 @@ class Timeline:
         The answer is printed at the end.
         """
         calls, self._reply = self._reply, []
-        parts = reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
+        parts = turn_rows.reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
         self._answer_note = self._note() or self._answer_note
-        self._parts([part for part in parts if part.label != "answer" or part.wrong], self._note())
+        self._print_rows(part_rows(*(part for part in parts if part.label != "answer" or part.wrong)), self._note())
         if calls:
             self._begin("")
-
-    def _parts(self, parts: list[Part], note: str = "") -> None:
-        self._print_rows([row for part in parts for row in part_rows(part)], note)
 
     def _step(self, rows: list[Row]) -> None:
         """A module is done."""

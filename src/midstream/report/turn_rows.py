@@ -15,11 +15,12 @@ The mark says it without color: only what the policy wrote is trained on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -46,11 +47,13 @@ def plain(text: str, style: str = "") -> Text:
     return Text(visible(shorten(text, _TEXT_LIMIT)), style)
 
 
-def fields(least: int = 0) -> Table:
-    """A grid for rows: labels, of which the column has `least` characters, and text that is folded rather than cut."""
+def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least: int = 0, style: str = "dim") -> Table:
+    """A grid of labels, at least `least` characters wide, and text that is folded rather than cut."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True, min_width=least)
+    table.add_column(style=style, no_wrap=True, min_width=least)
     table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
