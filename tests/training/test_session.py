@@ -47,7 +47,9 @@ def test_a_run_leaves_everything_behind(finished_run):
     run = RunDirectory.open(finished_run)
     assert run.status().state == "finished"
     assert [one.step for one in run.metrics.read()] == list(range(1, 11))
-    assert [one.step for one in run.timings.read()] == list(range(1, 11))
+    timings = run.timings.read()
+    assert [timing.step for timing in timings] == list(range(1, 11))
+    assert all(timing.duration_s > timing.rollout_s > 0 and timing.tokens_per_s > 0 for timing in timings)
     assert run.trajectories.steps() == list(range(1, 11))
     assert [(one.policy, one.set_name, one.sampling, one.step) for one in run.evaluations.read()] == [
         ("warm start", "test", "T=1", 0),

@@ -43,7 +43,7 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
     if build.recipe.practice is not None:
         return partial(PracticeSession, practice_parts_of(build))
     parts = parts_of(build)
-    from midstream.training.session import Session as TrainingSession  # needs torch, which `parts_of` has checked
+    from midstream.training.session import TrainingSession  # needs torch, which `parts_of` has checked
 
     return partial(TrainingSession, parts)
 

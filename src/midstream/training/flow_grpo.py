@@ -9,12 +9,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from midstream.core.errors import TrainingError
-from midstream.core.metrics import StepMetrics, StepTiming, reward_parts, stream_metrics, tool_use
+from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
@@ -28,44 +28,49 @@ MAX_LOGPROB_GAP = 0.1  # mean |learner's log-probability - recorded one| per tok
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """The numbers of one training step and, for reinforcement, its trajectories."""
+    """The metrics of one training step and, for reinforcement, its trajectories and the seconds that they took."""
 
     metrics: StepMetrics
-    timing: StepTiming
-    trajectories: list[Trajectory]
+    trajectories: Sequence[Trajectory] = ()
+    rollout_s: float = 0.0
 
 
+@dataclass(kw_only=True)
 class FlowGRPO:
-    """The algorithm. Its only state is `success`, each family's running success, which checkpoints hold.
+    """The algorithm.
 
     `role` is the module that is trained. `publish` hands new weights to the engine that samples (a no-op but for the
-    version where engine and learner share one model).
+    version where engine and learner share one model). `success` is each family's running success.
     """
 
-    def __init__(
-        self,
-        *,
-        config: TrainingConfig,
-        learner: Learner,
-        environment: Environment,
-        source: TaskSource,
-        families: Sequence[str],
-        publish: Callable[[int], Awaitable[None]],
-        seed: int,
-        role: str = "planner",
-    ) -> None:
-        self.config, self.learner, self.environment = config, learner, environment
-        self.source, self.publish, self.seed, self.role = source, publish, seed, role
-        self.success = dict.fromkeys(families, 0.0)
-        self._gap_checked = False
+    config: TrainingConfig
+    learner: Learner
+    environment: Environment
+    source: TaskSource
+    families: Sequence[str]
+    publish: Callable[[int], Awaitable[None]]
+    seed: int
+    role: str = "planner"
+    _gap_checked: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.success = dict.fromkeys(self.families, 0.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint has to hold besides the learner's state."""
+        return self.success
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` returned."""
+        self.success = dict(state)
 
     async def step(self, step: int) -> StepOutcome:
         """Sample, score, learn. `step` counts from 1; everything random in it derives from (seed, step)."""
-        started, cpu = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         self.learner.before_step(derive_seed(self.seed, "redraw", step))
         await self.publish(step - 1)
         groups = await self._rollout(step)
-        rolled_out = time.perf_counter()
+        rollout_s = time.perf_counter() - started
         kept = self._kept(groups)
         batches, stats, norms = self._update(kept, step)
         metrics = StepMetrics(
@@ -75,23 +80,14 @@ class FlowGRPO:
             **self._rollout_metrics(groups, kept, batches),
             **_update_metrics(stats, norms),
         )
-        seconds = time.perf_counter() - started
-        timing = StepTiming(
-            step=step,
-            duration_s=seconds,
-            rollout_s=rolled_out - started,
-            update_s=seconds - (rolled_out - started),
-            cpu_s=time.process_time() - cpu,
-            tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
-        )
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        return StepOutcome(metrics=metrics, timing=timing, trajectories=trajectories)
+        return StepOutcome(metrics=metrics, trajectories=trajectories, rollout_s=rollout_s)
 
     async def _rollout(self, step: int) -> list[Group]:
-        """The step's groups, including those that others were rolled out in place of.
+        """All groups of the step, also those that will not be trained on.
 
-        With `resample_uniform`, as many tasks are drawn again as groups are missing, up to so many times; then the step
-        uses what it has (arXiv 2503.14476, eq. 11, draws without end).
+        With `resample_uniform`, other tasks are rolled out for the groups that `_kept` leaves out, at most so many
+        times; the step then trains on what it has (arXiv 2503.14476, eq. 11, repeats this without a limit).
         """
         config = self.config
         groups = await self._round([], config.tasks_per_step, step)

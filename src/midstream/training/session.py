@@ -11,27 +11,30 @@ resumed writes the same metrics and weights, bit for bit on CPU, as one that was
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream import evaluation
 from midstream.core.component import Component
 from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
+from midstream.core.metrics import StepTiming
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import session
+from midstream.evaluation import Config, SetConfig, SetEvaluation, result_name, sampling_name
+from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
-from midstream.training.flow_grpo import FlowGRPO, StepOutcome
+from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
 from midstream.training.supervised import MakeEnvironment, SupervisedTraining, warm_start
 
 WARM, TRAINED = "warm start", "trained"
+VALIDATION_TEMPERATURE = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Parts:
     seed: int
     source: TaskSource
     families: Sequence[str]
-    set_tasks: Callable[[evaluation.SetConfig], list[Task]]
+    set_tasks: Callable[[SetConfig], list[Task]]
     student: TransformersLocal
     learner: LocalLearner
     make_environment: MakeEnvironment
@@ -53,16 +56,16 @@ class Parts:
     publish: Callable[[int], Awaitable[None]]
     warm_start: WarmStartConfig | None
     training: TrainingConfig
-    evaluation: evaluation.Config
+    evaluation: Config
     role: str = "planner"
 
 
-class Session(session.Session):
+class TrainingSession(Session):
     """One training run in one run directory; `listener` receives its events. The caller closes the parts."""
 
     def __init__(self, parts: Parts, run: RunDirectory, listener: Listener) -> None:
         self.parts, self.run_directory, self.listener = parts, run, listener
-        self.store = session.JournalStore(run.results_path, report=self.note)
+        self.store = JournalStore(run.results_path, report=self.note)
         self.algorithm: FlowGRPO | SupervisedTraining
         if parts.training.algorithm == "supervised":
             self.algorithm = SupervisedTraining(
@@ -101,7 +104,13 @@ class Session(session.Session):
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.
-        self.store.retain(lambda name, failed: name.endswith(f"-{done}") and not failed)
+        config = parts.evaluation
+        names = {
+            result_name(chosen.name, sampling_name(temperature), done)
+            for chosen in (*config.sets, config.validation)
+            for temperature in (*config.temperatures, VALIDATION_TEMPERATURE)
+        }
+        self.store.retain(lambda name, failed: name in names and not failed)
         if loaded is None:
             if parts.warm_start is not None:
                 await warm_start(
@@ -117,7 +126,7 @@ class Session(session.Session):
                 )
             await parts.publish(0)
             await self._evaluate_sets(WARM, 0)
-            await self._evaluate(parts.evaluation.validation, 0.0, WARM, 0)
+            await self._evaluate(parts.evaluation.validation, VALIDATION_TEMPERATURE, WARM, 0)
             self._save(0)
             done = 0
         else:
@@ -130,11 +139,32 @@ class Session(session.Session):
 
     async def step(self, step: int) -> None:
         """Make one step and write it down; every so often, and after the last, validate and save a checkpoint."""
-        config = self.parts.training
-        self._record(await self.algorithm.step(step))
+        parts, run = self.parts, self.run_directory
+        started, cpu = time.perf_counter(), time.process_time()
+        outcome = await self.algorithm.step(step)
+        metrics, seconds = outcome.metrics, time.perf_counter() - started
+        timing = StepTiming(
+            step=step,
+            duration_s=seconds,
+            rollout_s=outcome.rollout_s,
+            update_s=seconds - outcome.rollout_s,
+            cpu_s=time.process_time() - cpu,
+            tokens_per_s=(metrics.prompt_tokens + metrics.completion_tokens) / seconds,
+        )
+        if not self._warned:
+            warning = sharing_warning(metrics, outcome.trajectories, parts.role, parts.student.codec.decode)
+            if warning is not None:
+                self._warned = True
+                self.note(warning)
+                metrics = metrics.model_copy(update={"warnings": (warning,)})
+        run.trajectories.write(step, outcome.trajectories)
+        run.metrics.append(metrics)
+        run.timings.append(timing)
+        self.listener(StepFinished(metrics, timing))
+        config = parts.training
         if step % config.validate_every == 0 or step == config.steps:
-            await self.parts.publish(step)  # or a served planner would be validated one update late
-            await self._evaluate(self.parts.evaluation.validation, 0.0, TRAINED, step)
+            await parts.publish(step)  # or a served planner would be validated one update late
+            await self._evaluate(parts.evaluation.validation, VALIDATION_TEMPERATURE, TRAINED, step)
         if step % config.checkpoint_every == 0 or step == config.steps:
             self._save(step)
 
@@ -152,33 +182,18 @@ class Session(session.Session):
         """Emit a warning."""
         self.listener(Note(text))
 
-    def _record(self, outcome: StepOutcome) -> None:
-        """Write a step down; the first whose rows share too little carries a warning, which is emitted too."""
-        metrics, run = outcome.metrics, self.run_directory
-        if not self._warned:
-            decode = self.parts.student.codec.decode
-            warning = sharing_warning(metrics, outcome.trajectories, self.parts.role, decode)
-            if warning is not None:
-                self._warned = True
-                self.note(warning)
-                metrics = metrics.model_copy(update={"warnings": (warning,)})
-        run.trajectories.write(metrics.step, outcome.trajectories)
-        run.metrics.append(metrics)
-        run.timings.append(outcome.timing)
-        self.listener(StepFinished(metrics, outcome.timing))
-
     async def _evaluate_sets(self, policy: str, step: int) -> None:
         for chosen in self.parts.evaluation.sets:
             for temperature in self.parts.evaluation.temperatures:
                 await self._evaluate(chosen, temperature, policy, step)
 
-    async def _evaluate(self, chosen: evaluation.SetConfig, temperature: float, policy: str, step: int) -> None:
+    async def _evaluate(self, chosen: SetConfig, temperature: float, policy: str, step: int) -> None:
         """Evaluate and write down, unless this very evaluation was written before a kill."""
         parts = self.parts
-        self._phase(f"evaluating {chosen.name}, {evaluation.sampling_name(temperature)}")
-        result = await session.evaluate_set(
+        self._phase(f"evaluating {chosen.name}, {sampling_name(temperature)}")
+        result = await evaluate_set(
             self.run_directory,
-            session.SetEvaluation(
+            SetEvaluation(
                 chosen=chosen,
                 temperature=temperature,
                 tasks=parts.set_tasks(chosen),
@@ -199,13 +214,13 @@ class Session(session.Session):
     def _save(self, step: int) -> None:
         def write(directory: Path) -> None:
             self.parts.learner.save(directory)
-            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.success), encoding="utf-8")
+            (directory / "algorithm.json").write_text(json.dumps(self.algorithm.state_dict()), encoding="utf-8")
 
         self.run_directory.checkpoints.save(step, write)
 
     def _load(self, directory: Path) -> None:
         self.parts.learner.load(directory)
-        self.algorithm.success = json.loads((directory / "algorithm.json").read_text(encoding="utf-8"))
+        self.algorithm.load_state_dict(json.loads((directory / "algorithm.json").read_text(encoding="utf-8")))
 
 
 def load_policy(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
 from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
 from midstream.core.errors import TrainingError
-from midstream.core.metrics import StepMetrics, StepTiming
+from midstream.core.metrics import StepMetrics
 from midstream.core.protocols import Request, Row, TaskSource, TrainableWorld
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
@@ -193,6 +193,7 @@ async def warm_start(
         report(await source.check_warm_start(make_environment(), validation, config.min_copy_rate, seed))
 
 
+@dataclass(kw_only=True)
 class SupervisedTraining:
     """As many supervised updates as reinforcement makes, on the transcripts of the environment's policy.
 
@@ -200,25 +201,24 @@ class SupervisedTraining:
     updates at `supervised.learning_rate`, constant.
     """
 
-    def __init__(
-        self,
-        *,
-        config: TrainingConfig,
-        learner: LocalLearner,
-        environment: Environment,
-        source: TaskSource,
-        student: TransformersLocal,
-        seed: int,
-        report: Callable[[str], None],
-    ) -> None:
-        self.config, self.learner, self.environment = config, learner, environment
-        self.source, self.student, self.seed, self.report = source, student, seed, report
-        self.success: dict[str, float] = {}  # no state for checkpoints: the learner holds all of it
-        self._transcripts: Transcripts | None = None
+    config: TrainingConfig
+    learner: LocalLearner
+    environment: Environment
+    source: TaskSource
+    student: TransformersLocal
+    seed: int
+    report: Callable[[str], None]
+    _transcripts: Transcripts | None = field(default=None, init=False)
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint has to hold besides the learner's state: nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Do nothing: the batches of a step depend on the seed alone."""
 
     async def step(self, step: int) -> StepOutcome:
         """Make the step's updates; there are no trajectories."""
-        started, cpu = time.perf_counter(), time.process_time()
         config = self.config.supervised
         if self._transcripts is None:
             seed = derive_seed(self.seed, "supervised")
@@ -228,13 +228,12 @@ class SupervisedTraining:
         for update in range((step - 1) * self.config.minibatches, step * self.config.minibatches):
             self.learner.before_step(derive_seed(self.seed, "redraw", update))
             losses.append(self.learner.supervised_step(self._transcripts.batch(update), config.learning_rate))
-        metrics = StepMetrics(
-            step=step,
-            policy_version=step - 1,
-            reward_mean=0.0,
-            loss=fmean(losses),
-            learning_rate=config.learning_rate,
+        return StepOutcome(
+            metrics=StepMetrics(
+                step=step,
+                policy_version=step - 1,
+                reward_mean=0.0,
+                loss=fmean(losses),
+                learning_rate=config.learning_rate,
+            )
         )
-        seconds = time.perf_counter() - started
-        timing = StepTiming(step=step, duration_s=seconds, update_s=seconds, cpu_s=time.process_time() - cpu)
-        return StepOutcome(metrics=metrics, timing=timing, trajectories=[])
