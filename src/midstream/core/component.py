@@ -104,11 +104,15 @@ class ComponentConfig(Frozen):
     component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
     extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
+    teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
 
     @property
     def needs_world(self) -> bool:
         """Whether the component needs the facts or names of the recipe's world (`core.protocols.World`)."""
         return False
+
+    def check_template(self, template: Template) -> None:
+        """Check that a module can write an interleaved agent's template. Raises `RecipeError`."""
 
     def build(self, context: Context) -> Any:
         """Build the component; without fields, `component` takes no argument."""
@@ -124,6 +128,7 @@ class TasksConfig(ComponentConfig):
     plays: ClassVar[tuple[str, ...]] = ()  # models that a simulated engine can play on its tasks (`Plays`)
     world: ClassVar[bool] = False  # it has its own facts (`core.protocols.World`)
     teacher: ClassVar[str] = ""  # type of the planner or policy that a warm start imitates by default
+    gate_samples: ClassVar[int] = 0  # rollouts of each validation task in the check of a warm start
     parts_kind: ClassVar[Kind] = "tasks"
 
 

@@ -10,17 +10,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.core.component import Component, EngineConfig, RewardConfig, Table, TasksConfig, parse_component, rules
+from midstream.core.component import (
+    Component,
+    EngineConfig,
+    RewardConfig,
+    Table,
+    TasksConfig,
+    config_class,
+    parse_component,
+    registered,
+    rules,
+)
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import TaskSource
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.evaluation import SetConfig
 from midstream.practice.library import render_modules
-from midstream.practice.settings import PracticeConfig
+from midstream.practice.settings import ROLES, PracticeConfig
 from midstream.recipe.library import check_shown, lessons_of, pinned, read
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.worlds.gazetteer.scripted import scripted_marks
 
 
 def check(recipe: Recipe) -> Table:
@@ -31,7 +40,7 @@ def check(recipe: Recipe) -> Table:
     Raises:
         RecipeError: they do not.
     """
-    _check_engines_exist(recipe)
+    _check_engines(recipe)
     _check_tasks(recipe)
     _check_rewards(recipe)
     _check_agent(recipe)
@@ -64,8 +73,7 @@ def check(recipe: Recipe) -> Table:
     # Draw every set of an endless source once, to find sets that cannot be made before any work.
     validated = recipe.training or (recipe.practice and recipe.practice.gate.enabled)
     for chosen in (*recipe.evaluation.sets, *((recipe.evaluation.validation,) if validated else ())):
-        component = chosen.tasks or recipe.tasks
-        if isinstance(component.config, TasksConfig) and component.config.endless:
+        if tasks_config(component := chosen.tasks or recipe.tasks).endless:
             draw(task_source(component), chosen)
     return resolved
 
@@ -82,11 +90,9 @@ def set_reward(recipe: Recipe, chosen: SetConfig) -> Component:
 
 def teacher(recipe: Recipe) -> Component | None:
     """The module that a warm start imitates: the world's teacher, with the settings of `warm_start.policy`."""
-    config = recipe.tasks.config
-    if not isinstance(config, TasksConfig) or not config.teacher:
-        return None
+    named = tasks_config(recipe.tasks).teacher
     settings = recipe.warm_start.policy if recipe.warm_start else {}
-    return parse_component(recipe.trained, {**settings, "type": config.teacher}, "warm_start.policy")
+    return parse_component(recipe.trained, {**settings, "type": named}, "warm_start.policy") if named else None
 
 
 def warm_seed(recipe: Recipe) -> int:
@@ -171,27 +177,44 @@ def _reward_components(recipe: Recipe) -> Iterator[tuple[str, Component, Compone
 
 def is_dialogues(tasks: Component) -> bool:
     """Whether the tasks of a source are dialogues."""
-    return isinstance(tasks.config, TasksConfig) and tasks.config.dialogues
+    return tasks_config(tasks).dialogues
+
+
+def tasks_config(tasks: Component) -> TasksConfig:
+    """The settings of a task source, whose class variables describe it."""
+    assert isinstance(tasks.config, TasksConfig)
+    return tasks.config
 
 
 # -- whether components fit each other -------------------------------------------------------------------------------
 
 
-def _check_engines_exist(recipe: Recipe) -> None:
-    components: list[tuple[str, Component]] = [*_task_components(recipe)]
-    components += [(where, component) for where, component, _ in _reward_components(recipe)]
-    components += [(f"agent.{name}", component) for name, component in recipe.modules.items()]
-    components += [(f"tools.{name}", component) for name, component in recipe.tools.items()]
-    if recipe.training is not None and recipe.training.supervised.planner is not None:
-        components.append(("training.supervised.planner", recipe.training.supervised.planner))
-    for where, component in components:
-        asked = component.config.asks == "always" or component.engine is not None
-        if asked and component.engine not in recipe.engines:
-            raise no_engine(recipe, f"{where}.engine = {component.engine!r}")
-        # An engine in process waits for modules of all live trajectories; other requests would never be answered.
-        if asked and component.kind in ("tasks", "reward") and in_process(recipe, component.engine):
+def _check_engines(recipe: Recipe) -> None:
+    """Every engine that is named exists, and can answer the requests that it will get."""
+    users = [(where, component, True) for where, component in _task_components(recipe)]
+    users += [(where, component, True) for where, component, _ in _reward_components(recipe)]
+    users += [(f"agent.{name}", component, False) for name, component in recipe.modules.items()]
+    users += [(f"tools.{name}", component, False) for name, component in recipe.tools.items()]
+    training, practice = recipe.training, recipe.practice
+    if training is not None and training.supervised.planner is not None:
+        users.append(("training.supervised.planner", training.supervised.planner, False))
+    named = [
+        (f"{where}.engine", component.engine, outside)
+        for where, component, outside in users
+        if component.config.asks == "always" or component.engine is not None
+    ]
+    if training is not None and training.weights is not None:
+        named.append(("training.weights", training.weights, False))
+    for role in ("reflector", *ROLES) if practice is not None else ():
+        if (config := getattr(practice, role)) is not None:
+            named.append((f"practice.{role}.engine", config.engine, True))
+    for where, engine, outside in named:
+        if engine not in recipe.engines:
+            raise no_engine(recipe, f"{where} = {engine!r}")
+        # An engine in process waits for modules of all live trajectories; requests from outside are never answered.
+        if outside and in_process(recipe, engine):
             raise RecipeError(
-                f"{where}.engine = {component.engine!r} samples in process",
+                f"{where} = {engine!r} samples in process",
                 code="engine-in-process",
                 cause="it answers only when every live trajectory waits for it, and this request comes from outside",
                 fix="name an engine of type openai_compatible there",
@@ -271,11 +294,11 @@ def _check_agent(recipe: Recipe) -> None:
             )
         return
     template = load_template(agent.template)
-    if template.chat and _type_of_engine(recipe, agent.policy.engine) == "tiny":
+    if template.chat and _reads_world_only(recipe, agent.policy.engine):
         raise RecipeError(
-            f"agent.template = {agent.template!r} with a policy of engine type 'tiny'",
+            f"agent.template = {agent.template!r} with a policy of engine {agent.policy.engine!r}",
             code="setting-conflict",
-            cause="the template is a chat in English; a tiny policy reads only the words of its world",
+            cause="the template is a chat in English; this policy reads only the words of its world",
             fix='set agent.template = "tiny", or name a model',
         )
     if recipe.warm_start and recipe.warm_start.lessons:
@@ -297,8 +320,9 @@ def _check_agent(recipe: Recipe) -> None:
             )
 
 
-def _type_of_engine(recipe: Recipe, name: str | None) -> str:
-    return recipe.engines[name].type if name in recipe.engines else ""
+def _reads_world_only(recipe: Recipe, name: str | None) -> bool:
+    """Whether an engine's vocabulary is that of a world."""
+    return name in recipe.engines and recipe.engines[name].config.needs_world
 
 
 def _checked_library(recipe: Recipe) -> str:
@@ -320,7 +344,7 @@ def _checked_library(recipe: Recipe) -> str:
 def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) -> None:
     """A tiny planner can only read lessons if its warm start taught it to."""
     taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
-    tiny = _type_of_engine(recipe, recipe.modules[recipe.trained].engine) == "tiny"
+    tiny = _reads_world_only(recipe, recipe.modules[recipe.trained].engine)
     if recipe.trained in modules and tiny and not taught:
         raise RecipeError(
             f"{where} has lessons for a tiny planner, whose vocabulary has none of their words: warm_start.lessons = 0",
@@ -337,17 +361,6 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
             cause="a run changes weights or lessons, so that it is known which of them helped",
             fix="remove one of them; weights are trained with lessons in the prompts by agent.library",
         )
-    for role in ("reflector", "summariser", "critic", "merger"):  # words: allow
-        named = getattr(config, role)
-        if named is not None and named.engine not in recipe.engines:
-            raise no_engine(recipe, f"practice.{role}.engine = {named.engine!r}")
-        if named is not None and in_process(recipe, named.engine):
-            raise RecipeError(
-                f"practice.{role}.engine = {named.engine!r} samples in process",
-                code="engine-in-process",
-                cause="it answers one request a trajectory, in step with rollouts, and the reflector is not a rollout",
-                fix="give the role an engine of type openai_compatible",
-            )
     check_shown(recipe.agent, config.modules, "practice.modules")
     _check_lessons_are_read(recipe, config.modules, "practice.modules")
     if config.group_size < 2 and config.skip_uniform and config.lessons_from == "rollouts":
@@ -381,8 +394,6 @@ def _check_practice(recipe: Recipe, config: PracticeConfig) -> None:
 def _check_training(recipe: Recipe) -> None:
     training = recipe.training
     assert training is not None
-    if training.weights not in (None, *recipe.engines):
-        raise no_engine(recipe, f"training.weights = {training.weights!r}")
     asked = recipe.modules[recipe.trained].engine
     # Only the policy's weights may change: nothing else may ask an engine that training changes.
     others = {f"agent.{name}": component for name, component in recipe.modules.items() if name != recipe.trained}
@@ -412,42 +423,36 @@ def _check_training(recipe: Recipe) -> None:
         )
 
 
-def _imitated(recipe: Recipe) -> dict[str, str]:
-    """The types of modules whose transcripts are learned, by the setting that names them."""
-    own = recipe.tasks.config.teacher if isinstance(recipe.tasks.config, TasksConfig) else ""
-    imitated = {"warm_start": own} if recipe.warm_start and recipe.warm_start.file is None else {}
+def _imitated(recipe: Recipe) -> dict[str, Component | None]:
+    """The modules whose transcripts are learned, by the setting that names them; None for tasks without a teacher."""
+    imitated = {"warm_start": teacher(recipe)} if recipe.warm_start and recipe.warm_start.file is None else {}
     if recipe.training and recipe.training.algorithm == "supervised":
-        planner = recipe.training.supervised.planner
-        imitated["training.supervised.planner"] = planner.type if planner else own
+        imitated["training.supervised.planner"] = recipe.training.supervised.planner or teacher(recipe)
     return imitated
 
 
 def _check_imitated(recipe: Recipe) -> None:
     """Transcripts are learned with their prompts, so these must be the prompts of the trained policy."""
-    learner = recipe.modules[recipe.trained]
+    kind, learner, agent = recipe.trained, recipe.modules[recipe.trained], recipe.agent
     if learner.config.asks == "never":
         return  # a program; `sessions.py` refuses to train it
-    imitated = _imitated(recipe)
-    if isinstance(recipe.agent, InterleavedConfig) and "clumsy" in imitated.values():
-        scripted_marks(load_template(recipe.agent.template))  # refuses a template that it cannot write
-    for where, teacher in imitated.items():
-        asked_as = {"planner": "compact", "policy": "model"}[recipe.trained] if teacher == "clumsy" else teacher
-        if learner.type != asked_as:
+    for where, imitated in _imitated(recipe).items():
+        if imitated is not None and isinstance(agent, InterleavedConfig):
+            imitated.config.check_template(load_template(agent.template))
+        if imitated is None or (imitated.config.teaches or imitated.type) != learner.type:
+            shown = f"transcripts of type {imitated.type!r}" if imitated else "tasks that have no teacher"
+            fit = [name for name in registered(kind) if (config_class(kind, name).teaches or name) == learner.type]
             raise RecipeError(
-                f"{where} would teach agent.{recipe.trained}, of type {learner.type!r}, from transcripts of type "
-                f"{teacher!r}",
+                f"{where} would teach agent.{kind}, of type {learner.type!r}, from {shown}",
                 code="setting-conflict",
-                cause="their prompts are not the ones that it will be given",
-                fix=f"set training.supervised.planner to a table of type {learner.type!r}"
-                if learner.type != "compact"
-                else 'choose a planner of type "clumsy" or "compact"',
+                cause="it must learn from the prompts that it will be given",
+                fix=f"set training.supervised.planner to a table of type {' or '.join(fit)}",
             )
 
 
 def _check_simulated(recipe: Recipe) -> None:
     """A simulated engine is a program that knows the tasks of one world."""
-    config = recipe.tasks.config
-    plays = config.plays if isinstance(config, TasksConfig) else ()
+    plays = tasks_config(recipe.tasks).plays
     for name, component in recipe.engines.items():
         settings: Mapping[str, Any] = component.table() if component.type == "simulated" else {}
         if settings and settings["plays"] not in plays:
@@ -471,9 +476,8 @@ def _check_world(recipe: Recipe) -> None:
     users = {f"tools.{name}": tool for name, tool in recipe.tools.items()}
     users |= {f"engines.{name}": engine for name, engine in recipe.engines.items()}
     needed = [where for where, component in users.items() if component.config.needs_world]
-    needed += [where for where, type_of_teacher in _imitated(recipe).items() if type_of_teacher in ("", "clumsy")]
-    config = recipe.tasks.config
-    if needed and not (isinstance(config, TasksConfig) and config.world):
+    needed += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
+    if needed and not tasks_config(recipe.tasks).world:
         raise no_world(recipe, needed[0])
 
 

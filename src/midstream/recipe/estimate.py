@@ -18,13 +18,12 @@ from midstream.core.component import Component
 from midstream.core.protocols import TaskSource
 from midstream.evaluation import SetConfig
 from midstream.practice.settings import Requests
-from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, with_parts
+from midstream.recipe.check import draw, is_dialogues, set_reward, task_source, tasks_config, with_parts
 from midstream.recipe.memory import memory_lines
 from midstream.recipe.schema import InterleavedConfig, Recipe, differing_settings
 from midstream.tasks.benchmarks import BenchmarkTasks
 from midstream.tasks.mixture import Mixture
 from midstream.training.settings import TrainingConfig
-from midstream.worlds.gazetteer.warm_start import COPY_SAMPLES
 
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 
@@ -134,7 +133,7 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
         validation = config.validation.model_copy(
             update={"name": "copy gate", "max_turns": None, "reward": recipe.reward}
         )
-        found.append(evaluation(validation, COPY_SAMPLES))
+        found.append(evaluation(validation, tasks_config(recipe.tasks).gate_samples))
     if schedule and schedule.algorithm == "supervised":
         count = schedule.supervised.transcripts if schedule.steps else 0
         found.append(batch("transcripts to learn from", count, schedule.supervised.planner, dialogue=dialogue))

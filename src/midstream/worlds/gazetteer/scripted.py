@@ -54,8 +54,15 @@ class ScriptedConfig(ComponentConfig):
     A share `malformed` of the actions cannot be parsed. A lesson about a decision overrides both.
     """
 
+    teaches = "compact"
+
     sense: float = Field(default=0.3, ge=0, le=1)
     malformed: float = Field(default=0.1, ge=0, le=1)
+
+    @property
+    def needs_world(self) -> bool:
+        """It decides by the world's names."""
+        return True
 
     def build(self, context: Context) -> ScriptedPlanner | ScriptedPolicy:
         """Build the planner."""
@@ -64,6 +71,12 @@ class ScriptedConfig(ComponentConfig):
 
 class ScriptedPolicyConfig(ScriptedConfig):
     """The same settings for the policy."""
+
+    teaches = "model"
+
+    def check_template(self, template: Template) -> None:
+        """Refuse a template with other marks than the policy can write."""
+        scripted_marks(template)
 
     def build(self, context: Context) -> ScriptedPolicy:
         """Build the policy."""

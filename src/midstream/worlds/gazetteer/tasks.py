@@ -53,6 +53,7 @@ class Config(TasksConfig):
     plays = ("reflector",)
     world = True
     teacher = "clumsy"
+    gate_samples = warm_start.COPY_SAMPLES
 
     difficulty: Literal["easy", "standard"] = "standard"
     families: tuple[str, ...] = ()
