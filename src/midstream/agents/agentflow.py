@@ -20,9 +20,10 @@ from midstream.core.data import Frozen
 from midstream.core.errors import UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import CodeRunner, Dialogue, Engine, Executor, Generator, Planner, Tool, Verifier
+from midstream.core.protocols import Dialogue, Engine, Executor, Generator, Planner, Tool, Verifier
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Turn
+from midstream.sandbox.code_runner import ProgramRunner
 
 
 class Config(Frozen):
@@ -50,7 +51,7 @@ class AgentFlow:
         verifier: Verifier,
         generator: Generator,
         config: Config,
-        code_runner: CodeRunner | None = None,
+        code_runner: ProgramRunner | None = None,
     ) -> None:
         self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
         self.config = config

@@ -27,12 +27,11 @@ from typing import Literal
 
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Tool
-from midstream.core.text import BRACKETS, BREAKS, neutral, to_json, unicode_escape
+from midstream.core.text import BRACKETS, BREAKS, PLACE, fill, neutral, to_json, unicode_escape
 from midstream.core.trajectory import Memory, Message
 
 MemoryStyle = Literal["json", "toon"]
 
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _USER_PART = "<!-- user -->\n"
 # TOON has no escape for `<` and the like: theirs are put on top of it, and where they already stand, on themselves.
 _ESCAPE = "u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])"
@@ -66,7 +65,7 @@ class PromptTemplate:
         self, role: str, layout: tuple[str, ...], override: Path | None = None, *, package: str = "midstream.agents"
     ) -> None:
         text = prompt_text(role, override, package=package)
-        names = _PLACEHOLDER.findall(text)
+        names = PLACE.findall(text)
         in_place = names.count("lessons") == 0 or (names[0] == "lessons" and names.count("lessons") == 1)
         if text.count(_USER_PART) != 1 or not in_place or tuple(name for name in names if name != "lessons") != layout:
             raise RecipeError(
@@ -81,8 +80,8 @@ class PromptTemplate:
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
-        fill = {"lessons": "", **values}
-        system, user = (_PLACEHOLDER.sub(lambda place: fill[place[1]], part) for part in (self._system, self._user))
+        values = {"lessons": "", **values}
+        system, user = fill(self._system, values), fill(self._user, values)
         return Message(role="system", content=system.strip()), Message(role="user", content=user.rstrip("\n"))
 
 

@@ -153,27 +153,6 @@ class Tool(Protocol):
         """Release processes and connections; a subclass without any inherits this method."""
 
 
-class CodeRunner(Protocol):
-    """Runs a command's code in a place where it can reach one tool and nothing else."""
-
-    async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
-        """Run a program that calls `tool` as a function of the tool's name.
-
-        Returns:
-            What the program printed, as an observation (of `status="error"` if the code raised or ran too long), and
-            the requests that the tool made to its own engine.
-
-        Raises:
-            ToolServerError: the tool broke.
-            SandboxError: the program could not be run.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Release processes."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleContext:
     """What every module receives with its arguments: its engine, the seed of this turn, lessons and deadline.

@@ -9,7 +9,6 @@ A template is a TOML file: one of those in `templates/`, by its name, or the use
 
 from __future__ import annotations
 
-import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -19,9 +18,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
+from midstream.core.text import PLACE, fill
 
 ANY_TOOL = "{tool}"  # placeholder of a tool's name in a mark
-_PLACES = re.compile(r"\{\{(\w+)\}\}")
 
 
 class Marks(Frozen):
@@ -75,13 +74,13 @@ class Template(Frozen):
 
     def filled(self, part: str, **values: str) -> str:
         """Fill the places of `system` or `user`; a place inside a value is left as text."""
-        return _PLACES.sub(lambda found: values[found[1]], part).strip()
+        return fill(part, values).strip()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         per_tool = {ANY_TOOL in mark for mark in (self.call.open, self.call.close)}
         openings = [marks.open for marks in self.tags.values()]
-        unknown = sorted(set(_PLACES.findall(self.system + self.user)) - {"tools", "lessons", "query"})
+        unknown = sorted(set(PLACE.findall(self.system + self.user)) - {"tools", "lessons", "query"})
         no_tool = per_tool == {False} and not self.tool and self.body == "text"
         message = self.appends == "message"
         in_layout = [self.layout.count(place) for place in ("{open}", "{text}", "{close}")]

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Mapping
 
 # A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and a `[` that opens a token ([INST],
 # [/INST], [gMASK], [|user|]). Patterns start with one set of characters, so that `re` skips all others quickly.
@@ -25,6 +26,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+PLACE = re.compile(r"\{\{(\w+)\}\}")  # of a value in a prompt
 _FENCE = "```"
 _PYTHON = ("python", "python3", "py")
 _MAX_CODE = 50_000  # characters: parsing more would delay every other run
@@ -45,6 +47,11 @@ def neutral(text: str) -> str:
 def unicode_escape(match: re.Match[str]) -> str:
     """The matched character as a JSON escape."""
     return f"\\u{ord(match[0]):04x}"
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace each `{{name}}` by its value; a place inside a value is left as text."""
+    return PLACE.sub(lambda place: values[place[1]], template)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -18,7 +18,7 @@ from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component, config_class, registered, validate
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.lessons import Lessons
-from midstream.core.protocols import Agent, CodeRunner, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
+from midstream.core.protocols import Agent, Dialogues, Engine, Reward, TaskSource, Tool, TrainableWorld
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
 from midstream.engines.openai import adapters
@@ -28,7 +28,7 @@ from midstream.practice.budget import Budget, BudgetedAgent, budgeted
 from midstream.recipe.check import check, draw, in_process, no_engine, set_reward, warm_seed
 from midstream.recipe.library import lessons_of
 from midstream.recipe.schema import InterleavedConfig, Recipe
-from midstream.sandbox import code_runner
+from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools import recording
 
@@ -100,10 +100,10 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return next(filter(None, map(self.recording.sandbox, map(self._origin, self.recipe.tools))), "")
 
     @cached_property
-    def code_runner(self) -> CodeRunner:
+    def code_runner(self) -> ProgramRunner:
         """The runner of the executor's programs."""
         assert self._program is not None
-        runner = code_runner.ProgramRunner(self._program, formats.schema_error, self.sandbox)
+        runner = ProgramRunner(self._program, formats.schema_error, self.sandbox)
         self._opened.append(runner)
         return runner
 

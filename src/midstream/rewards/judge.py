@@ -29,7 +29,7 @@ from midstream.core.keyed_file import KeyedFile
 from midstream.core.protocols import Engine, Request, Reward
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.text import neutral, spoken, to_json
+from midstream.core.text import fill, neutral, spoken, to_json
 from midstream.core.trajectory import Call, Message, Sampling, Score, Trajectory, Usage
 from midstream.rewards.rule import SingleFlight
 
@@ -48,7 +48,6 @@ AGAIN = (
 FILE = "judge.sqlite"
 APPLICATION = 0x6D736A64  # "msjd"
 FORMAT = 1
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
@@ -140,7 +139,7 @@ class Judge:
             "more": f"Rules for this question: {to_json(rubric)}\n" if rubric else "",
             "answer": to_json(answer),
         }
-        system, user = (_PLACE.sub(lambda place: values[place[1]], part) for part in (self._system, self._user))
+        system, user = fill(self._system, values), fill(self._user, values)
         messages = (Message(role="system", content=system.strip()), Message(role="user", content=user.strip()))
         calls, votes_for = tuple[Call, ...](), 0
         for vote in range(self._config.votes):

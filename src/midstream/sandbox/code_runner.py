@@ -63,7 +63,9 @@ def function_name(tool: str) -> str:
 
 
 class ProgramRunner:
-    """`core.protocols.CodeRunner` on a separate `PythonPool`, so that programs may call the `python` tool.
+    """Runs a command's code where it can reach one tool and nothing else.
+
+    It has a separate `PythonPool`, so that programs may call the `python` tool.
 
     Args:
         config: limits.
@@ -91,7 +93,10 @@ class ProgramRunner:
         )
 
     async def run(self, code: str, tool: Tool) -> tuple[Observation, tuple[Call, ...]]:
-        """Run a program; returns its output as an observation, and the calls that the tool made to an engine.
+        """Run a program that calls `tool` as a function of the tool's name (`function_name`).
+
+        Returns its output as an observation (an error if the code raised or ran too long), and the calls that the tool
+        made to an engine.
 
         Raises:
             InfrastructureError: the tool failed (its requests so far are in `calls`), or the sandbox did.

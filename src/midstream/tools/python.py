@@ -6,7 +6,6 @@ writes the code, and the tool has 500 s for all of it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
@@ -17,7 +16,7 @@ from pydantic import Field, JsonValue
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import SandboxError
 from midstream.core.protocols import Engine, Tool, ToolResult
-from midstream.core.text import find_program
+from midstream.core.text import fill, find_program
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.sandbox.pool import PythonPool
@@ -114,9 +113,7 @@ class PythonCoder:
             SandboxError: no process could run the program; its `calls` hold the request.
         """
         values = {"libraries": self._python.libraries, "request": str(arguments["request"])}
-        # One pass over the template: braces in the request are not placeholders.
-        prompt = re.sub(r"\{\{(\w+)\}\}", lambda placeholder: values[placeholder[1]], self._prompt)
-        written = await ask(self._engine, self.name, prompt, self._sampling)
+        written = await ask(self._engine, self.name, fill(self._prompt, values), self._sampling)
         if not written.ok:
             return written
         code, problem = find_program(written.text)
