@@ -15,7 +15,7 @@ import asyncio
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,7 @@ class Entry(Frozen):
 
 
 class Budget:
-    """Counts what a run uses, and refuses what could exceed a limit.
-
-    Set `phase` to the part of the run that is under way. `open` adds a file.
-    """
+    """Counts what a run uses, and refuses what could exceed a limit; `phase` is the part of the run under way."""
 
     def __init__(self, limits: BudgetConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.phase = limits, ""
@@ -59,7 +56,7 @@ class Budget:
         self._entries: dict[int, Entry] = {}
         self._used: Counter[str] = Counter()
         self._under_way: dict[int, bool] = {}  # by number: whether it ends without anything else that waits here
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()  # a new one after each request
         self._held, self._held_s = Spent(), 0.0
         self._journal: Journal | None = None
 
@@ -125,9 +122,7 @@ class Budget:
             coming = _total([self._entries[number] for number, alone in self._under_way.items() if alone])
             if limit == "time_s" or not wait or self._exceeded(bound, without=coming):
                 raise self._refusal(limit, bound)
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
+            await self._settled.wait()
         number = self._reserve(role, bound)
         self._under_way[number] = wait
         return number
@@ -138,10 +133,8 @@ class Budget:
         if spent is not None:
             changes = {"spent": spent, "time_s": round(self.elapsed_s, 3)}
             self._write(self._entries[number].model_copy(update=changes))
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     def _reserve(self, role: str, bound: Spent) -> int:
         number = len(self._entries)
@@ -171,9 +164,11 @@ class Budget:
 
     def _refusal(self, limit: str, asked: Spent) -> BudgetError:
         value = getattr(self.limits, limit)
-        used = self.elapsed_s if limit == "time_s" else getattr(self.spent(), limit)
-        held = self._held_s if limit == "time_s" else getattr(self._held, limit)
-        more = "" if limit == "time_s" else f", and {getattr(asked, limit):,} more were asked for"
+        if limit == "time_s":
+            used, held, more = self.elapsed_s, self._held_s, ""
+        else:
+            used, held = getattr(self.spent(), limit), getattr(self._held, limit)
+            more = f", and {getattr(asked, limit):,} more were asked for"
         kept = f", {held:,.6g} held back for the last evaluation" if held else ""
         return BudgetError(
             f"the budget of {value:,} ({limit}) is spent: {used:,.10g} used or under way{kept}{more}",
@@ -190,8 +185,7 @@ def _amounts(source: Spent | BudgetConfig) -> dict[str, int]:
 
 
 def _spent(used: Mapping[str, int]) -> Spent:
-    counts = {name: used.get(name, 0) for name in ("rollouts", "calls", "tokens")}
-    return Spent(**counts, cost_usd=used.get("cost_usd", 0) / _COST_UNITS)
+    return Spent.model_validate({**used, "cost_usd": used.get("cost_usd", 0) / _COST_UNITS})
 
 
 def _total(entries: Iterable[Entry]) -> Spent:
@@ -204,9 +198,9 @@ def _total(entries: Iterable[Entry]) -> Spent:
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
     """What a run has used by its `ledger/spent.jsonl`, by phase and role; changes nothing."""
     latest = {entry.number: entry for entry in read_models(path, Entry)}  # the use after the reservation
-    found: dict[tuple[str, str], list[Entry]] = {}
+    found = defaultdict[tuple[str, str], list[Entry]](list)
     for entry in latest.values():
-        found.setdefault((entry.phase, entry.role), []).append(entry)
+        found[entry.phase, entry.role].append(entry)
     return {key: _total(entries) for key, entries in found.items()}
 
 

@@ -130,18 +130,6 @@ class Committer:
         self.ledger = Ledger(run.ledger_dir, retry_errors=not self.path.exists(), cache=cache, report=report)
         self.history = History(run.library_dir)
 
-    def newest(self) -> Version:
-        """The current library with its number."""
-        version = self.history.current()
-        if version is None:
-            raise RunError(
-                f"{self.run.root} has no library",
-                code="no-library",
-                cause="library/versions.jsonl was removed, or the run was stopped while it began",
-                fix=f"midstream resume {self.run.root}",
-            )
-        return version
-
     def commit(self, update: MadeUpdate) -> None:
         """Write an update to disk, completely."""
         atomic_write(self.path, update.model_dump_json().encode() + b"\n")
@@ -160,7 +148,7 @@ class Committer:
         except ValidationError as error:
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
             raise damaged(self.path, error.errors()[0]["msg"], fix) from error
-        if self._in_history(update) or self.newest().number == update.before:
+        if self._in_history(update) or len(self.history.all()) == update.before:
             self._complete(update)
         else:
             self.path.unlink()
@@ -183,8 +171,8 @@ class Committer:
         self.path.unlink()
 
     def _in_history(self, update: MadeUpdate) -> bool:
-        versions = self.history.all()
-        return any(version.by == "learning" and version.update == update.record.step for version in versions)
+        step = update.record.step
+        return any(version.by == "learning" and version.update == step for version in self.history.all())
 
 
 VERSIONS = "versions.jsonl"
@@ -232,13 +220,14 @@ class History:
         versions = self.all()
         return versions[-1] if versions else None
 
-    def get(self, number: int) -> Version:
-        """One version.
+    def get(self, number: int | None = None) -> Version:
+        """The version of this number, or the newest one.
 
         Raises:
-            RunError: there is no such number.
+            RunError: there is no such version.
         """
         versions = self.all()
+        number = len(versions) if number is None else number
         if not 1 <= number <= len(versions):
             has = f"its versions are 1 to {len(versions)}" if versions else "it has none yet"
             raise RunError(
@@ -269,14 +258,9 @@ class History:
                     cause="another midstream learned or edited in the same run directory",
                     fix=f"midstream library diff shows the change; make yours again on version {len(before)}",
                 )
+            number, parent = len(before) + 1, len(before) or None
             version = Version(
-                number=len(before) + 1,
-                parent=len(before) or None,
-                by=by,
-                update=update,
-                operations=operations,
-                note=note,
-                library=library,
+                number=number, parent=parent, by=by, update=update, operations=operations, note=note, library=library
             )
             with Journal(self.path) as journal:
                 journal.append(version)

@@ -151,7 +151,7 @@ class PracticeSession(Session):
 
     async def step(self, step: int) -> None:
         """Make one update of the newest library, and commit it."""
-        before = self.committer.newest()
+        before = self.committer.history.get()
         pending = self.updates[-1].pending if self.updates else ()
         made = await self.practice.update(step, before.library, pending, before.number + 1)
         self.committer.commit(made)
@@ -172,7 +172,7 @@ class PracticeSession(Session):
         """Evaluate every set at every temperature, without lessons or with the newest library."""
         parts, run = self.parts, self.run_directory
         self.budget.phase = f"evaluation {step}"
-        lessons = render_modules(self.committer.newest().library) if policy == WITH else NO_LESSONS
+        lessons = render_modules(self.committer.history.get().library) if policy == WITH else NO_LESSONS
         store = EvaluationStore(self.committer.ledger, lessons, self._report)
         for chosen in parts.evaluation.sets:
             for temperature in parts.evaluation.temperatures:
