@@ -78,6 +78,7 @@ class RolloutJob:
         return self.lessons.get(task.id, NO_LESSONS)
 
 
+@dataclass
 class Runner:
     """Runs tasks with a library in the prompts. `scope` names a job within the run, for seeds and ledger.
 
@@ -85,17 +86,11 @@ class Runner:
     the progress of a job.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        ledger: Ledger,
-        seed: int,
-        *,
-        shuffle: bool = False,
-        report: Report = lambda text: None,
-    ) -> None:
-        self.environment, self.ledger, self.seed = environment, ledger, seed
-        self.shuffle, self.report = shuffle, report
+    environment: Environment
+    ledger: Ledger
+    seed: int
+    shuffle: bool = False
+    report: Report = lambda text: None
 
     async def groups(self, scope: str, tasks: Sequence[Task], library: Library, group_size: int) -> list[Group]:
         """Run every task `group_size` times with `library`.
@@ -163,9 +158,7 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
 
 def _shuffled(groups: Sequence[Group], seed: int) -> list[Group]:
     """The same trajectories with their rewards permuted among all of them."""
-    rewards = [
-        trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward is not None
-    ]
+    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward]
     random.Random(seed).shuffle(rewards)
     remaining = iter(rewards)
 

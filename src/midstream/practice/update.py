@@ -19,7 +19,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from midstream.core.answers import meaning
@@ -56,11 +56,11 @@ class Proposal:
 
     groups: Sequence[Group]
     operations: Sequence[Operation]
-    uniform: int = 0
-    broken: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-    left_out: Sequence[Outcome] = ()
-    unreadable: Sequence[str] = ()
+    uniform: int
+    broken: dict[str, str]
+    failed: dict[str, str]
+    left_out: Sequence[Outcome]
+    unreadable: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +99,8 @@ class Practice:
         self.config, self.tasks, self.validation, self.seed = config, tasks, validation, seed
         self.identity, self.budget = identity, budget or Budget(config.budget)
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
-
-        def runner(environment: Environment) -> Runner:
-            seed = derive_seed(self.seed, "rollouts")
-            return Runner(environment, ledger, seed, shuffle=config.shuffle_rewards, report=report)
-
-        self.runner, self.trial = runner(environment), runner(trial or environment)
+        self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
+        self.trial = replace(self.runner, environment=trial or environment)
         label = "optimiser"  # of seeds, as in runs that exist  # words: allow
         self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
 
@@ -131,9 +127,8 @@ class Practice:
         proposed = [*pending, *proposal.operations]
         rules = await self._rules(library, proposed)
         moved, outcomes = screened(library, proposed, rules, pending=len(pending))
-        changes = [
-            outcome.operation for outcome in outcomes if not outcome.refused and outcome.operation.kind != "keep"
-        ]
+        sound = [outcome.operation for outcome in outcomes if not outcome.refused]
+        changes = [operation for operation in sound if operation.kind != "keep"]
         used = Counter[str]()  # rollouts by lesson, those of the gate first
         decision = await self._decide(step, moved, changes, used)
         used.update({lesson.id: len(trajectories) for lesson in library.rendered})
@@ -151,8 +146,8 @@ class Practice:
                 tasks=tuple(task.id for task in tasks),
                 groups=len(proposal.groups),
                 uniform=proposal.uniform,
-                broken=dict(proposal.broken),
-                failed=dict(proposal.failed),
+                broken=proposal.broken,
+                failed=proposal.failed,
                 mean_reward=fmean(rewards) if rewards else 0.0,
                 turns_mean=fmean(len(trajectory.turns) for trajectory in ended) if ended else 0.0,
                 tool_use=tool_use(trajectories),
@@ -240,12 +235,8 @@ class Practice:
     async def propose(self, step: int, tasks: Sequence[Task], library: Library) -> Proposal:
         """Roll out, leave out groups without contrast, summarize, contrast, merge.
 
-        A prompt that is too long for the model breaks only its group. Any other failure of an engine, after its own
-        retries, stops the run, which can be resumed.
-
-        Raises:
-            EngineError: an engine failed.
-            BudgetError: a limit was reached.
+        A prompt that is too long for the model breaks only its group. Any other `EngineError`, after the engine's own
+        retries, and a `BudgetError` stop the run, which can be resumed.
         """
         if self.config.lessons_from == "model":
             groups: list[Group] = []

@@ -52,17 +52,10 @@ async def validate(
     seed: int,
     report: Report,
 ) -> Validation:
-    """Test `library` in an environment; `ledger` keeps each rollout as it ends.
+    """Test `library` on the validation `tasks`, with the identity `agent` as the `environment`'s.
 
-    Args:
-        library: what to test.
-        tasks: the validation tasks.
-        environment: the agent, without lessons.
-        ledger: keeps rollouts and supplies those of an interrupted test of the same `agent` and `seed`.
-        agent: the agent's identity.
-        config: the sizes and the error rate of the test.
-        seed: the run seed.
-        report: receives the progress.
+    `ledger` keeps each rollout as it ends, and supplies those of an interrupted test of the same `agent` and `seed`.
+    `config` has the sizes and the error rate of the test; `report` receives the progress.
 
     Raises:
         InfrastructureError: no pair of a block had a result on both sides.
@@ -89,11 +82,7 @@ async def validate(
 
 
 async def measure(library: Library, *, tasks: Sequence[Task], play: Play, config: GateConfig, seed: int) -> Validation:
-    """Test `library` at the whole `error_rate`; `play` runs the pairs of a block under a name.
-
-    Raises:
-        InfrastructureError: no pair of a block had a result on both sides.
-    """
+    """Test `library` at the whole `error_rate`; `play` runs the pairs of a block under a name. Raises as `validate`."""
     lessons, empty = library.rendered, with_lessons(library, ())
     adds = [
         Operation(kind="add", id=lesson.id, text=lesson.text, module=lesson.module, origin=lesson.origin)
