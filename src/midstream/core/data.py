@@ -1,8 +1,9 @@
-"""The base class of everything that is written to disk, and the check of a model's JSON before it is kept."""
+"""The base class of everything that is written to disk, and checks of a model's JSON."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,3 +30,12 @@ def unfit(value: object) -> str | None:
 def _deeper(value: object, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels == 0 or any(_deeper(item, levels - 1) for item in inner)
+
+
+def whole(value: Any) -> Any:
+    """The same JSON with 3.0 as 3, which is an integer to JSON schema but not to Python."""
+    if isinstance(value, dict):
+        return {key: whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 
 SPLITS = ("train", "validation", "test")
+SPLIT_FIX = "name one of them as the set's `split`"
 
 
 class Finite:
@@ -39,12 +40,7 @@ class Finite:
         Raises:
             RecipeError: the split does not exist, or it is empty.
         """
-        if split not in self.splits:
-            raise RecipeError(
-                f"{self.what} has no split {split!r}; it has {', '.join(self.splits)}",
-                code="unknown-split",
-                fix=self.split_fix(split),
-            )
+        check_known("split", [split], self.splits, self.what, self.split_fix(split))
         if split not in self._loaded:
             self._loaded[split] = self.load(split)
         if not self._loaded[split]:
@@ -57,7 +53,7 @@ class Finite:
 
     def split_fix(self, split: str) -> str:
         """How to fix a request for a split that does not exist."""
-        return "name one of them as the set's `split`"
+        return SPLIT_FIX
 
     @property
     def families(self) -> Sequence[str]:
@@ -90,14 +86,7 @@ class Finite:
         """
         tasks = self.tasks(split)
         known = dict.fromkeys(task.family for task in tasks)
-        for family in families:
-            if family not in known:
-                raise RecipeError(
-                    f"{self.what} has no family {family!r} in its split {split!r}",
-                    code="unknown-family",
-                    cause=f"it has {', '.join(map(repr, known))}",
-                    fix="correct the evaluation set's `families`",
-                )
+        check_known("family", families, known, f"split {split!r} of {self.what}")
         tasks = [task for task in tasks if not families or task.family in families]
         if count is not None:
             self._check(count, len(tasks), split, "`count`")
@@ -118,6 +107,21 @@ class Finite:
                 code="too-few-tasks",
                 cause="a question is never taken twice",
                 fix=f"lower {setting} to {available} or less",
+            )
+
+
+def check_known(
+    kind: str,
+    names: Iterable[str],
+    known: Collection[str],
+    what: str,
+    fix: str = "correct `families` in [tasks] or in the evaluation set",
+) -> None:
+    """Raise `RecipeError` for a family or split (`kind`) that the source of tasks `what` does not have."""
+    for name in names:
+        if name not in known:
+            raise RecipeError(
+                f"no {kind} {name!r} in {what}; there are {', '.join(known)}", code=f"unknown-{kind}", fix=fix
             )
 
 

@@ -10,10 +10,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 from midstream.core.component import Context, Parts, TasksConfig
-from midstream.core.errors import RecipeError
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.tasks.finite import check_known
 
 
 class Config(TasksConfig):
@@ -57,13 +57,7 @@ class Mixture:
         count: int | None = None,
     ) -> list[Task]:
         """Return all tasks of every part, or `per_family` of each, or `count` shared out by weight."""
-        for name in families:
-            if name not in self.parts:
-                raise RecipeError(
-                    f"the mixture has no part {name!r}; its parts are {', '.join(self.parts)}",
-                    code="unknown-family",
-                    fix="correct the evaluation set's `families`",
-                )
+        check_known("family", families, self.parts, "the mixture")
         names = [name for name in self.parts if not families or name in families]
         counts = dict.fromkeys(names, per_family)
         if count is not None:

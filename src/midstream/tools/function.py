@@ -48,6 +48,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
 from midstream.core.component import Context, ToolConfig
+from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
 from midstream.core.protocols import Tool, ToolResult
 
@@ -163,7 +164,7 @@ class FunctionTool(Generic[P, R]):
     def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""
         try:
-            return self._adapter.validate_json(json.dumps(_integers(dict(arguments))), strict=True)
+            return self._adapter.validate_json(json.dumps(whole(dict(arguments))), strict=True)
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']}, "
@@ -330,15 +331,6 @@ class _Untitled(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
-
-
-def _integers(value: Any) -> Any:
-    """The same JSON with 3.0 as 3: JSON schema accepts 3.0 as an integer, pydantic's strict mode does not."""
-    if isinstance(value, dict):
-        return {key: _integers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_integers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def checked_name(name: str) -> str:

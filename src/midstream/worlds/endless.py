@@ -1,4 +1,4 @@
-"""Base of task sources that make their tasks from a seed, as many as are asked for."""
+"""Base of task sources that make their tasks from a seed, as many as are requested."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from random import Random
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.tasks.finite import SPLIT_FIX, check_known
 
 PER_FAMILY = 60  # default number of tasks of a family in an evaluation set
 _ATTEMPTS = 100  # for each task of a set without repeats
 
 
 class Endless:
-    """A `core.protocols.TaskSource` whose tasks are made. Subclasses implement `make`.
+    """A `core.protocols.TaskSource` whose tasks are made. Subclasses implement `make`, and have `splits` by name.
 
     Args:
-        what: its name in messages, a plural.
+        what: its name in messages.
         known: all families that it can make.
         families: the families of this source.
         sampled: first parts of the seed of `sample`.
@@ -26,6 +27,8 @@ class Endless:
     Raises:
         RecipeError: a family is not known.
     """
+
+    splits: Mapping[str, range]
 
     def __init__(
         self,
@@ -37,14 +40,16 @@ class Endless:
         fixed: Sequence[int | str],
     ) -> None:
         self.what, self._known, self._sampled, self._fixed = what, known, sampled, fixed
-        self.families = self._checked(families)
+        check_known("family", families, known, what)
+        self.families = families
 
     def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:
-        """Draw one task. Raises `RecipeError` for an unknown split."""
+        """Draw one task of a known split and family."""
         raise NotImplementedError
 
     def sample(self, split: str, count: int, seed: int, weights: Mapping[str, float] | None = None) -> list[Task]:
         """Draw `count` tasks, families in proportion to `weights` (uniformly without)."""
+        check_known("split", [split], self.splits, self.what, SPLIT_FIX)
         draws = Random(derive_seed(*self._sampled, split, seed))
         shares = [weights.get(family, 1.0) for family in self.families] if weights else None
         families = draws.choices(self.families, shares, k=count)
@@ -60,7 +65,9 @@ class Endless:
         count: int | None = None,
     ) -> list[Task]:
         """Return `per_family` tasks of each family (or `count`, shared out evenly), all questions different."""
-        chosen = self._checked(families or self.families)
+        check_known("split", [split], self.splits, self.what, SPLIT_FIX)
+        check_known("family", families, self._known, self.what)
+        chosen = families or self.families
         if count is not None:
             per_family = -(-count // len(chosen))
         elif per_family is None:
@@ -85,21 +92,3 @@ class Endless:
                     tasks.append(task)
                     made += 1
         return tasks if count is None else tasks[:count]
-
-    def unknown_split(self, split: str, splits: Sequence[str]) -> RecipeError:
-        """The error for a split that does not exist."""
-        return RecipeError(
-            f"{self.what} have no split {split!r}; they have {', '.join(splits)}",
-            code="unknown-split",
-            fix="name one of them as the set's `split`",
-        )
-
-    def _checked(self, families: Sequence[str]) -> Sequence[str]:
-        for family in families:
-            if family not in self._known:
-                raise RecipeError(
-                    f"{self.what} have no family {family!r}; they have {', '.join(self._known)}",
-                    code="unknown-family",
-                    fix="correct `families` in [tasks] or in the evaluation set",
-                )
-        return families

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.agents.formats import schema_error
-from midstream.worlds.desks.desk import Desk, Result, function, refusal, whole
+from midstream.core.data import whole
+from midstream.worlds.desks.desk import Desk, Result, function, refusal
 from midstream.worlds.desks.dialogue import DAYS, DESKS
 from midstream.worlds.desks.files import DEEDS, FILES, FOLDERS, THINGS
 from midstream.worlds.desks.vehicle import TOWNS

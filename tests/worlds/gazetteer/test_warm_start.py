@@ -10,8 +10,11 @@ from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Trajectory, Turn
 from midstream.rollout import Environment
-from midstream.worlds.gazetteer.warm_start import copy_rate, require_copy_rate, require_names
+from midstream.worlds.gazetteer.tasks import Config, Gazetteer
 from support.rollouts import StubReward
+
+WORLD = Gazetteer(Config())
+AMBER, OAK = WORLD.names()[:2]
 
 
 class Planned:
@@ -28,31 +31,28 @@ class Planned:
         return Trajectory(id=task.id, task_id=task.id, question=task.question, turns=(Turn(index=1, action=action),))
 
 
-def test_the_copy_rate_counts_first_look_ups_that_name_a_place_of_the_question():
+def test_the_gate_counts_first_look_ups_that_name_a_place_of_the_question():
     actions = {
-        "How high is Amberbank ?": ("local_search", "Amberbank height"),
-        "How large is Amberbank ?": ("local_search", "Oakfell area"),
-        "How long is Amberbank ?": ("local_search", "length"),
-        "What is Amberbank plus 1 ?": ("python", "1 + 1"),
-        "What is 1 plus 1 ?": ("local_search", "Amberbank height"),
+        f"How high is {AMBER} ?": ("local_search", f"{AMBER} height"),
+        f"How large is {AMBER} ?": ("local_search", f"{OAK} area"),
+        f"How long is {AMBER} ?": ("local_search", "length"),
+        f"What is {AMBER} plus 1 ?": ("python", "1 + 1"),
+        "What is 1 plus 1 ?": ("local_search", f"{AMBER} height"),
     }
     tasks = [Task(id=f"t{i}", question=question, answer="1") for i, question in enumerate(actions)]
     environment = Environment(agent=Planned(actions), tools=[], engines={}, reward=StubReward())
-    rate = asyncio.run(copy_rate(environment, tasks, {"Amberbank", "Oakfell"}, 1))
+    rate = asyncio.run(WORLD.copy_rate(environment, tasks, 1))
     assert rate == pytest.approx(1 / 3)
-
-
-def test_the_gate_refuses_a_planner_that_does_not_copy():
-    require_copy_rate(0.7, 0.7)
+    assert asyncio.run(WORLD.check_warm_start(environment, tasks, 0.33, 1)) == "copy rate of validation names 0.33"
     with pytest.raises(TrainingError) as caught:
-        require_copy_rate(0.69, 0.7)
+        asyncio.run(WORLD.check_warm_start(environment, tasks, 0.34, 1))
     assert caught.value.code == "warm-start-failed"
-    assert "0.69" in caught.value.what
+    assert "0.33" in caught.value.what
 
 
 def test_validation_tasks_without_a_name_are_refused_unless_any_rate_will_do():
     tasks = [Task(id="t", question="What is 1 plus 1 ?", answer="2")]
-    require_names(tasks, {"Amberbank"}, 0.0)
+    WORLD.check_validation(tasks, 0.0)
     with pytest.raises(RecipeError) as caught:
-        require_names(tasks, {"Amberbank"}, 0.5)
+        WORLD.check_validation(tasks, 0.5)
     assert caught.value.code == "setting-conflict"

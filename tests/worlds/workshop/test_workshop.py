@@ -65,7 +65,7 @@ def test_an_order_without_marks_has_no_rules():
     workshop = world(reach=0.0)
     [task] = workshop.tasks("train")[:1]
     assert "nothing special" in task.question
-    assert workshop.success(task, [rule.true for rule in workshop.rules]) == LEAST  # 64 lines of clutter
+    assert workshop.mean_success([task], [rule.true for rule in workshop.rules]) == LEAST  # 64 lines of clutter
 
 
 def test_half_of_the_orders_bear_a_mark_and_their_base_is_spread_around_the_mean():
@@ -109,7 +109,7 @@ def test_effects_add_up(plain):
         (rule.false[0], rule.false[1]): 0.5 - 0.4 - 0.02,
         (UNKNOWN, UNKNOWN): 0.5 - 0.02,
     }
-    assert {lessons: round(plain.success(task, lessons), 9) for lessons in cases} == {
+    assert {lessons: round(plain.mean_success([task], lessons), 9) for lessons in cases} == {
         lessons: round(value, 9) for lessons, value in cases.items()
     }
 
@@ -118,7 +118,7 @@ def test_a_lesson_works_on_orders_with_its_mark_alone():
     workshop = world(reach=0.5, clutter=0.0, help=0.1)
     rule = workshop.rules_of("press")[0]
     tasks = workshop.tasks("test")
-    gains = {task.id: workshop.success(task, [rule.true]) - workshop.success(task, []) for task in tasks}
+    gains = {task.id: workshop.mean_success([task], [rule.true]) - workshop.mean_success([task], []) for task in tasks}
     marked = {task.id for task in tasks if rule.mark in task.question}
     assert 0 < len(marked) < len(tasks)
     assert {name for name, gain in gains.items() if gain > 0.09} == marked
@@ -129,7 +129,8 @@ def test_what_is_learned_at_the_press_is_clutter_at_the_kiln():
     workshop = world(domains=("press", "kiln"), reach=1.0, clutter=0.01, spread=0.0)
     lesson = workshop.rules_of("press")[0].true
     gain = {
-        task.family: workshop.success(task, [lesson]) - workshop.success(task, []) for task in workshop.tasks("test")
+        task.family: workshop.mean_success([task], [lesson]) - workshop.mean_success([task], [])
+        for task in workshop.tasks("test")
     }
     assert gain == {"press": pytest.approx(0.05), "kiln": pytest.approx(-0.01)}
 
@@ -144,8 +145,8 @@ def test_success_stays_within_its_bounds_and_true_lessons_never_do_more_harm_tha
     rules = workshop.rules_of("press")
     lessons = [rules[rule].lessons[which] for rule, which in picks]
     for task in workshop.tasks("test"):
-        before = workshop.success(task, lessons)
-        after = workshop.success(task, [*lessons, first_rule(workshop, task).true])
+        before = workshop.mean_success([task], lessons)
+        after = workshop.mean_success([task], [*lessons, first_rule(workshop, task).true])
         assert LEAST <= before <= MOST
         assert after >= max(LEAST, before - workshop.config.clutter) - 1e-12
 
@@ -154,7 +155,7 @@ def test_the_mean_is_the_mean_of_all_tasks():
     workshop = world(test=50)
     tasks, lessons = workshop.tasks("test"), [rule.true for rule in workshop.rules_of("press")[:5]]
     assert workshop.mean_success(tasks, lessons) == pytest.approx(
-        sum(workshop.success(task, lessons) for task in tasks) / 50
+        sum(workshop.mean_success([task], lessons) for task in tasks) / 50
     )
 
 

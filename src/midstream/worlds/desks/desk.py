@@ -31,6 +31,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 
 from pydantic import JsonValue, TypeAdapter
 
+from midstream.core.data import whole
 from midstream.tasks.functions import FunctionSpec
 
 Result = dict[str, Any]  # JSON
@@ -114,12 +115,3 @@ class Desk:
         if any(isinstance(value, int | float) and abs(value) > LARGEST for value in given.values()):
             return refusal(f"no desk counts beyond {LARGEST}")
         return getattr(self, name)(**given)
-
-
-def whole(value: JsonValue) -> JsonValue:
-    """The same JSON with 3.0 as 3."""
-    if isinstance(value, dict):
-        return {key: whole(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

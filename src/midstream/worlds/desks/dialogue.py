@@ -20,13 +20,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, whole
 from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.tasks.functions import Invocation, StateFunction
 from midstream.worlds.desks import files, vehicle
-from midstream.worlds.desks.desk import Desk, Result, State, whole
+from midstream.worlds.desks.desk import Desk, Result, State
 from midstream.worlds.desks.goals import Goal
 
 DESKS: dict[str, type[Desk]] = {"vehicle": vehicle.Vehicle, "files": files.Files}
@@ -82,20 +82,35 @@ class Room:
         return {f"{name}.{key}": value for name, desk in self.desks.items() for key, value in desk.state().items()}
 
 
-class Session:
-    """A rollout's room, and the room in which the plan is replayed, turn by turn."""
+class DeskDialogue(Dialogue):
+    """The desks of one rollout, the desks on which the plan is replayed turn by turn, and the user of the plan."""
+
+    system = RULES
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.room, self._replay = Room(plan.desks), Room(plan.desks)
         self.results: set[str] = set()
         self._calls: Counter[str] = Counter()
+        self._made = 0  # calls in all turns
         self._turns: list[dict[str, JsonValue]] = []
 
-    @property
-    def turn(self) -> PlannedTurn | None:
-        """The current user turn, None after the last."""
-        return self.plan.turns[len(self._turns)] if len(self._turns) < len(self.plan.turns) else None
+    async def begin(self) -> UserTurn:
+        """Return the plan's next user turn; `OVER` after the last."""
+        if len(self._turns) == len(self.plan.turns):
+            return OVER
+        turn, output_tokens = self.plan.turns[len(self._turns)], _RESULT_TOKENS + self.plan.long // CHARACTERS_PER_TOKEN
+        tools = [
+            StateFunction(function, self._answer, output_tokens)
+            for name, function in self.room.functions.items()
+            if name not in turn.withheld
+        ]
+        return UserTurn(text=turn.user, tools=tools)
+
+    async def reply(self, text: str) -> UserTurn:
+        """Return what the user wants next, whatever the reply is: only the calls are compared."""
+        self.end_turn()
+        return await self.begin()
 
     def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Result:
         """Call a function in the rollout's room."""
@@ -106,8 +121,7 @@ class Session:
 
     def end_turn(self) -> None:
         """End the agent's work on the current user turn: compare it with the plan."""
-        turn = self.turn
-        assert turn is not None, "the dialogue is over"
+        turn = self.plan.turns[len(self._turns)]
         results = {_text(self._replay.call(call.name, call.arguments)) for call in turn.calls}
         planned = Counter(self._key(call.name, call.arguments) for call in turn.calls)
         state, wanted = self.room.state(), self._replay.state()
@@ -134,52 +148,22 @@ class Session:
     def _key(self, name: str, arguments: Mapping[str, JsonValue]) -> str:
         return _text({"name": name, "arguments": self.room.functions[name].complete(arguments)})
 
+    def _answer(self, invocation: Invocation) -> ToolResult:
+        """Return the function's result as JSON; a refusal is no result (`ok=False`)."""
+        result = self.call(invocation.name, invocation.arguments)
+        self._made += 1
+        more = {"noise": noise(self.plan.long, invocation.name, self._made)} if self.plan.long else {}
+        return ToolResult(text=json.dumps({**result, **more}), ok="error" not in result)
+
 
 def replay(plan: Plan, calls: Sequence[Sequence[PlannedCall]]) -> dict[str, JsonValue]:
     """The outcome of these calls, turn by turn."""
-    session = Session(plan)
+    dialogue = DeskDialogue(plan)
     for turn in calls:
         for call in turn:
-            session.call(call.name, call.arguments)
-        session.end_turn()
-    return session.outcome()
-
-
-class DeskDialogue(Dialogue):
-    """The user of one plan and the desks of one rollout."""
-
-    system = RULES
-
-    def __init__(self, plan: Plan) -> None:
-        self._session, self._long = Session(plan), plan.long
-        self._made = 0
-
-    async def begin(self) -> UserTurn:
-        """Return what the user wants first."""
-        turn = self._session.turn
-        assert turn is not None, "a plan has a turn"
-        tools = [
-            StateFunction(function, self._call, _RESULT_TOKENS + self._long // CHARACTERS_PER_TOKEN)
-            for name, function in self._session.room.functions.items()
-            if name not in turn.withheld
-        ]
-        return UserTurn(text=turn.user, tools=tools)
-
-    async def reply(self, text: str) -> UserTurn:
-        """Return what the user wants next, whatever the reply is: only the calls are compared."""
-        self._session.end_turn()
-        return await self.begin() if self._session.turn else OVER
-
-    def outcome(self) -> dict[str, JsonValue]:
-        """Compare each turn with the plan."""
-        return self._session.outcome()
-
-    def _call(self, invocation: Invocation) -> ToolResult:
-        """Return the function's result as JSON; a refusal is no result (`ok=False`)."""
-        result = self._session.call(invocation.name, invocation.arguments)
-        self._made += 1
-        more = {"noise": noise(self._long, invocation.name, self._made)} if self._long else {}
-        return ToolResult(text=json.dumps({**result, **more}), ok="error" not in result)
+            dialogue.call(call.name, call.arguments)
+        dialogue.end_turn()
+    return dialogue.outcome()
 
 
 def noise(characters: int, *of: int | str) -> list[JsonValue]:

@@ -38,7 +38,6 @@ from midstream.worlds.endless import Endless
 CATEGORIES = ("base", "missing_parameters", "missing_functions", "long_context", "composite")
 SPLITS = {"train": range(67), "validation": range(67, 80), "test": range(80, 100)}  # of 100 tasks
 LONG = 6000  # characters of noise in each result of a long context
-_REMOVED = ("trading", "travel", "tickets")  # desks of earlier recipes
 
 _FIRST_WORDS = ("", "", "Hello. ", "Please help me. ", "Good morning. ")
 _NEXT_WORDS = ("", "", "Thank you. ", "Next. ", "Good. ", "Now the next thing. ")
@@ -88,6 +87,8 @@ class Config(TasksConfig):
 class Desks(Endless):
     """A `core.protocols.TaskSource` whose tasks are dialogues (`core.protocols.Dialogues`)."""
 
+    splits = SPLITS
+
     def __init__(self, config: Config) -> None:
         self.config = config
         super().__init__(
@@ -99,9 +100,8 @@ class Desks(Endless):
         )
         for name in config.desks:
             if name not in DESKS:
-                removed = "; it was removed" if name in _REMOVED else ""
                 raise RecipeError(
-                    f"there is no desk {name!r}{removed}",
+                    f"there is no desk {name!r}",
                     code="unknown-desk",
                     fix=f"name some of {', '.join(DESKS)} as `desks` in [tasks] or in the evaluation set",
                 )
@@ -125,8 +125,6 @@ class Desks(Endless):
 
     def make(self, split: str, family: str, draws: Random, task_id: str) -> Task:
         """Draw one plan."""
-        if split not in SPLITS:
-            raise self.unknown_split(split, list(SPLITS))
         while True:
             plan = make_plan(family, self.config.difficulty, self.config.desks, draws)
             question = "\n".join(turn.user for turn in plan.turns)

@@ -30,7 +30,7 @@ from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
-from midstream.tasks.finite import SPLITS, Finite
+from midstream.tasks.finite import SPLITS, Finite, check_known
 from midstream.worlds.workshop import models
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
 
@@ -119,13 +119,7 @@ class Workshop(Finite):
 
     def __init__(self, config: Config) -> None:
         super().__init__("the workshop", SPLITS)
-        for domain in config.domains:
-            if domain not in DOMAINS:
-                raise RecipeError(
-                    f"the workshop has no domain {domain!r}",
-                    code="unknown-family",
-                    fix=f"name some of: {', '.join(DOMAINS)}",
-                )
+        check_known("family", config.domains, DOMAINS, "the workshop", "correct `domains` in [tasks]")
         if config.train + config.validation + config.test > MOST_ORDERS:
             raise RecipeError(
                 f"train + validation + test = {config.train + config.validation + config.test} orders of a domain",
@@ -220,12 +214,8 @@ class Workshop(Finite):
         effect -= sum(config.harm * held.false.get(rule.number, 0) for rule in order.rules)
         return min(max(order.base + effect - config.clutter * held.lines, LEAST), MOST)
 
-    def success(self, task: Task, lessons: Sequence[str]) -> float:
-        """The probability that the simulated agent solves a task of this world with these lessons in its prompt."""
-        return self.mean_success([task], lessons)
-
     def mean_success(self, tasks: Sequence[Task], lessons: Sequence[str]) -> float:
-        """The exact mean of `success` over tasks."""
+        """The exact mean probability that the simulated agent solves these tasks with these lessons in its prompt."""
         held = self.held(lessons)
         chances: list[float] = []
         for task in tasks:
