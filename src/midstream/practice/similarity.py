@@ -116,7 +116,7 @@ async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) ->
                 if _vectors(answer, count) is None:
                     raise TransientError(f"the answer does not hold {count} vectors", pause_s)
 
-            answer = await service.post({"model": config.model, "input": batch}, check)
+            answer = await service.request("POST", check, json={"model": config.model, "input": batch})
             for text, vector in zip(batch, _vectors(answer, len(batch)) or [], strict=True):
                 vectors[text] = _unit(dict(enumerate(vector)))
     except ToolServerError as failure:

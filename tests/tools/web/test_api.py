@@ -30,7 +30,7 @@ def get(server: ApiServer, config: Config = QUICK, **params: str) -> Any:
     async def go() -> Any:
         service = Service("test", server.url, config)
         try:
-            return await service.get(params, any_answer)
+            return await service.request("GET", any_answer, params=params)
         finally:
             await service.close()
 
@@ -101,7 +101,7 @@ def test_no_server():
     with serve() as server:
         url = server.url
     with pytest.raises(ToolServerError, match="ConnectError"):
-        asyncio.run(Service("test", url, QUICK).get({}, any_answer))
+        asyncio.run(Service("test", url, QUICK).request("GET", any_answer))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch):
 
 def post(server: ApiServer) -> Any:
     key = Key(header="X-API-KEY", env="TEST_API_KEY")
-    return asyncio.run(Service("test", server.url, QUICK, key=key).post({"q": "a"}, any_answer))
+    return asyncio.run(Service("test", server.url, QUICK, key=key).request("POST", any_answer, json={"q": "a"}))
 
 
 def test_a_key_goes_out_as_a_header_only(monkeypatch: pytest.MonkeyPatch):
@@ -215,7 +215,7 @@ def test_no_more_at_once_than_allowed_in_one_loop_after_another():
         service = Service("test", server.url, Config(concurrency=3))
 
         async def phase() -> list[Any]:
-            return await asyncio.gather(*(service.get({"n": str(n)}, any_answer) for n in range(20)))
+            return await asyncio.gather(*(service.request("GET", any_answer, params={"n": str(n)}) for n in range(20)))
 
         for _ in range(3):  # without close: asyncio.run ends the connections of its loop
             assert asyncio.run(phase()) == list(range(20))

@@ -158,25 +158,13 @@ class Service:
         # Of each event loop: the client, and the generator that closes it.
         self._open: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[httpx2.AsyncClient]]] = {}
 
-    async def get(self, params: Mapping[str, str], check: Check) -> Any:
-        """The answer to a GET with these parameters.
+    async def request(self, method: str, check: Check, **content: Any) -> Any:
+        """The answer to one request; `content` is httpx2's `params` or `json`.
 
         Raises:
             ToolServerError: the service refused (not retryable), or every attempt failed.
         """
-        return await self._request("GET", {"params": dict(params)}, check)
 
-    async def post(self, body: Mapping[str, Any], check: Check) -> Any:
-        """The answer to a POST of this object; raises as `get`."""
-        return await self._request("POST", {"json": dict(body)}, check)
-
-    async def close(self) -> None:
-        """Close the running loop's connections; a later request opens new ones."""
-        opened = self._open.pop(asyncio.get_running_loop(), None)
-        if opened is not None:
-            await opened[1].aclose()
-
-    async def _request(self, method: str, content: Mapping[str, Any], check: Check) -> Any:
         async def attempt() -> Any:
             async with self._semaphore.here():
                 loop = asyncio.get_running_loop()
@@ -190,6 +178,12 @@ class Service:
             return data
 
         return await retried(attempt, self._config, self._label)
+
+    async def close(self) -> None:
+        """Close the running loop's connections; a later request opens new ones."""
+        opened = self._open.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened[1].aclose()
 
     async def _attempt(self, client: httpx2.AsyncClient, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
         """The answer as JSON and its Retry-After; `TransientError` or `ToolServerError` for anything else."""

@@ -6,7 +6,7 @@ Two providers: `ddgs` (several search engines, no key) and `serper` (Google's re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,12 +55,12 @@ class Serper:
 
     label = "serper (Google)"
 
-    def __init__(self, config: api.Config, region: str, api_key_env: str, base_url: str | None = None) -> None:
-        key = api.Key(header="X-API-KEY", env=api_key_env) if api_key_env else None
+    def __init__(self, config: Config) -> None:
+        key = api.Key(header="X-API-KEY", env=config.api_key_env) if config.api_key_env else None
         if key:
             key.read()  # a missing key is an error before a run starts
-        self._country, self._language = region.split("-")
-        self._service = api.Service("serper", base_url or SERPER_URL, config, key=key)
+        self._country, self._language = config.region.split("-")
+        self._service = api.Service("serper", config.base_url or SERPER_URL, config, key=key)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """Up to `top_k` pages, best first, after the answer box and the panel; [] without results."""
@@ -71,7 +71,7 @@ class Serper:
                 raise TransientError("the answer holds no list of results", pause_s)
 
         body = {"q": query, "num": top_k, "gl": self._country, "hl": self._language}
-        data = await self._service.post(body, check)
+        data = await self._service.request("POST", check, json=body)
         extra: list[Hit] = []
         box, graph = data.get("answerBox"), data.get("knowledgeGraph")
         if isinstance(box, dict) and (text := _text(box, "answer") or _text(box, "snippet")):
@@ -112,7 +112,8 @@ class Ddgs:
     requests has an equal part of `timeout_s`. `ddgs` reads its proxy from DDGS_PROXY alone.
     """
 
-    def __init__(self, config: api.Config, region: str, backends: Sequence[str]) -> None:
+    def __init__(self, config: Config) -> None:
+        backends = config.backends
         ddgs, engines = _ddgs_and_engines()
         known = sorted(engines["text"])
         unknown = [name for name in backends if name not in (*known, "auto")]
@@ -123,7 +124,7 @@ class Ddgs:
                 fix=f"name some of: auto, {', '.join(known)}",
             )
         self.label = f"ddgs ({', '.join(backends)})"
-        self._ddgs, self._config, self._region, self._backend = ddgs, config, region, ",".join(backends)
+        self._ddgs, self._config = ddgs, config
         self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
         self._semaphore = api.LoopSemaphore(config.concurrency)
         self._threads: ThreadPoolExecutor | None = None
@@ -159,7 +160,7 @@ class Ddgs:
 
         try:
             return self._ddgs(timeout=self._request_timeout_s).text(
-                query, region=self._region, max_results=top_k, backend=self._backend
+                query, region=self._config.region, max_results=top_k, backend=",".join(self._config.backends)
             )
         except DDGSException as failure:
             if str(failure) == NOTHING_FOUND:
@@ -238,11 +239,7 @@ class WebSearch:
     def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
         self._config = config or Config()
         self._engine = engine
-        self._source: Serper | Ddgs
-        if self._config.provider == "serper":
-            self._source = Serper(self._config, self._config.region, self._config.api_key_env, self._config.base_url)
-        else:
-            self._source = Ddgs(self._config, self._config.region, self._config.backends)
+        self._source = Serper(self._config) if self._config.provider == "serper" else Ddgs(self._config)
         self._sampling = Sampling(temperature=self._config.temperature, max_tokens=self._config.max_tokens)
         summary = f", summarized by engine {engine.name}" if engine else ""
         self.provider = self._source.label + summary

@@ -7,7 +7,7 @@ Extension:TextExtracts, Manual:Maxlag_parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,14 @@ class MediaWiki:
         wanted = {"list": "search", "srsearch": words, "srlimit": str(limit), "srnamespace": "0"}
         wanted |= {"srinfo": "suggestion", "srprop": ""}
 
-        def check(data: Any, pause_s: float) -> None:
-            hits = _check(data, pause_s).get("search")
+        def check(query: dict[str, Any]) -> None:
+            hits = query.get("search")
             if not isinstance(hits, list) or not all(
                 isinstance(hit, dict) and isinstance(hit.get("title"), str) for hit in hits
             ):
                 raise TransientError("the answer holds no list of titles")
 
-        query = (await self._service.get(_ALWAYS | wanted, check))["query"]
+        query = await self._query(wanted, check)
         info = query.get("searchinfo")
         suggestion = info.get("suggestion") if isinstance(info, dict) else None
         return [api.valid(hit["title"]) for hit in query["search"]], suggestion if isinstance(suggestion, str) else ""
@@ -97,8 +97,7 @@ class MediaWiki:
         wanted = {"prop": "extracts|pageprops|info", "titles": title, "redirects": "1", "inprop": "url"}
         wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1", "ppprop": "disambiguation"}
 
-        def check(data: Any, pause_s: float) -> None:
-            query = _check(data, pause_s)
+        def check(query: dict[str, Any]) -> None:
             page = _first(query.get("pages"))
             of_another_wiki = not query.get("pages") and bool(_first(query.get("interwiki")))
             if of_another_wiki or any(page.get(flag) for flag in ("missing", "invalid", "special")):
@@ -112,7 +111,7 @@ class MediaWiki:
                     fix="set the tool's base_url to a wiki that has it, as Wikipedia does",
                 )
 
-        query = (await self._service.get(_ALWAYS | wanted, check))["query"]
+        query = await self._query(wanted, check)
         page = _first(query.get("pages"))  # empty for a page of another wiki
         if "extract" not in page:
             return None
@@ -129,41 +128,42 @@ class MediaWiki:
         """Titles of the articles that a page links to, in the wiki's order, 500 at most; raises as `page`."""
         wanted = {"prop": "links", "titles": title, "plnamespace": "0", "pllimit": "500"}
 
-        def check(data: Any, pause_s: float) -> None:
-            page = _first(_check(data, pause_s).get("pages"))
+        def check(query: dict[str, Any]) -> None:
+            page = _first(query.get("pages"))
             links = page.get("links", []) if page else None
             if not isinstance(links, list) or not all(isinstance(_first([link]).get("title"), str) for link in links):
                 raise TransientError("the answer holds no links")
 
-        query = (await self._service.get(_ALWAYS | wanted, check))["query"]
+        query = await self._query(wanted, check)
         return [link["title"] for link in _first(query.get("pages")).get("links", [])]
+
+    async def _query(self, wanted: dict[str, str], check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """The field `query` of the wiki's answer, which `check` accepts; raises as `page`."""
+
+        def check_answer(data: Any, pause_s: float) -> None:
+            if not isinstance(data, dict):
+                raise TransientError("the answer is not an object")
+            if error := data.get("error"):
+                fields = error if isinstance(error, dict) else {"info": error}
+                code, info = str(fields.get("code", "")), str(fields.get("info", ""))[:300]
+                if code.startswith(_TRANSIENT):
+                    raise TransientError(f"{code}: {info}", pause_s or (_LAG_S if code == "maxlag" else 0.0))
+                if code.startswith(_ABOUT_THE_QUERY):
+                    raise QueryError(f"the wiki does not accept this: {info or code}")
+                raise api.final(
+                    f"MediaWiki answered with the error {code!r}: {info}",
+                    cause="this wiki does not offer the request",
+                    fix="check the tool's base_url: it is the address of a wiki's api.php",
+                )
+            if not isinstance(data.get("query"), dict):
+                raise TransientError("the answer holds no query")
+            check(data["query"])
+
+        return (await self._service.request("GET", check_answer, params=_ALWAYS | wanted))["query"]
 
     async def close(self) -> None:
         """Close the running loop's connections."""
         await self._service.close()
-
-
-def _check(data: Any, pause_s: float) -> dict[str, Any]:
-    """The field `query` of an answer; raises for an error or anything else."""
-    if not isinstance(data, dict):
-        raise TransientError("the answer is not an object")
-    error = data.get("error")
-    if error:
-        fields = error if isinstance(error, dict) else {"info": error}
-        code, info = str(fields.get("code", "")), str(fields.get("info", ""))[:300]
-        if code.startswith(_TRANSIENT):
-            raise TransientError(f"{code}: {info}", pause_s or (_LAG_S if code == "maxlag" else 0.0))
-        if code.startswith(_ABOUT_THE_QUERY):
-            raise QueryError(f"the wiki does not accept this: {info or code}")
-        raise api.final(
-            f"MediaWiki answered with the error {code!r}: {info}",
-            cause="this wiki does not offer the request",
-            fix="check the tool's base_url: it is the address of a wiki's api.php",
-        )
-    query = data.get("query")
-    if not isinstance(query, dict):
-        raise TransientError("the answer holds no query")
-    return query
 
 
 def _first(value: Any) -> dict[str, Any]:
