@@ -16,8 +16,8 @@ from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import session as mcp_session
-from midstream.tools.mcp import stdio as mcp_stdio
 from midstream.tools.mcp import tools as mcp
+from midstream.tools.mcp import transports
 from support.processes import gone
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_servers" / "hostile.py"
@@ -88,7 +88,7 @@ REFUSED: dict[str, str] = {
     "tool_without_schema": "inputSchema: Field required",
     "schema_of_text": "inputSchema.type: Input should be 'object'",
     "endless_pages": "not ready within 0.6 s|has no end",
-    "same_page_again": "its list of tools has no end",
+    "same_page_again": "not ready within 0.6 s|has no end",
 }
 LEFT_OUT: dict[str, str] = {
     "same_names": "another has the same name",
@@ -108,8 +108,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits, so that a hundred of them are quick."""
     monkeypatch.setattr(mcp_session, "PROBE_S", 1.2)
     monkeypatch.setattr(mcp_session, "PAUSES_S", (0.0, 0.05))
-    monkeypatch.setattr(mcp_stdio, "GRACE_S", 0.2)
-    monkeypatch.setattr(mcp_stdio, "TERM_S", 0.2)
+    monkeypatch.setattr(transports, "GRACE_S", 0.2)
+    monkeypatch.setattr(transports, "TERM_S", 0.2)
 
 
 def connect(mode: str, **settings: Any) -> list[mcp.McpTool]:
@@ -232,7 +232,7 @@ def test_a_reply_that_comes_too_late_is_not_taken_for_another():
 def test_a_server_that_ignores_every_sign_of_the_end_is_killed():
     tools = connect("ignores_end")
     link = tools[0]._server._link
-    assert isinstance(link, mcp_stdio.StdioLink)
+    assert isinstance(link, transports.StdioLink)
     assert link._transport is not None
     pid = link._transport.get_pid()
     asyncio.run(close(tools))

@@ -23,14 +23,14 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.version import __version__
-from midstream.tools.mcp.link import TOO_LONG, Link
 from midstream.tools.mcp.tools import Config, Refused
+from midstream.tools.mcp.transports import TOO_LONG, Link
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # before connecting again, by the number of failures in a row
 ERROR_CHARACTERS = 300  # of a server's error message
 STOP_S = 8.0  # for a thread to end
-MAX_PAGES, MAX_LISTED = 1000, 20_000  # of a server's list of tools
+MAX_LISTED = 20_000  # tools of a server; an endless list of empty pages reaches the time limit
 
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -296,12 +296,10 @@ async def _tools_of(client: Client) -> list[types.Tool]:
     """All tools of a server, page by page; raises `RuntimeError` if the list has no end."""
     tools: list[types.Tool] = []
     cursor: str | None = None
-    for _ in range(MAX_PAGES):
+    while len(tools) <= MAX_LISTED:
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
-        if not page.next_cursor:
-            return tools
-        if len(tools) > MAX_LISTED or page.next_cursor == cursor:
-            break
         cursor = page.next_cursor
+        if not cursor:
+            return tools
     raise RuntimeError(f"its list of tools has no end ({len(tools)} so far)")

@@ -32,8 +32,8 @@ from midstream.core.protocols import ToolResult
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, Tool
 
-    from midstream.tools.mcp.link import Link
     from midstream.tools.mcp.session import Server
+    from midstream.tools.mcp.transports import Link
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
 MAX_ERROR = 1000  # characters of a server's own text in an error
@@ -124,9 +124,7 @@ def make(config: Config, name: str) -> list[McpTool]:
         from midstream.tools.mcp.session import Server
     except ImportError as failure:
         raise UnsupportedError(
-            "the MCP SDK is not installed",
-            code="missing-extra",
-            fix="pip install 'midstream[mcp]'",
+            "the MCP SDK is not installed", code="missing-extra", fix="pip install 'midstream[mcp]'"
         ) from failure
     passed = (*config.env_pass, *config.headers_env.values())
     for variable in passed:
@@ -167,14 +165,12 @@ def make(config: Config, name: str) -> list[McpTool]:
 
 
 def _link(config: Config, secrets: Mapping[str, str]) -> Link:
+    from mcp.client.stdio import get_default_environment
+
+    from midstream.tools.mcp.transports import HttpLink, StdioLink
+
     if config.command:
-        from mcp.client.stdio import get_default_environment
-
-        from midstream.tools.mcp.stdio import StdioLink
-
         return StdioLink(config, {**get_default_environment(), **secrets})
-    from midstream.tools.mcp.http import HttpLink
-
     headers = {}
     for header, variable in config.headers_env.items():
         # A bare key for `Authorization` gets the scheme that precedes it.

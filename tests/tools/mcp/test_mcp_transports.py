@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from midstream.tools.mcp.link import OPEN_REQUESTS, Link
-from midstream.tools.mcp.stdio import call_of, lines_of, messages_of
+from midstream.tools.mcp.transports import OPEN_REQUESTS, Link, call_of, lines_of, messages_of
 
 REPLY = {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
 
