@@ -17,7 +17,7 @@ from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.recipe.schema import differing_settings
 from midstream.report.numbers import counted, visible
-from midstream.report.paired import compared_screen, effort_table, sentence
+from midstream.report.tables import compared_screen, effort_table, sentence
 
 _SETTINGS_SHOWN = 8
 

@@ -39,7 +39,7 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
 
     To be printed with `crop=False`.
     """
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = _grid()
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

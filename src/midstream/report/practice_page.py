@@ -10,29 +10,11 @@ from midstream.evaluation.pairs import Paired
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson
-from midstream.report import html
+from midstream.report import html, practice_data
 from midstream.report.charts import Frame, Series, axes, end_labels, line_chart, svg
 from midstream.report.html import cell, heads, small_curve, text
 from midstream.report.numbers import buckets, counted, cut, dollars, gain, gains, number, percent, shorten, summed
-from midstream.report.practice_data import (
-    PracticeData,
-    Tried,
-    about,
-    by_effect,
-    changes_of,
-    decisions,
-    evidence,
-    fates_text,
-    learned,
-    left_out_text,
-    points,
-    proven,
-    short,
-    spent_text,
-    total_fates,
-    tried,
-    verdict,
-)
+from midstream.report.practice_data import PracticeData, Tried, about, by_effect, fates_text, points, verdict
 from midstream.report.training_page import all_evaluations, results_of
 
 FATE_COLORS = {"accepted": "c3", "pending": "c5", "rejected": "bad", "refused": "c8"}
@@ -64,7 +46,7 @@ def summary(data: PracticeData) -> str:
     if data.updates:
         planned = counted(data.updates_planned, "update")
         made = planned if len(data.updates) == data.updates_planned else f"{len(data.updates)} of {planned}"
-        found = fates_text(total_fates([record.event.fates for record in data.updates]))
+        found = fates_text(practice_data.total_fates([record.event.fates for record in data.updates]))
         sentences = [
             f"The run made {made} of its library and never changed the model.",
             f"Of the changes that were proposed: {found}.",
@@ -86,7 +68,7 @@ def summary(data: PracticeData) -> str:
         sentences.append("No held-out set was evaluated with and without lessons, so whether they help is not known.")
     if library.rendered and not library.proven_for:
         sentences.append("The library as it is was accepted by no test: it is unproven.")
-    lost = left_out_text(data.updates)
+    lost = practice_data.left_out_text(data.updates)
     return " ".join([*sentences, f"Left out: {lost}."] if lost else sentences)
 
 
@@ -106,9 +88,9 @@ def cards(data: PracticeData) -> list[html.Card]:
     found.append(("Lessons", f"{len(library.rendered):,}", ", ".join(notes)))
     rollouts = counted(spent.rollouts, "rollout")
     if spent.cost_usd:
-        found.append(("Cost", text(dollars(spent.cost_usd)), f"{rollouts}, {short(spent.tokens)} tokens"))
+        found.append(("Cost", text(dollars(spent.cost_usd)), f"{rollouts}, {practice_data.short(spent.tokens)} tokens"))
     else:
-        found.append(("Tokens", short(spent.tokens), rollouts))
+        found.append(("Tokens", practice_data.short(spent.tokens), rollouts))
     return found
 
 
@@ -253,14 +235,14 @@ def lessons(data: PracticeData) -> list[str]:
     if not library.lessons:
         return ['<p class="empty">The library is empty.</p>']
     span = whisker_span([lesson.effect for lesson in library.lessons if lesson.effect])
-    words = f"{counted(len(library.rendered), 'lesson')} in the prompts, {proven(library)}."
+    words = f"{counted(len(library.rendered), 'lesson')} in the prompts, {practice_data.proven(library)}."
     if any(lesson.effect for lesson in library.lessons):
         words += (
             " The line is the 95% interval of what the lesson did to the mean reward, on a scale of "
             f"±{span * 100:.1f} points; the dot is its estimate, the tick no effect. "
             "Helped and harmed count pairs of rollouts."
         )
-    here = {lesson.id for lesson in learned(data.versions)}
+    here = {lesson.id for lesson in practice_data.learned(data.versions)}
     shown = [lesson_card(data, lesson, span, here=lesson.id in here) for lesson in by_effect(library.lessons)]
     return [f'<p class="soft">{text(words)}</p>', *html.folded(shown, _CARDS_SHOWN, "more lesson")]
 
@@ -326,7 +308,7 @@ def source_rollouts(run: str, update: int, rollouts: Sequence[Trajectory]) -> st
 
 def not_accepted(data: PracticeData) -> list[str]:
     """Every change that was asked for and is not in the library, with the reason; the newest first."""
-    found = tried(data)[::-1]
+    found = practice_data.tried(data)[::-1]
     if not found:
         return []
     changes = counted(len(found), "change")
@@ -391,7 +373,7 @@ def updates(data: PracticeData) -> list[str]:
         facts = [
             ("Groups", groups),
             ("Effort", f"{record.turns_mean:.2f} turns a rollout, {errors} of turns in error"),
-            ("Spent so far", spent_text(record.spent)),
+            ("Spent so far", practice_data.spent_text(record.spent)),
         ]
         if kept:
             facts.append(("Asked to keep", counted(kept, "lesson")))
@@ -402,7 +384,7 @@ def updates(data: PracticeData) -> list[str]:
         facts += [("Unreadable", reply) for reply in record.unreadable]
         body = "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in facts)
         tests = gate_tests(record.tests, len(record.changes)) if record.tests else ""
-        changes = "".join(change_cards(decisions(data, record)))
+        changes = "".join(change_cards(practice_data.decisions(data, record)))
         shown.append(html.details(line, f'<dl class="facts">{body}</dl>{tests}{changes}', opened=place == 0))
     return shown
 
@@ -410,8 +392,8 @@ def updates(data: PracticeData) -> list[str]:
 def gate_tests(tests: Sequence[Test], changes: int) -> str:
     """The tests of an update's `changes` changes."""
     rows = [
-        f"<tr>{cell(changes_of(test, changes), '')}{cell(f'{test.pairs:,}')}{cell(f'{test.left_out:,}')}"
-        f"{html.shift(gain(test.mean))}{cell(gains(test.interval))}{cell(evidence(test))}"
+        f"<tr>{cell(practice_data.changes_of(test, changes), '')}{cell(f'{test.pairs:,}')}{cell(f'{test.left_out:,}')}"
+        f"{html.shift(gain(test.mean))}{cell(gains(test.interval))}{cell(practice_data.evidence(test))}"
         f'<td class="{"up" if test.verdict == "better" else ""}">{text(test.verdict)}</td></tr>'
         for test in tests
     ]

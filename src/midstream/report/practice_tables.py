@@ -16,8 +16,8 @@ from midstream.practice.validation import Validation
 from midstream.report import practice_data
 from midstream.report.evaluation_tables import evaluation_table, plain_table, set_table
 from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten, visible
-from midstream.report.paired import VERDICT_COLORS
 from midstream.report.practice_data import PracticeData, points, proven
+from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
 
 _LESSONS_SHOWN = 30

@@ -5,6 +5,7 @@ A `Progress` is the listener: it draws. A view per kind of run counts the events
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,19 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from midstream.core.events import (
-    BudgetSpent,
-    EvaluationFinished,
-    Note,
-    Phase,
-    RunEvent,
-    RunFinished,
-    RunStarted,
-    SetStarted,
-    StepFinished,
-    TrajectoriesFinished,
-    UpdateFinished,
-)
+from midstream.core import events
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
@@ -54,6 +43,7 @@ _RECENT = 10  # steps in the panel's recent mean
 _SPARKLINE = 40  # steps or updates
 _STEPS_A_LINE = 10
 _LINES_A_SET = 10
+_COUNTERS = re.compile(r"\s*\S*\d\S*")  # words of a phase such as "120/450", which alone make no new line
 
 Rows = list[tuple[str, Text]]
 Kind = Literal["training", "practice", "evaluation"]
@@ -70,20 +60,20 @@ class RunView:
         self._earlier = 0  # units of earlier sessions took no time in this one
         self._loaded = self._started = time.monotonic()
 
-    def count(self, event: RunEvent) -> str:
+    def count(self, event: events.RunEvent) -> str:
         """Count an event; returns the line that it is worth in a log, "" for none."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.recipe, self.directory = event.recipe, event.directory
                 self.total, self.done, self._earlier = event.total, event.done, event.done
                 self._started = time.monotonic()
                 resumed = f", resumed at {self.unit} {event.done + 1}" if event.done else ""
                 return f"{event.recipe}: {counted(event.total, self.unit)}{resumed}, run {event.directory}"
-            case Phase():
-                changed = _without_numbers(event.text) != _without_numbers(self.phase)
+            case events.Phase():
+                changed = _COUNTERS.sub("", event.text) != _COUNTERS.sub("", self.phase)
                 self.phase = event.text
                 return event.text if changed else ""
-            case RunFinished():
+            case events.RunFinished():
                 self.phase = "finished"
                 return f"finished after {duration(self.elapsed_s)}"
         return ""
@@ -120,16 +110,16 @@ class TrainingView(RunView):
         self._rewards: list[float] = []
         self._troubles: Counter[str] = Counter()
         self._lined, self._lined_troubles = 0, Counter[str]()  # how many rewards, and what troubles, lines have shown
-        self._last: StepFinished | None = None
+        self._last: events.StepFinished | None = None
         self._newest: EvaluationResult | None = None
         self._best: dict[tuple[str, str], EvaluationResult] = {}
 
-    def count(self, event: RunEvent) -> str:
+    def count(self, event: events.RunEvent) -> str:
         """A line every ten steps, after the last step, and for each evaluation."""
         match event:
-            case StepFinished():
+            case events.StepFinished():
                 return self._count_step(event)
-            case EvaluationFinished(result):
+            case events.EvaluationFinished(result):
                 self._count_troubles(result)
                 key = (result.set_name, result.sampling)
                 if key not in self._best or result.success >= self._best[key].success:
@@ -161,7 +151,7 @@ class TrainingView(RunView):
             rows.append(("errors", Text(errors, "bold yellow")))
         return rows
 
-    def _count_step(self, event: StepFinished) -> str:
+    def _count_step(self, event: events.StepFinished) -> str:
         metrics = event.metrics
         self.done, self._last = metrics.step, event
         self._rewards.append(metrics.reward_mean)
@@ -208,18 +198,18 @@ class PracticeView(RunView):
     def __init__(self) -> None:
         super().__init__()
         self._limits: Mapping[str, float] = {}
-        self._updates: list[UpdateFinished] = []
+        self._updates: list[events.UpdateFinished] = []
         self._spent = Spent()
         self._results: dict[tuple[str, str], list[EvaluationResult]] = {}
 
-    def count(self, event: RunEvent) -> str:
+    def count(self, event: events.RunEvent) -> str:
         """A line for each update of this session and each evaluation."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._limits = event.limits
-            case BudgetSpent():
+            case events.BudgetSpent():
                 self._spent = event.spent
-            case UpdateFinished():
+            case events.UpdateFinished():
                 self._updates.append(event)
                 self._spent = event.spent
                 if event.update <= self.done:
@@ -235,7 +225,7 @@ class PracticeView(RunView):
                     f"{duration(self.left_s)} left" if self.left_s is not None else "",
                 ]
                 return " | ".join(filter(None, parts))
-            case EvaluationFinished():
+            case events.EvaluationFinished():
                 self._results.setdefault((where(event.result), event.result.sampling), []).append(event.result)
                 return f"evaluation {_result_text(event.result)}"
         return super().count(event)
@@ -274,16 +264,16 @@ class EvaluationView(RunView):
         self.solved = self.cost_usd = 0.0
         self.calls: Counter[str] = Counter()
 
-    def count(self, event: RunEvent) -> str:
+    def count(self, event: events.RunEvent) -> str:
         """A line for the start and end of each set, and ten while it runs."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 super().count(event)
                 self.sets = event.sets
                 before = f", {event.done:,} of them done before" if event.done else ""
                 size = f"{counted(event.total, 'run')} in {counted(event.sets, 'evaluation')}"
                 return f"{event.recipe}: {size}{before}, in {event.directory}"
-            case SetStarted():
+            case events.SetStarted():
                 self.set_total, self.set_done, self.errors, self.solved = event.total, 0, 0, 0.0
                 self.phase = f"set {event.place} of {self.sets}: {event.name}"
                 self.done += len(event.kept)
@@ -291,7 +281,7 @@ class EvaluationView(RunView):
                 self._add(event.kept)
                 before = f", {len(event.kept):,} of them done before" if event.kept else ""
                 return f"{event.name} ({event.place}/{self.sets}): {counted(event.total, 'run')}{before}"
-            case TrajectoriesFinished():
+            case events.TrajectoriesFinished():
                 tenths = self.set_done * _LINES_A_SET // self.set_total
                 self.done += len(event.trajectories)
                 self._add(event.trajectories)
@@ -301,9 +291,9 @@ class EvaluationView(RunView):
                 parts += [counted(self.errors, "error"), f"{number(self.tokens)} tokens"]
                 parts += [dollars(self.cost_usd)] if self.cost_usd else []
                 return " | ".join([*parts, f"{duration(self.left_s or 0.0)} left"])
-            case EvaluationFinished():
+            case events.EvaluationFinished():
                 return summary_line(event.result)
-            case RunFinished():
+            case events.RunFinished():
                 super().count(event)
                 return ""
         return super().count(event)
@@ -367,10 +357,10 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def __call__(self, event: RunEvent) -> None:
+    def __call__(self, event: events.RunEvent) -> None:
         """Show an event. Warnings are printed in every mode, and stay above the live panel."""
         line = self.view.count(event)
-        if isinstance(event, Note):
+        if isinstance(event, events.Note):
             self._console.print(Text(f"warning: {visible(event.text)}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
             self._console.print(Text(visible(line)), soft_wrap=True)
@@ -406,11 +396,6 @@ def terminal_progress(kind: Kind, console: Console, *, quiet: bool = False) -> P
     """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
     views = {"training": TrainingView, "practice": PracticeView, "evaluation": EvaluationView}
     return Progress(views[kind](), console, quiet=quiet)
-
-
-def _without_numbers(phase: str) -> str:
-    """A phase without its counters ("120/450"), which alone make no new line."""
-    return " ".join(word for word in phase.split() if not any(letter.isdigit() for letter in word))
 
 
 def _result_text(result: EvaluationResult) -> str:

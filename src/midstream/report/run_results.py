@@ -16,18 +16,14 @@ from midstream.report.training_page import ReportData, render_report
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 
-TINY_LIMITS = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
+_PLANNER = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
 for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
-and a result of the right form, and cannot distinguish right from wrong. Questions come from templates, and the
-test's differ from the training's in their places, facts and numbers, not in their wording. What this shows is that
-the loop, the credit and the update work, on real tools and held-out facts; it says nothing about how much a large
-model gains."""
-
-TINY_STREAM_LIMITS = """The policy has half a million parameters and a closed vocabulary: it thinks, calls its tools and
-answers in this made-up world and nowhere else, and its thoughts are the few words that its warm start taught it.
-Questions come from templates, and the test's differ from the training's in their places, facts and numbers, not in
-their wording. What this shows is that the loop, the masks and the update work, on real tools and held-out facts; it
-says nothing about how much a large model gains."""
+and a result of the right form, and cannot distinguish right from wrong."""
+_POLICY = """The policy has half a million parameters and a closed vocabulary: it thinks, calls its tools and
+answers in this made-up world and nowhere else, and its thoughts are the few words that its warm start taught it."""
+_WORLD = """Questions come from templates, and the test's differ from the training's in their places, facts and numbers,
+not in their wording. What this shows is that the loop, the {parts} and the update work, on real tools and held-out
+facts; it says nothing about how much a large model gains."""
 
 
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[Trajectory]:
@@ -53,17 +49,16 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     samplings = [result.sampling for result in after]
     sampling = "greedy" if "greedy" in samplings else samplings[-1]
     first, last = (run.trajectories.read(result_name("test", sampling, step)) for step in (0, after[0].step))
-    pairs = [(old, new) for old, new in zip(first, last, strict=True) if _solved(new) and not _solved(old)]
+
+    def solved(trajectory: Trajectory) -> bool:
+        return trajectory.reward is not None and trajectory.reward.value == 1
 
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
         return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
 
-    pair = max(pairs, key=different_actions, default=(first[-1], last[-1]))
-    return [("before training", pair[0]), ("after training", pair[1])]
-
-
-def _solved(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None and trajectory.reward.value == 1
+    pairs = [(old, new) for old, new in zip(first, last, strict=True) if solved(new) and not solved(old)]
+    old, new = max(pairs, key=different_actions, default=(first[-1], last[-1]))
+    return [("before training", old), ("after training", new)]
 
 
 def run_limits(resolved: Mapping[str, Any]) -> str:
@@ -71,7 +66,8 @@ def run_limits(resolved: Mapping[str, Any]) -> str:
     if not any(engine.get("type") == "tiny" for engine in resolved.get("engines", {}).values()):
         return ""
     interleaved = resolved.get("agent", {}).get("type") == "interleaved"
-    return " ".join((TINY_STREAM_LIMITS if interleaved else TINY_LIMITS).split())
+    agent, parts = (_POLICY, "masks") if interleaved else (_PLANNER, "credit")
+    return " ".join(f"{agent} {_WORLD.format(parts=parts)}".split())
 
 
 def next_steps(run: RunDirectory) -> list[str]:

@@ -92,32 +92,28 @@ def tools_screen(tools: Sequence[ToolView]) -> RenderableType:
 
 def tool_screen(tool: ToolView) -> RenderableType:
     """Everything about one tool: arguments, limits, needs, settings, its schema."""
-    arguments = Table.grid(padding=(0, 2))
-    arguments.add_column(no_wrap=True)
-    for _ in range(2):
-        arguments.add_column(overflow="fold")
+    arguments = fields(style="")
+    arguments.add_column(overflow="fold")
     for name, words, description in rows_of(tool.parameters or {}):
         arguments.add_row(Text(visible(name)), Text(visible(words), "dim"), Text(visible(description)))
     parts: list[RenderableType] = [_block(tool, arguments if tool.parameters else None)]
     if tool.problem:
         parts += [Text(), Text(visible(tool.problem), "red")]
     if tool.settings:
-        settings = Table.grid(padding=(0, 2))
-        for _ in range(2):
-            settings.add_column(overflow="fold")
+        settings: list[tuple[str, Text]] = []
         for setting in tool.settings:
             value = Text(visible(_shown(setting.value)))
             if setting.required:
                 value.append("  (required)", "dim")
             elif setting.value != setting.default:
                 value.append(f"  (default {visible(_shown(setting.default))})", "dim")
-            settings.add_row(Text(setting.name), value)
-        parts += [Text(f"\nSettings, in [tools.{tool.table}]", "bold"), Padding(settings, _INDENT)]
+            settings.append((setting.name, value))
+        parts.append(Text(f"\nSettings, in [tools.{tool.table}]", "bold"))
+        parts.append(Padding(fields(settings, style=""), _INDENT))
     if tool.parameters is not None:
-        schema = Text(visible(_json(tool.parameters)))
-        parts += [Text("\nJSON schema of its arguments", "bold"), Padding(schema, _INDENT)]
+        schema = Padding(Text(visible(_json(tool.parameters))), _INDENT)
         example = Text(f"  {_example(tool)}", no_wrap=True, overflow="ignore")
-        parts += [Text("\nCall it", "bold"), example]
+        parts += [Text("\nJSON schema of its arguments", "bold"), schema, Text("\nCall it", "bold"), example]
     return Group(*parts)
 
 
@@ -135,25 +131,22 @@ def _block(tool: ToolView, arguments: RenderableType | None = None) -> Renderabl
     head = Text(visible(tool.name), "bold cyan")
     if tool.type != tool.name:
         head.append(f"  {tool.type}", "dim")
-    rows = fields()
     known = ", ".join(f"{name}: {words}" for name, words, _ in rows_of(tool.parameters or {})) or "none"
     if tool.parameters is None:
         known = f"known once it is made: midstream tools {tool.named}"
-    rows.add_row("arguments", arguments or Text(visible(known)))
+    rows: list[tuple[str, RenderableType]] = [("arguments", arguments or Text(visible(known)))]
     limits = [f"{tool.timeout_s:g} s"] if tool.timeout_s is not None else []
     limits += [f"{tool.output_tokens:,} tokens of output"] if tool.output_tokens is not None else []
     if limits:
-        rows.add_row("limits", ", ".join(limits))
+        rows.append(("limits", ", ".join(limits)))
     for label, optional in (("needs", False), ("may use", True)):
+        colors = {True: "green", False: "yellow" if optional else "red", None: "dim"}
         for place, need in enumerate(need for need in tool.needs if need.optional == optional):
-            text = Text(f"{visible(need.what)}: ")
-            text.append(
-                visible(need.state), {True: "green", False: "yellow" if optional else "red", None: "dim"}[need.there]
-            )
+            text = Text(f"{visible(need.what)}: ").append(visible(need.state), colors[need.there])
             if need.fix and need.there is not True:
                 text.append(f"\n{visible(need.fix)}", "bold" if need.there is False and not optional else "dim")
-            rows.add_row("" if place else label, text)
-    return Group(head, Padding(Text(visible(tool.description)), _INDENT), Padding(rows, _INDENT))
+            rows.append(("" if place else label, text))
+    return Group(head, Padding(Text(visible(tool.description)), _INDENT), Padding(fields(rows), _INDENT))
 
 
 def rows_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -194,12 +187,9 @@ def _json(value: JsonValue, indent: int = 0) -> str:
     short = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict) or indent + len(short) <= _SHORT:
         return short
-    inner = " " * (indent + 2)
-    rows = [
-        f"{inner}{json.dumps(key, ensure_ascii=False)}: {_json(inner_value, indent + 2)}"
-        for key, inner_value in value.items()
-    ]
-    return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
+    margin = " " * indent
+    rows = [f"{margin}  {json.dumps(key, ensure_ascii=False)}: {_json(value[key], indent + 2)}" for key in value]
+    return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
 
 
 def _example(tool: ToolView) -> str:
