@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from midstream.agents.agentflow import AgentFlow, Config
 from midstream.agents.formats import schema_error
 from midstream.agents.prompted import (
-    CodeExecutor,
+    Config as GeneratorConfig,
+)
+from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
+    PromptedExecutor,
     PromptedGenerator,
     PromptedPlanner,
     PromptedVerifier,
     VerifierConfig,
     parse_program,
-)
-from midstream.agents.prompted import (
-    Config as GeneratorConfig,
 )
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext
@@ -47,7 +47,7 @@ def write(engine: ScriptedEngine, action: Action, config: ExecutorConfig = CONFI
     async def go() -> tuple[Command, tuple[Call, ...]]:
         tool = search()
         context = ModuleContext(engine=engine, seed=3, order=5, lessons="- Print once.")
-        command = await CodeExecutor(config).command(action, [tool], context)
+        command = await PromptedExecutor(config).command(action, [tool], context)
         await tool.close()
         return command
 
@@ -178,11 +178,11 @@ def test_an_unknown_tool_is_not_asked_about():
 
 def test_what_cannot_be_used_together_is_refused(tmp_path: Path):
     with pytest.raises(RecipeError, match="structured_output"):
-        CodeExecutor(ExecutorConfig(mode="code", structured_output=True))
+        PromptedExecutor(ExecutorConfig(mode="code", structured_output=True))
     own = tmp_path / "own.md"
     own.write_text("no placeholder")
     with pytest.raises(RecipeError, match="holds no placeholder"):
-        CodeExecutor(ExecutorConfig(mode="code", prompt_file=own))
+        PromptedExecutor(ExecutorConfig(mode="code", prompt_file=own))
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def solve(program: str) -> Trajectory:
         tool = search()
         agent = AgentFlow(
             planner=PromptedPlanner(PlannerConfig()),
-            executor=CodeExecutor(CONFIG),
+            executor=PromptedExecutor(CONFIG),
             verifier=PromptedVerifier(VerifierConfig()),
             generator=PromptedGenerator(GeneratorConfig()),
             config=Config(max_turns=1),

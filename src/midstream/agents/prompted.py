@@ -79,9 +79,9 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
     mode: Literal["arguments", "code"] = "arguments"
     program: code_runner.Config = code_runner.Config()
 
-    def build(self, context: Context) -> CodeExecutor | PromptedExecutor:
+    def build(self, context: Context) -> PromptedExecutor:
         """Build it."""
-        return CodeExecutor(self) if self.mode == "code" else PromptedExecutor(self)
+        return PromptedExecutor(self)
 
 
 class PromptedModule:
@@ -89,11 +89,10 @@ class PromptedModule:
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
-    prompt: ClassVar[str] = ""  # the file that ships with midstream, where it is not named after the role
 
-    def __init__(self, config: ModuleConfig) -> None:
+    def __init__(self, config: ModuleConfig, *, prompt: str = "") -> None:
         self.config = config
-        self._template = PromptTemplate(self.prompt or self.role, self.layout, config.prompt_file)
+        self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
         self._style: MemoryStyle = config.memory_style if isinstance(config, Config) else "json"
         if self._style == "toon":
@@ -180,25 +179,56 @@ class PlannerConfig(Config, ComponentConfig):
 
 
 class PromptedExecutor(PromptedModule):
-    """`core.protocols.Executor` on an engine: JSON arguments, validated against the tool's schema.
+    """`core.protocols.Executor` on an engine: it sees the action, the tools and its lessons, never query or memory.
 
-    It sees the action, the tools and its lessons, never the query or the memory.
+    A command is JSON arguments, validated against the tool's schema. With `mode = "code"` it is a short program around
+    the action's tool, so that calls can be chained, branched on and post-processed within one turn (arXiv 2510.05592,
+    section 3.1: a command may be code); `sandbox.code_runner` runs it, and its prompt has the tools as functions:
+
+        ```python
+        heights = [float(local_search(query=f"{name} height").split()[-1]) for name in ("Amberbank", "Coldmere")]
+        print(sum(heights))
+        ```
+
+    Raises:
+        RecipeError: `structured_output` is on in mode "code", or the prompt file is not valid.
     """
 
     role, layout = "executor", ("tools", "action")
 
     def __init__(self, config: ExecutorConfig) -> None:
-        super().__init__(config)
-        self._structured = config.structured_output
+        self.mode, self._structured = config.mode, config.structured_output
+        if self.mode == "code" and self._structured:
+            raise RecipeError(
+                'agent.executor.structured_output = true with mode = "code"',
+                code="setting-conflict",
+                cause="a server can enforce the schema of arguments, not of a program",
+                fix='set structured_output = false, or mode = "arguments"',
+            )
+        super().__init__(config, prompt="executor_code" if self.mode == "code" else "executor")
 
     async def command(
         self, action: Action, tools: Sequence[Tool], context: ModuleContext
     ) -> tuple[Command, tuple[Call, ...]]:
-        """Write the tool call for an action; arguments still invalid after a second ask are a command with `error`."""
+        """Write the tool call for an action; one that is still invalid after a second ask is a command with `error`."""
         tool = next((tool for tool in tools if tool.name == action.tool), None)
         if tool is None:
             return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
-        wanted = {"tool": action.tool, "sub_goal": action.sub_goal, "context": action.context}
+        if self.mode == "code":
+            functions = [
+                {"function": function_name(each.name), "description": each.description, "parameters": each.parameters}
+                for each in tools
+            ]
+            wanted = {"function": function_name(tool.name), "sub_goal": action.sub_goal, "context": action.context}
+            values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
+
+            def parse_code(reply: str) -> tuple[Command, str | None]:
+                command = parse_program(reply, tool.name)
+                return command, command.error
+
+            return await self._ask(values, context, parse_code)
+
+        wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
 
         def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
@@ -207,54 +237,6 @@ class PromptedExecutor(PromptedModule):
 
         schema = tool.parameters if self._structured else None
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
-
-
-class CodeExecutor(PromptedModule):
-    """The executor's code mode: the model writes a short program around the action's tool.
-
-    Source: arXiv 2510.05592, section 3.1: a command may be code, so that calls of a tool can be chained, branched on
-    and post-processed within one turn; `sandbox.code_runner` runs it. The prompt's first values are the tools as
-    functions, its last one is the action.
-
-        ```python
-        heights = [float(local_search(query=f"{name} height").split()[-1]) for name in ("Amberbank", "Coldmere")]
-        print(sum(heights))
-        ```
-
-    Raises:
-        RecipeError: `structured_output` is on, or the prompt file is not valid.
-    """
-
-    role, layout, prompt = "executor", ("tools", "action"), "executor_code"
-
-    def __init__(self, config: ExecutorConfig) -> None:
-        if config.structured_output:
-            raise RecipeError(
-                'agent.executor.structured_output = true with mode = "code"',
-                code="setting-conflict",
-                cause="a server can enforce the schema of arguments, not of a program",
-                fix='set structured_output = false, or mode = "arguments"',
-            )
-        super().__init__(config)
-
-    async def command(
-        self, action: Action, tools: Sequence[Tool], context: ModuleContext
-    ) -> tuple[Command, tuple[Call, ...]]:
-        """Write the program for an action; one that still does not compile after a second ask has `error`."""
-        if all(tool.name != action.tool for tool in tools):
-            return Command(tool=action.tool, error=f"no tool is called {action.tool!r}"), ()
-        functions = [
-            {"function": function_name(tool.name), "description": tool.description, "parameters": tool.parameters}
-            for tool in tools
-        ]
-        wanted = {"function": function_name(action.tool), "sub_goal": action.sub_goal, "context": action.context}
-        values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
-
-        def parse(reply: str) -> tuple[Command, str | None]:
-            command = parse_program(reply, action.tool)
-            return command, command.error
-
-        return await self._ask(values, context, parse)
 
 
 def parse_program(text: str, tool: str) -> Command:
