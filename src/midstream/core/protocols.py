@@ -73,8 +73,7 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release connections. The engine is not used afterwards."""
-        ...
+        """Release connections; nothing by default. The engine is not used afterwards."""
 
 
 class Codec(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from midstream.core.errors import EngineError
-from midstream.core.protocols import Request
+from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers every request with `reply(request)`, or with the next of a list of replies.
 
     Usage counts each UTF-8 byte as a token. With `token_ids` the calls carry those bytes as token ids, each with
@@ -43,22 +43,16 @@ class ScriptedEngine:
         completion = self._reply(request)
         prompt = request.prompt or "\n".join(message.content for message in request.messages)
         prompt_ids, completion_ids = tuple(prompt.encode()), tuple(completion.encode())
-        call = Call(
+        return Call(
             role=request.role,
             engine=self.name,
             prompt=request.prompt,
             messages=request.messages,
             completion=completion,
+            prompt_ids=prompt_ids if self.token_exact else (),
+            completion_ids=completion_ids if self.token_exact else (),
+            logprobs=(0.0,) * len(completion_ids) if self.token_exact else (),
             sampling=request.sampling,
             finish_reason="stop",
             usage=Usage(prompt_tokens=len(prompt_ids), completion_tokens=len(completion_ids)),
         )
-        if not self.token_exact:
-            return call
-        logprobs = (0.0,) * len(completion_ids)
-        return call.model_copy(
-            update={"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
-        )
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to release."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
-from midstream.core.protocols import Plays, Request
+from midstream.core.protocols import Engine, Plays, Request
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN
 from midstream.core.trajectory import Call, Message, Usage
 
@@ -41,8 +41,8 @@ class Config(EngineConfig):
         return SimulatedEngine(context.source.play(self.plays, self.skill, context), self, context.name)
 
 
-class SimulatedEngine:
-    """`core.protocols.Engine` on a function of messages and seed, in process."""
+class SimulatedEngine(Engine):
+    """A function of messages and seed, in process."""
 
     token_exact = False
 
@@ -73,6 +73,3 @@ class SimulatedEngine:
             finish_reason="stop",
             usage=usage,
         )
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to release."""

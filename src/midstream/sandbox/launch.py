@@ -102,7 +102,7 @@ def _spec_places(name: str) -> list[str]:
 
 
 def _zygote(python: str, tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
-    """The command of the zygote with its settings (`inside.zygote.Settings`); no `packages`: those of that Python."""
+    """The command of the zygote with its settings (see `inside.zygote.Zygote`); no `packages`: that Python's own."""
     settings = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
     settings["packages"] = packages
     settings["readable"] = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]

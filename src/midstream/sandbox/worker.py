@@ -55,8 +55,8 @@ async def receive(end: socket.socket, size: int) -> bytes | None:
     while len(data) < size:
         try:
             piece = await asyncio.get_running_loop().sock_recv(end, min(size - len(data), 65536))
-        except ConnectionError:
-            return None
+        except OSError:
+            piece = b""
         if not piece:
             return None
         data += piece
@@ -121,8 +121,8 @@ class Worker:
         if self._hello is None:
             try:
                 async with asyncio.timeout(START_S):
-                    self._hello = json.loads((await self._receive()).text)
-            except (OSError, TimeoutError, ValueError) as error:  # ValueError: some other program's JSON, or none
+                    self._hello = json.loads((await self.result()).text)
+            except (WorkerDied, TimeoutError, ValueError) as error:  # ValueError: some other program's JSON, or none
                 raise self._no_start(error) from error
             assert self._process.stderr is not None
             self._process.stderr.close()
@@ -152,7 +152,7 @@ class Worker:
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._send(_header(PLAIN, code) + code)
-                return await self._receive()
+                return await self.result()
         except (OSError, TimeoutError) as error:
             raise WorkerDied from error
 
@@ -177,27 +177,20 @@ class Worker:
                 raise WorkerDied from error
             yield ours
 
-    async def result(self) -> PythonResult:
-        """The result of the started program; waits without limit, because the caller keeps its clock."""
-        try:
-            return await self._receive()
-        except OSError as error:
-            raise WorkerDied from error
-
     async def _send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
-    async def _receive(self) -> PythonResult:
-        """Read one answer: reason, length, text; `ConnectionError` if it ends early or no zygote wrote it."""
+    async def result(self) -> PythonResult:
+        """Read one answer: reason, length, text; of a started program the caller keeps the clock.
+
+        Raises `WorkerDied` if it ends early or no zygote wrote it.
+        """
         head = await receive(self._socket, 5)
-        if head is None:
-            raise ConnectionResetError
-        size = int.from_bytes(head[1:], "big")
-        if head[0] >= len(REASONS) or size > LARGEST:
-            raise ConnectionAbortedError
-        text = await receive(self._socket, size)
+        if head is None or head[0] >= len(REASONS) or int.from_bytes(head[1:], "big") > LARGEST:
+            raise WorkerDied
+        text = await receive(self._socket, int.from_bytes(head[1:], "big"))
         if text is None:
-            raise ConnectionResetError
+            raise WorkerDied
         reason = cast(Reason, REASONS[head[0]])
         return PythonResult(reason == "ok", text.decode("utf-8", "replace"), reason)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import CapacityLimiter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ async def tiny_server(
 
 def test_slots_are_handed_over_in_order():
     async def run() -> list[int]:
-        slots, order = http_pool.Semaphore(2), []
+        slots, order = CapacityLimiter(2), []
 
         async def hold(number: int) -> None:
             async with slots:
@@ -87,7 +88,7 @@ def test_slots_are_handed_over_in_order():
 
 def test_a_cancelled_waiter_takes_no_slot():
     async def run() -> None:
-        slots = http_pool.Semaphore(1)
+        slots = CapacityLimiter(1)
         release = asyncio.Event()
 
         async def hold() -> None:
@@ -117,7 +118,7 @@ def test_slots_hold_their_limit_under_cancellation(limit: int, jobs: list[tuple[
     inside: list[int] = []
     finished: set[int] = set()
 
-    async def hold(slots: http_pool.Semaphore, number: int, start: int, length: int) -> None:
+    async def hold(slots: CapacityLimiter, number: int, start: int, length: int) -> None:
         for _ in range(start):
             await asyncio.sleep(0)
         async with slots:
@@ -131,7 +132,7 @@ def test_slots_hold_their_limit_under_cancellation(limit: int, jobs: list[tuple[
         finished.add(number)
 
     async def run() -> None:
-        slots = http_pool.Semaphore(limit)
+        slots = CapacityLimiter(limit)
         tasks = [asyncio.create_task(hold(slots, i, start, length)) for i, (start, length, _) in enumerate(jobs)]
         for now in range(9):
             for task, (_, _, cancelled) in zip(tasks, jobs, strict=True):
@@ -142,14 +143,14 @@ def test_slots_hold_their_limit_under_cancellation(limit: int, jobs: list[tuple[
             results = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
         assert finished >= {i for i, (_, _, cancelled) in enumerate(jobs) if cancelled is None}
-        assert (slots._held, list(slots._waiting)) == (0, [])
+        assert slots.statistics().borrowed_tokens == slots.statistics().tasks_waiting == 0
 
     asyncio.run(run())
 
 
 def test_more_slots_let_in_those_who_wait():
     async def run() -> int:
-        slots, inside = http_pool.Semaphore(1), 0
+        slots, inside = CapacityLimiter(1), 0
         leave = asyncio.Event()
 
         async def hold() -> None:
@@ -159,10 +160,9 @@ def test_more_slots_let_in_those_who_wait():
                 await leave.wait()
 
         tasks = [asyncio.create_task(hold()) for _ in range(5)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         assert inside == 1
-        slots.limit = 3
-        slots.admit()
+        slots.total_tokens = 3
         await asyncio.sleep(0.01)
         seen = inside
         leave.set()
@@ -286,7 +286,7 @@ def test_cancelled_requests_leave_no_connection_and_no_slot():
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         endpoint = await http_pool.endpoint_of(server.base_url)
-        assert (endpoint.slots._held, endpoint._idle) == (0, [])
+        assert (endpoint.slots.borrowed_tokens, endpoint._idle) == (0, [])
 
     def slow(body: dict[str, Any]) -> dict[str, Any]:
         threading.Event().wait(0.2)

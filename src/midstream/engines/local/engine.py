@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
-from midstream.core.protocols import Request
+from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, Usage
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.prefill import Prefill, next_logits
@@ -30,8 +30,8 @@ class _Waiting:
     future: asyncio.Future[Call]
 
 
-class TransformersLocal:
-    """A `core.protocols.Engine` and `LockstepEngine` over a model object that a learner may share and update."""
+class TransformersLocal(Engine):
+    """A `LockstepEngine` over a model object that a learner may share and update."""
 
     token_exact = True
 
@@ -97,9 +97,6 @@ class TransformersLocal:
             return await future
         finally:
             self._waiting.pop(request.order, None)
-
-    async def close(self) -> None:
-        """Nothing to release."""
 
     def _sample_if_all_wait(self) -> None:
         """Answer every waiting request once no live trajectory is elsewhere."""

@@ -35,7 +35,7 @@ def load_model(
     The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model.
 
     Raises:
-        RecipeError: model, adapter, dtype or device is missing, unknown, or does not fit the others.
+        RecipeError: model, adapter or device is missing, unknown, or does not fit the others.
     """
     _require_device(device)
     if (Path(name) / _ADAPTER_CONFIG).is_file():
@@ -46,7 +46,7 @@ def load_model(
             fix=f'set adapter = "{name}" and model = "{_adapter_config(Path(name)).get("base_model_name_or_path")}"',
         )
     try:
-        pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=_dtype(dtype), output_loading_info=True)
+        pair: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
         model, loaded = pair
         tokenizer = _tokenizer_class(name).from_pretrained(name)
     except (OSError, RuntimeError, SafetensorError, ValueError) as failure:
@@ -78,17 +78,6 @@ def _tokenizer_class(name: str) -> Any:
     except (OSError, ValueError):
         return AutoTokenizer  # of the hub, or it raises the error that names what is wrong
     return PreTrainedTokenizerFast if saved.get("tokenizer_class") == _GENERIC_TOKENIZER else AutoTokenizer
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RecipeError(
-            f"dtype {name!r} does not exist in PyTorch",
-            code="unknown-name",
-            fix='set dtype = "float32", "bfloat16" or "float16"',
-        )
-    return dtype
 
 
 def _require_device(device: str) -> None:

@@ -15,29 +15,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from midstream.core.errors import EngineError, StorageError
 from midstream.core.http import TransientError, retry
 from midstream.engines.openai.reply import may_pass
 from midstream.engines.openai.settings import Config
 
+if TYPE_CHECKING:
+    from midstream.engines.openai.engine import OpenAICompatibleEngine
+
 KEPT = 2  # directories: the adapter in use, and the one before
 
 
-class AdapterEngine(Protocol):
-    """An engine that can sample from an adapter."""
-
-    async def use_adapter(self, version: int, path: Path) -> None:
-        """Load the adapter at `path` and sample from it; calls record `version`."""
-        ...
-
-    async def drop_adapter(self, path: Path) -> None:
-        """Unload the adapter at `path`, if it is loaded."""
-        ...
-
-
-async def hand_over(engine: AdapterEngine, export: Callable[[Path], None], root: Path, version: int) -> None:
+async def hand_over(engine: OpenAICompatibleEngine, export: Callable[[Path], None], root: Path, version: int) -> None:
     """Write the newest adapter below `root`, switch `engine` to it, then unload and remove older ones."""
     directory = write(export, root, version)
     await engine.use_adapter(version, directory)

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from urllib.parse import urlsplit
 
 import httpx2
+from anyio import CapacityLimiter
 
 from midstream.core.http import certificates, usable_proxy
 
@@ -31,41 +31,6 @@ NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 _pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
 
-class Semaphore:
-    """A first-in, first-out semaphore whose `limit` may change while tasks wait (unlike `asyncio.Semaphore`)."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._held = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def __aenter__(self) -> None:
-        self.admit()
-        if self._held < self.limit:
-            self._held += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # the task was cancelled just after it got its slot
-                await self.__aexit__()
-            raise
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._held -= 1
-        self.admit()
-
-    def admit(self) -> None:
-        """Give free slots to waiting tasks."""
-        while self._waiting and self._held < self.limit:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self._held += 1
-                turn.set_result(None)
-
-
 class Endpoint:
     """A server's address in one event loop, with its `slots` and connections."""
 
@@ -73,20 +38,20 @@ class Endpoint:
         self._tls = tls
         self._idle: list[httpx2.AsyncClient] = []
         self._limits: dict[object, int] = {}
-        self.slots = Semaphore(1)
+        self.slots = CapacityLimiter(1)
 
     def join(self, user: object, limit: int) -> None:
         """Limit concurrent requests to `limit` while `user` shares the endpoint; the smallest limit applies to all."""
         if self._limits.get(user) != limit:
             self._limits[user] = limit
-            self._set_limit()
+            self.slots.total_tokens = min(self._limits.values())
 
     async def leave(self, user: object) -> None:
         """Remove `user` and its limit. The last user to leave closes the idle connections."""
         if self._limits.pop(user, None) is None:
             return
         if self._limits:
-            self._set_limit()
+            self.slots.total_tokens = min(self._limits.values())
         else:
             await self.close()
 
@@ -125,10 +90,6 @@ class Endpoint:
                 self._idle.append(client)
             else:
                 await client.aclose()
-
-    def _set_limit(self) -> None:
-        self.slots.limit = min(self._limits.values())
-        self.slots.admit()
 
 
 class _Pool:

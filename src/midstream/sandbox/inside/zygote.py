@@ -32,24 +32,11 @@ import resource
 import select
 import sys
 import time
+import types
 
-from . import scratch
+from . import running, scratch
 from .limits import MEGABYTE, OPEN_FILES, address_space, limit
-from .running import (
-    ERROR_LIMIT,
-    KILLED,
-    MEMORY,
-    MEMORY_EXIT,
-    OK,
-    PROGRAM,
-    REASONS,
-    TIMEOUT,
-    WALL_FACTOR,
-    execute,
-    read,
-    send,
-    unpack,
-)
+from .running import read, send
 
 HEADER = 5  # bytes before a request's code and an answer's text
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
@@ -70,36 +57,17 @@ class HostGone(Exception):
     """The other end of the input is closed."""
 
 
-class Settings:
-    """The host's settings (`launch`): limits of a child, the packages that it may import, and its confinement.
+class Zygote:
+    """Answers requests one at a time until the other end of its input is gone.
 
-    `packages` and `readable` are directories (no `packages`: this Python's own), `libraries` are imported at the start.
-    `landlock` is the least version that is accepted; None means no confinement at all.
+    `settings` are the host's (`launch`): limits of a child; `packages` and `readable`, directories that it may read;
+    `landlock`, the least version that is accepted, or None for no confinement at all; `scratch`.
     """
 
-    timeout_s: float
-    memory_mb: int
-    disk_mb: int
-    output_limit: int
-    libraries: list[str]
-    packages: list[str]
-    readable: list[str]
-    landlock: int | None
-    scratch: str
-
-    def __init__(self, text: str) -> None:
-        settings = json.loads(text)
-        if settings["packages"] is None:
-            settings["packages"] = own_packages()
-        self.__dict__.update(settings)
-
-
-class Zygote:
-    """Answers requests one at a time until the other end of its input is gone."""
-
-    def __init__(self, settings: Settings, source: int, sink: int) -> None:
+    def __init__(self, settings: types.SimpleNamespace, source: int, sink: int) -> None:
         self.settings, self.source, self.sink = settings, source, sink
-        size = HEADER + 6 * (settings.output_limit + ERROR_LIMIT + 100)  # 6 bytes: half a surrogate pair as \\udc80
+        # A character takes up to 6 bytes: half a surrogate pair as \\udc80.
+        size = HEADER + 6 * (settings.output_limit + running.ERROR_LIMIT + 100)
         self.shared = mmap.mmap(-1, size)
         self.child = 0
         self.channel: int | None = None  # of the program that runs
@@ -146,7 +114,7 @@ class Zygote:
 
         Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
-        until = time.monotonic() + WALL_FACTOR * self.settings.timeout_s
+        until = time.monotonic() + running.WALL_FACTOR * self.settings.timeout_s
         while True:
             left_ms = None if self.channel is not None else 1000 * max(0.0, until - time.monotonic())
             ready = [fd for fd, _ in self.events.poll(left_ms)]
@@ -200,8 +168,8 @@ class Zygote:
             if self.channel is None:
                 source, given = request.decode("utf-8", "surrogatepass"), {}
             else:
-                source, given = unpack(request, CHANNEL)
-            reason, text = execute(source, self.settings.output_limit, given)
+                source, given = running.unpack(request, CHANNEL)
+            reason, text = running.execute(source, self.settings.output_limit, given)
             answer = text.encode("utf-8", "backslashreplace")[: len(self.shared) - HEADER]
             self.shared[1 : HEADER + len(answer)] = len(answer).to_bytes(4, "big") + answer
             self.shared[0] = reason
@@ -211,40 +179,34 @@ class Zygote:
     def answer(self, status: int, expired: bool) -> bytes | memoryview:
         """The child's answer, or the reason why it left none."""
         size = int.from_bytes(self.shared[1:HEADER], "big")
-        if KILLED < self.shared[0] < len(REASONS) and size <= len(self.shared) - HEADER:  # else code forged it
+        # Anything else was forged by code.
+        if running.KILLED < self.shared[0] < len(running.REASONS) and size <= len(self.shared) - HEADER:
             return memoryview(self.shared)[: HEADER + size]
         code = os.waitstatus_to_exitcode(status)
         if expired or code == -signal.SIGXCPU:
-            return frame(TIMEOUT, f"TimeoutError: not finished after {self.settings.timeout_s:g} s")
-        if code == MEMORY_EXIT:
-            return frame(MEMORY, "MemoryError: out of memory")
-        return frame(KILLED, f"the process ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
-
-    def hello(self, libraries: list[str]) -> bytes:
-        """The first message to the host: the zygote is ready."""
-        confined = self.confinement
-        facts = {"landlock": confined.landlock, "calls": confined.calls} if confined else {"landlock": 0, "calls": 0}
-        return frame(OK, json.dumps({"libraries": libraries, **facts}))
+            return frame(running.TIMEOUT, f"TimeoutError: not finished after {self.settings.timeout_s:g} s")
+        if code == running.MEMORY_EXIT:
+            return frame(running.MEMORY, "MemoryError: out of memory")
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return frame(running.KILLED, f"the process ended early ({ended})")
 
     def receive(self) -> int | None:
         """The size of the next request, which its child reads, and `channel`; or None if the other end is gone."""
         header = read(self.source, HEADER)
         if header is None:
             return None
-        self.channel = self.receive_channel() if header[0] == PROGRAM else None
+        self.channel = None
+        if header[0] == running.PROGRAM:
+            import _socket  # here, so that workers without programs need not load it
+
+            size = 4  # of a file descriptor
+            socket = _socket.socket(fileno=self.source)
+            try:
+                [(_, _, carried)] = socket.recvmsg(1, _socket.CMSG_SPACE(size))[1]
+            finally:
+                socket.detach()
+            self.channel = int.from_bytes(carried[:size], sys.byteorder)
         return int.from_bytes(header[1:], "big")
-
-    def receive_channel(self) -> int:
-        """The file descriptor that comes with a program."""
-        import _socket  # here, so that workers without programs need not load it
-
-        size = 4
-        socket = _socket.socket(fileno=self.source)
-        try:
-            [(_, _, carried)] = socket.recvmsg(1, _socket.CMSG_SPACE(size))[1]
-        finally:
-            socket.detach()
-        return int.from_bytes(carried[:size], sys.byteorder)
 
 
 def frame(reason: int, text: str) -> bytes:
@@ -253,36 +215,26 @@ def frame(reason: int, text: str) -> bytes:
     return bytes([reason]) + len(body).to_bytes(4, "big") + body
 
 
-def own_packages() -> list[str]:
-    """The directories of this Python's packages, for a worker that runs on another Python than the host's."""
-    import site
+def warm_up(libraries: list[str]) -> list[str]:
+    """Do once what every child would repeat: import, set up the compiler, run every path of `execute`.
 
-    return [path for path in site.getsitepackages() if os.path.isdir(path)]
-
-
-def import_libraries(names: list[str]) -> list[str]:
-    """Import the installed ones of `names`, and use each once; returns their names."""
+    Returns those of `libraries` that are installed; each was imported and used once.
+    """
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
+    for name in PRELOADED:
+        __import__(name)
     found = []
-    for name in names:
+    for name in libraries:
         try:
             __import__(name)
         except ImportError:
             continue
         exec(PRIMED.get(name, ""), {})
         found.append(name)
-    return found
-
-
-def warm_up(libraries: list[str]) -> list[str]:
-    """Do once what every child would repeat: import, set up the compiler, run every path of `execute`."""
-    register, os.register_at_fork = os.register_at_fork, lambda **_: None  # `random` would reseed in every child
-    for name in PRELOADED:
-        __import__(name)
-    found = import_libraries(libraries)
     os.register_at_fork = register
     streams = sys.stdout, sys.stderr
-    execute("def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)", 100, {})
-    execute("1 + 1", 100, {})
+    running.execute("def f(x): return 1 / x\nfor i in (1, 0):\n  print(f'{i}')\n  f(i)", 100, {})
+    running.execute("1 + 1", 100, {})
     sys.stdout, sys.stderr = streams
     sys.modules["random"].seed(0)  # code that draws numbers draws the same ones whenever it is run
     gc.collect()
@@ -293,39 +245,37 @@ def warm_up(libraries: list[str]) -> list[str]:
 
 def main() -> None:
     """Serve until the other end is gone; then remove the scratch directory and end all processes of this session."""
-    settings = Settings(sys.argv[1])
+    settings = types.SimpleNamespace(**json.loads(sys.argv[1]))
+    if settings.packages is None:  # this Python is not the host's
+        import site
+
+        settings.packages = [path for path in site.getsitepackages() if os.path.isdir(path)]
     sys.argv = [""]
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)
     sys.path += settings.packages
-    for kind, value in (
-        (resource.RLIMIT_FSIZE, settings.disk_mb * MEGABYTE),
-        (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        limit(kind, value)
+    limit(resource.RLIMIT_FSIZE, settings.disk_mb * MEGABYTE)
+    limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    limit(resource.RLIMIT_CORE, 0)
     found = warm_up(settings.libraries)
     zygote = Zygote(settings, source, sink)
-    send(sink, zygote.hello(found))
+    confined = zygote.confinement
+    landlock, calls = (confined.landlock, confined.calls) if confined else (0, 0)
+    send(sink, frame(running.OK, json.dumps({"libraries": found, "landlock": landlock, "calls": calls})))
     os.dup2(nothing, 2)  # until here, stderr explains to the host why a worker did not start
     try:
         zygote.serve()
     except (OSError, HostGone):
         pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
     finally:
-        clean_up(zygote)
-
-
-def clean_up(zygote: Zygote) -> None:
-    """Remove the scratch directory (one in a container's or sandbox's own file system goes with that anyway)."""
-    try:
-        scratch.empty(zygote.scratch)
-        os.rmdir(zygote.settings.scratch)
-    except OSError:
-        pass  # a mount point; or the host removes it
-    finally:
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(0)  # nothing here needs the interpreter's cleanup
+        try:
+            scratch.empty(zygote.scratch)
+            os.rmdir(settings.scratch)
+        except OSError:
+            pass  # a mount point (a sandbox's own file system goes with it anyway), or the host removes it
+        finally:
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)
+            os._exit(0)  # nothing here needs the interpreter's cleanup
