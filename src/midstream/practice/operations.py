@@ -115,58 +115,54 @@ class _Screen:
     """The library with the sound operations so far, and the room that is left in it."""
 
     def __init__(self, library: Library, rules: Rules) -> None:
-        self.rules = rules
+        self.rules, self.next_number = rules, next_number(library)
         self.lessons = {lesson.id: lesson for lesson in library.lessons}
-        self.next_number = next_number(library)
-        self._before = frozenset(self.lessons)
-        self._size = size(library)
+        self._ids = set(self.lessons)  # of lessons that are there, or were
         self._touched: set[str] = set()
+        self._size = size(library)
 
     def outcome(self, operation: Operation, *, known: bool) -> Outcome:
         """Refuse the operation or accept it into the library. `known`: it has the id that an earlier batch gave it."""
         if operation.kind == "add":
             return self._add(operation, known)
-        before = self.lessons.get(operation.id)
-        refused = ""
-        if before is None and operation.id not in self._before | self._touched:
+        before, after, refused = self.lessons.get(operation.id), None, ""
+        if before is None and operation.id not in self._ids:
             refused = f"there is no lesson {operation.id!r}"
         elif before is None or (operation.kind != "keep" and operation.id in self._touched):
             refused = f"a second operation on {operation.id}"
-        elif operation.kind != "keep" and _guarded(before, operation):
+        elif operation.kind == "keep":
+            return Outcome(operation=operation)
+        elif _guarded(before, operation):
             refused = f"{before.id} is {before.state} by a person"
         elif operation.kind == "modify":
-            return self._modify(operation, before)
-        elif operation.kind == "delete":
-            self._accept(operation, before, None)
+            operation = operation.model_copy(update={"module": operation.module or before.module})
+            after = _lesson(operation, before)
+            if (after.text, after.module) == (before.text, before.module):
+                refused = f"{before.id} has this text already"
+            else:
+                refused = self._unsound(operation, _growth(before, after))
+        if not refused:
+            self._accept(operation, before, after)
         return Outcome(operation=operation, refused=refused)
 
     def _add(self, operation: Operation, known: bool) -> Outcome:
         module = operation.module or next(iter(self.rules.modules), "")
         operation = operation.model_copy(update={"module": module})
-        if refused := self._unsound(operation, growth=cost(operation.text)):
+        if refused := self._unsound(operation, cost(operation.text)):
             return Outcome(operation=operation, refused=refused)
-        # A pending lesson keeps its id only if an earlier batch gave it out and nothing has it now.
-        free = operation.id not in self.lessons and operation.id not in self._before | self._touched
-        if not (known and ID.fullmatch(operation.id) and free and number(operation.id) < self.next_number):
+        # A pending lesson keeps its id only if an earlier batch gave it out and no lesson has had it.
+        free = ID.fullmatch(operation.id) and operation.id not in self._ids
+        if not (known and free and number(operation.id) < self.next_number):
             operation = operation.model_copy(update={"id": f"L{self.next_number}"})
             self.next_number += 1
         self._accept(operation, None, _lesson(operation, None))
         return Outcome(operation=operation)
 
-    def _modify(self, operation: Operation, before: Lesson) -> Outcome:
-        operation = operation.model_copy(update={"module": operation.module or before.module})
-        after = _lesson(operation, before)
-        if (after.text, after.module) == (before.text, before.module):
-            return Outcome(operation=operation, refused=f"{before.id} has this text already")
-        refused = self._unsound(operation, growth=_growth(before, after))
-        if not refused:
-            self._accept(operation, before, after)
-        return Outcome(operation=operation, refused=refused)
-
     def _accept(self, operation: Operation, before: Lesson | None, after: Lesson | None) -> None:
         growth = _growth(before, after)
         self._size += max(0, growth) if self.rules.subsets else growth
         self._touched.add(operation.id)
+        self._ids.add(operation.id)
         if after is None:
             del self.lessons[operation.id]
         else:
@@ -191,18 +187,16 @@ class _Screen:
 
     def _twin(self, operation: Operation) -> Lesson | None:
         """A lesson with the same content: of the same module, or a vetoed one, which binds models and not people."""
+        similarity = self.rules.similarity
         for lesson in self.lessons.values():
-            if lesson.state == "vetoed":
-                apart = operation.origin.source == "person"
-            else:
-                apart = lesson.module != operation.module
+            vetoed = lesson.state == "vetoed"
+            apart = operation.origin.source == "person" if vetoed else lesson.module != operation.module
             if apart or lesson.id == operation.id:
                 continue
-            if self.rules.similarity is None:  # repetitions are allowed, but a veto holds
-                same = lesson.state == "vetoed" and lesson.text.casefold() == operation.text.casefold()
-            else:
-                same = self.rules.similarity(lesson.text, operation.text) >= self.rules.threshold
-            if same:
+            if similarity is not None and similarity(lesson.text, operation.text) >= self.rules.threshold:
+                return lesson
+            # Without a similarity repetitions are allowed, but a veto holds.
+            if similarity is None and vetoed and lesson.text.casefold() == operation.text.casefold():
                 return lesson
         return None
 
