@@ -6,6 +6,7 @@ In the terms of reinforcement learning this is the environment: agent loop, tool
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -184,6 +185,18 @@ async def run_concurrently(coroutines: Iterable[Coroutine[None, None, T]]) -> li
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+def shuffle_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
+    """Permute the rewards of all finished trajectories at random: a control that must not learn."""
+    finished = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
+    rewards = [trajectory.reward for trajectory in finished]
+    random.Random(seed).shuffle(rewards)
+    new = {id(trajectory): reward for trajectory, reward in zip(finished, rewards, strict=True)}
+    return [
+        tuple(trajectory.model_copy(update={"reward": new.get(id(trajectory))}) for trajectory in group)
+        for group in groups
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from midstream.core.protocols import Request
 from midstream.core.trajectory import Sampling, Score, Trajectory, Turn
 from midstream.prefix_tree.tree import tree_of
 from midstream.recipe.sessions import parts_of
+from midstream.rollout import shuffle_rewards
 from midstream.training import flow_grpo
-from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO, _shuffled_rewards
+from midstream.training.flow_grpo import MAX_LOGPROB_GAP, SUCCESS_MEMORY, FlowGRPO
 from midstream.training.rows import build_rows
 from midstream.training.supervised import SupervisedTraining
 from support.errors import raises
@@ -175,12 +176,12 @@ def test_shuffled_rewards_are_the_same_rewards_of_others(make):
     algorithm, _ = make(Scripted(parity))
     [outcome] = run(algorithm)
     groups = groups_of(outcome.trajectories)
-    shuffled = _shuffled_rewards(groups, 1)
+    shuffled = shuffle_rewards(groups, 1)
     flat = [one for group in shuffled for one in group]
     assert sorted(one.reward.value for one in flat) == sorted(parity(one) for one in flat)
     assert [one.reward.value for one in flat] != [parity(one) for one in flat]
     assert [one.id for one in flat] == [one.id for group in groups for one in group]
-    assert _shuffled_rewards(groups, 1) == shuffled
+    assert shuffle_rewards(groups, 1) == shuffled
     # The numbers that are shown stay those of the true rewards.
     control, _ = make(Scripted(parity), "training.shuffle_rewards=true")
     assert run(control)[0].metrics.reward_mean == outcome.metrics.reward_mean

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from midstream.core.errors import BudgetError
 from midstream.core.lessons import NO_LESSONS, Lessons, digest
@@ -13,7 +12,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library, render_modules
-from midstream.rollout import Environment, Group, Place, rollout
+from midstream.rollout import Environment, Group, Place, rollout, shuffle_rewards
 
 Report = Callable[[str], None]
 
@@ -142,7 +141,10 @@ class Runner:
             self.environment, tasks, group_size=group_size, seed=seed, lessons=lessons, kept=kept, on_done=on_done
         )
         require_within_budget([trajectory for group in groups for trajectory in group.trajectories])
-        return _shuffled(groups, derive_seed(seed, "shuffle")) if self.shuffle else groups
+        if self.shuffle:
+            shuffled = shuffle_rewards([group.trajectories for group in groups], derive_seed(seed, "shuffle"))
+            groups = [replace(group, trajectories=found) for group, found in zip(groups, shuffled, strict=True)]
+        return groups
 
 
 def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
@@ -154,19 +156,3 @@ def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
             what, *more = error.message.splitlines()
             labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
             raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))
-
-
-def _shuffled(groups: Sequence[Group], seed: int) -> list[Group]:
-    """The same trajectories with their rewards permuted among all of them."""
-    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward]
-    random.Random(seed).shuffle(rewards)
-    remaining = iter(rewards)
-
-    def with_next_reward(trajectory: Trajectory) -> Trajectory:
-        if trajectory.reward is None:
-            return trajectory
-        other = next(remaining)
-        changes = {"value": other.value, "parts": other.parts}
-        return trajectory.model_copy(update={"reward": trajectory.reward.model_copy(update=changes)})
-
-    return [Group(task=group.task, trajectories=tuple(map(with_next_reward, group.trajectories))) for group in groups]

@@ -5,7 +5,6 @@ Source: arXiv 2510.05592, equations 4 to 7 and 10. One step is `FlowGRPO.step`; 
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +17,7 @@ from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, to
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Trajectory
-from midstream.rollout import Environment, Group, rollout
+from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
 
@@ -140,7 +139,7 @@ class FlowGRPO:
         config, seed = self.config, derive_seed(self.seed, "update", step)
         trained = [group.trajectories for group in groups]
         if config.shuffle_rewards:
-            trained = _shuffled_rewards(trained, seed)
+            trained = shuffle_rewards(trained, seed)
         batches = [
             build_rows(part, config, role=self.role, seed=seed)
             for part in split_minibatches(trained, min(config.minibatches, len(trained)), seed)
@@ -243,15 +242,3 @@ def _update_metrics(stats: Sequence[LossStats], norms: Sequence[float]) -> dict[
         "logprob_gap": stats[0].gap_sum / max(1, stats[0].tokens) if stats else 0.0,
         "grad_norm": fmean(norms) if norms else 0.0,
     }
-
-
-def _shuffled_rewards(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[tuple[Trajectory, ...]]:
-    """The step's rewards in a random order over its finished trajectories: a control that must not learn."""
-    finished = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
-    rewards = [trajectory.reward for trajectory in finished]
-    random.Random(seed).shuffle(rewards)
-    new = {id(trajectory): reward for trajectory, reward in zip(finished, rewards, strict=True)}
-    return [
-        tuple(trajectory.model_copy(update={"reward": new.get(id(trajectory))}) for trajectory in group)
-        for group in groups
-    ]
