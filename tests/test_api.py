@@ -12,7 +12,7 @@ from midstream import api
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import AgentBuilt, EvaluationFinished, Note, RunFinished, RunStarted, StepFinished
 from midstream.recipe.build import Build
-from midstream.recipe.overrides import training_recipe
+from midstream.recipe.overrides import changed_recipe
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 
@@ -24,7 +24,7 @@ def trained(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """A run of one step, and its events."""
     events: list[object] = []
     root = tmp_path_factory.mktemp("api") / "run"
-    run = api.train(training_recipe(str(ten_steps), overrides=SHORT), root, listener=events.append)
+    run = api.train(changed_recipe(str(ten_steps), overrides=SHORT), root, listener=events.append)
     return run, events
 
 
@@ -42,14 +42,14 @@ def test_training_returns_the_finished_run_and_emits_its_events(trained, capsys)
 def test_a_finished_run_of_the_same_recipe_is_returned_and_another_is_refused(trained, ten_steps):
     run, _ = trained
     before = run.status()
-    same = training_recipe(str(ten_steps), overrides=SHORT)
+    same = changed_recipe(str(ten_steps), overrides=SHORT)
     assert api.train(same, run.root, exist_ok=True).status() == before
     assert api.resume(run).status() == before
     with pytest.raises(UsageError) as caught:
         api.train(same, run.root)
     assert caught.value.code == "run-exists"
     with pytest.raises(UsageError) as caught:
-        api.train(training_recipe(str(ten_steps), overrides=SHORT, seed=9), run.root, exist_ok=True)
+        api.train(changed_recipe(str(ten_steps), overrides=SHORT, seed=9), run.root, exist_ok=True)
     assert caught.value.code == "run-exists"
 
 
@@ -137,6 +137,6 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
 
     monkeypatch.setattr(api, "write_report", fail)
     with pytest.raises(MidstreamError):
-        api.train(training_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), tmp_path / "run")
+        api.train(changed_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], "it broke" in status["message"]) == ("failed", True)

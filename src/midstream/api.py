@@ -67,11 +67,11 @@ from midstream.recipe.overrides import (
     AgentChanges,
     EvaluationChanges,
     agent_recipe,
+    changed_recipe,
     evaluation_recipe,
     has_weights,
     run_recipe,
     run_table,
-    training_recipe,
     validation_recipe,
 )
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml, with_overrides
@@ -114,7 +114,7 @@ def train(
     Raises:
         RunError: `out` is not empty, or with `exist_ok` holds a run of another recipe.
     """
-    recipe = training_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = changed_recipe(recipe) if isinstance(recipe, str) else recipe
     root = Path(out or f"runs/{recipe.name}-s{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}")
     run = RunDirectory.open(root) if exist_ok and (root / "run.json").exists() else None
     if run is not None and (run.info().kind == "evaluation" or check(run_recipe(run)) != check(recipe)):

@@ -166,7 +166,7 @@ def test_a_planner_that_is_served_as_model_keeps_its_server():
         "engines": {"model": {"type": "openai_compatible", "model": "trained", "base_url": "http://a/v1"}},
     }  # fmt: skip
     table["agent"]["executor"]["structured_output"] = True
-    set_server(table, {"model": "other", "base_url": "http://b/v1", "provider": None}, planner_from_run=True)
+    set_server(table, {"model": "other", "base_url": "http://b/v1"}, planner_from_run=True)
     assert table["engines"]["model"]["model"] == "trained"
     assert table["engines"]["frozen"] == {"type": "openai_compatible", "model": "other", "base_url": "http://b/v1"}
     assert [table["agent"][name]["engine"] for name in ("planner", "executor")] == ["model", "frozen"]

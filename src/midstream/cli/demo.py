@@ -9,7 +9,7 @@ from rich.console import Console
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result
-from midstream.recipe.overrides import training_recipe
+from midstream.recipe.overrides import changed_recipe
 from midstream.report import tables
 from midstream.report.run_results import next_steps, run_limits, samples
 from midstream.report.turn_rows import template_of
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show the results, one question turn by turn, the limits, and what to try next."""
-    recipe = training_recipe(RECIPE, overrides=options.overrides, seed=options.seed)
+    recipe = changed_recipe(RECIPE, overrides=options.overrides, seed=options.seed)
     if options.dry_run:
         return shared.dry_run(recipe, "train")
     with shared.progress(options) as listener:

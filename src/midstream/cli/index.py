@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -22,9 +22,9 @@ from rich.console import Console
 
 from midstream.cli import options as shared
 from midstream.core.errors import RecipeError, StorageError, UsageError
+from midstream.tasks.records import Faults, read_lines, shorten
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
-_BAD_SHOWN = 5  # a file that is wrong throughout needs no list of all its lines
 _OVERLAP = 6  # passages share a sixth of their size with the one before
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
     fields = Fields(id=options.id_field, text=options.text_field, title=options.title_field)
-    reader, started = Reader(fields, size), time.monotonic()
+    counts, started = Counts(), time.monotonic()
     with ExitStack() as stack:
         lines: IO[bytes] = sys.stdin.buffer
         if source is not None and sys.stderr.isatty() and not (options.quiet or options.json):
@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
         elif source is not None:
             lines = stack.enter_context(source.open("rb"))
         try:
-            build_index(out, reader.documents(lines)).close()
+            faults = Faults("standard input" if source is None else str(source))
+            build_index(out, read_documents(lines, faults, counts, fields, size)).close()
         except sqlite3.Error as error:
             raise StorageError(
                 f"{out} could not be written: {error}",
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
                 cause="the disk is full, or the folder cannot be written to",
                 fix=f"df -h {out.parent}, or --out ELSEWHERE.db",
             ) from error
-    counts, size_bytes, seconds = reader.counts, out.stat().st_size, time.monotonic() - started
+    size_bytes, seconds = out.stat().st_size, time.monotonic() - started
     if options.json:
         print(json.dumps({**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}))
         return 0
@@ -116,104 +117,49 @@ class Fields:
     title: str = "title"
 
 
-@dataclass
-class Reader:
-    """Reads documents from lines; `bad` describes bad lines, after the first of which no document is given.
+def read_documents(
+    lines: IO[bytes], faults: Faults, counts: Counts, fields: Fields, passage_characters: int | None = None
+) -> Iterator[Document]:
+    """Yield the documents of JSON lines, none after the first fault; split longer texts into passages.
 
-    Args:
-        fields: the names of a document's parts.
-        passage_characters: split longer texts into passages of this many characters, each with its document's title.
+    Raises:
+        UsageError: lines are bad, or there is no document.
     """
-
-    fields: Fields = field(default_factory=Fields)
-    passage_characters: int | None = None
-    counts: Counts = field(default_factory=Counts)
-    bad: list[str] = field(default_factory=list)
-
-    def documents(self, lines: IO[bytes]) -> Iterator[Document]:
-        """Read until the lines end, or until `_BAD_SHOWN` of them are bad.
-
-        Raises:
-            UsageError: lines are bad, or there is no document.
-        """
-        with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
-            seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID")
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    document = self._parse(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-                    if not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (document.id, number)).rowcount:
-                        (first,) = seen.execute("SELECT line FROM ids WHERE id = ?", (document.id,)).fetchone()
-                        raise _BadLine(f"id {document.id!r} was on line {first} already")
-                except _BadLine as reason:
-                    self.bad.append(f"line {number}: {reason}")
-                else:
-                    if not self.bad:
-                        yield from self._passages(document)
-                if len(self.bad) == _BAD_SHOWN:
-                    break
-        if self.bad:
-            raise UsageError(
-                "; ".join(self.bad),
-                code="file-invalid",
-                cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
-                fix="correct the file, or name other fields by --id-field, --text-field, --title-field",
-            )
-        if not self.counts.documents:
-            empty = f"all {self.counts.without_text} have an empty {self.fields.text!r}"
-            raise UsageError(
-                "there is no document to index" + (f": {empty}" if self.counts.without_text else ""),
-                code="file-invalid",
-                fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
-            )
-
-    def _parse(self, line: bytes) -> Document:
-        try:
-            record = json.loads(line.rstrip(b"\r\n"))
-        except UnicodeDecodeError as error:
-            raise _BadLine(f"it is not UTF-8: {error.reason} at byte {error.start + 1}") from error
-        except json.JSONDecodeError as error:
-            raise _BadLine(f"it is not JSON: {error.msg} at character {error.pos + 1}") from error
-        except (ValueError, RecursionError) as error:
-            raise _BadLine(f"it cannot be read: {error}") from error
-        if not isinstance(record, dict):
-            raise _BadLine(f"it is not an object but {_shown(record)}")
-        identity, text, title = (record.get(name) for name in (self.fields.id, self.fields.text, self.fields.title))
-        if isinstance(identity, bool) or not isinstance(identity, str | int):
-            raise _BadLine(f"{self.fields.id!r} must be text or a whole number, not {_shown(identity)}")
-        if not isinstance(text, str):
-            raise _BadLine(f"{self.fields.text!r} must be text, not {_shown(text)}")
-        if not isinstance(title, str | None):
-            raise _BadLine(f"{self.fields.title!r} must be text, not {_shown(title)}")
-        document = Document(id=str(identity), text=text, title=title or "")
-        try:
-            f"{document.id}{document.text}{document.title}".encode()
-        except UnicodeEncodeError as error:
-            raise _BadLine("it holds half a surrogate pair, which is not a character") from error
-        return document
-
-    def _passages(self, document: Document) -> Iterator[Document]:
-        """The document, or its passages, or nothing if it has no text."""
-        size, text = self.passage_characters, document.text
-        if not text.strip():
-            self.counts.without_text += 1
-            return
-        self.counts.documents += 1
-        if size is None or len(text) <= size:
-            self.counts.passages += 1
-            yield document
-            return
-        for number, (start, end) in enumerate(passages(text, size, size // _OVERLAP), 1):
-            self.counts.passages += 1
-            yield Document(id=f"{document.id}#{number}", text=text[start:end].strip(), title=document.title)
-
-
-class _BadLine(Exception):
-    """Why a line is not a document."""
-
-
-def _shown(value: object) -> str:
-    """A value as JSON, shortened."""
-    text = "missing or null" if value is None else json.dumps(value)
-    return text if len(text) <= 60 else text[:60] + " ..."
+    with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
+        seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
+        for record in read_lines(lines, faults):
+            identity, text, title = (record.fields.get(name) for name in (fields.id, fields.text, fields.title))
+            if isinstance(identity, bool) or not isinstance(identity, str | int):
+                faults.add(record.place, f"{fields.id!r} must be text or a whole number, not {shorten(identity)}")
+            elif not isinstance(text, str):
+                faults.add(record.place, f"{fields.text!r} must be text, not {shorten(text)}")
+            elif not isinstance(title, str | None):
+                faults.add(record.place, f"{fields.title!r} must be text, not {shorten(title)}")
+            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), record.place)).rowcount:
+                (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
+                faults.add(record.place, f"id {str(identity)!r} was on {first} already")
+            elif not text.strip():
+                counts.without_text += 1
+            elif not faults.total:
+                counts.documents += 1
+                whole = Document(id=str(identity), text=text, title=title or "")
+                pieces = [whole]
+                if passage_characters is not None and len(text) > passage_characters:
+                    spans = passages(text, passage_characters, passage_characters // _OVERLAP)
+                    pieces = [
+                        Document(id=f"{whole.id}#{number}", text=text[start:end].strip(), title=whole.title)
+                        for number, (start, end) in enumerate(spans, 1)
+                    ]
+                counts.passages += len(pieces)
+                yield from pieces
+    faults.refuse(
+        cause='a line must be a JSON object such as {"id": "1", "text": "...", "title": "..."}',
+        fix="correct these lines, or name other fields by --id-field, --text-field, --title-field",
+    )
+    if not counts.documents:
+        empty = f"every line has an empty {fields.text!r}"
+        raise UsageError(
+            "there is no document to index" + (f": {empty}" if counts.without_text else ""),
+            code="file-invalid",
+            fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
+        )

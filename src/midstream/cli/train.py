@@ -9,7 +9,7 @@ from rich.console import Console
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result
-from midstream.recipe.overrides import training_recipe
+from midstream.recipe.overrides import changed_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
-    recipe = training_recipe(options.recipe, overrides=options.overrides, seed=options.seed, library=options.library)
+    recipe = changed_recipe(options.recipe, overrides=options.overrides, seed=options.seed, library=options.library)
     if options.dry_run:
         return shared.dry_run(recipe, "train")
     with shared.progress(options) as listener:

@@ -294,7 +294,7 @@ def _check_agent(recipe: Recipe) -> None:
             )
         return
     template = load_template(agent.template)
-    if template.chat and _reads_world_only(recipe, agent.policy.engine):
+    if template.chat and reads_world_only(recipe, agent.policy.engine):
         raise RecipeError(
             f"agent.template = {agent.template!r} with a policy of engine {agent.policy.engine!r}",
             code="setting-conflict",
@@ -320,7 +320,7 @@ def _check_agent(recipe: Recipe) -> None:
             )
 
 
-def _reads_world_only(recipe: Recipe, name: str | None) -> bool:
+def reads_world_only(recipe: Recipe, name: str | None) -> bool:
     """Whether an engine's vocabulary is that of a world."""
     return name in recipe.engines and recipe.engines[name].config.needs_world
 
@@ -344,7 +344,7 @@ def _checked_library(recipe: Recipe) -> str:
 def _check_lessons_are_read(recipe: Recipe, modules: Iterable[str], where: str) -> None:
     """A tiny planner can only read lessons if its warm start taught it to."""
     taught = recipe.warm_start is not None and recipe.warm_start.lessons > 0
-    tiny = _reads_world_only(recipe, recipe.modules[recipe.trained].engine)
+    tiny = reads_world_only(recipe, recipe.modules[recipe.trained].engine)
     if recipe.trained in modules and tiny and not taught:
         raise RecipeError(
             f"{where} has lessons for a tiny planner, whose vocabulary has none of their words: warm_start.lessons = 0",

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
-from midstream.recipe.check import check
+from midstream.recipe.check import check, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
-from midstream.recipe.schema import Recipe, Table, modules_of, parse_recipe, read_table, with_overrides
+from midstream.recipe.schema import Recipe, Table, merge, modules_of, parse_recipe, read_table, with_overrides
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 
@@ -72,19 +72,9 @@ def has_weights(run: RunDirectory) -> bool:
     return run.info().kind != "practice" or bool(run.checkpoints.steps())
 
 
-def training_recipe(
-    name: str, *, overrides: Sequence[str] = (), seed: int | None = None, library: str | None = None
-) -> Recipe:
-    """A recipe to train, with changed settings, another seed, or lessons in the prompts."""
-    table = with_overrides(read_table(name), overrides)
-    if seed is not None:
-        table["seed"] = seed
-    return parse_recipe(with_library(table, library))
-
-
 def changed_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
     """A recipe, or that of a run, with `changes`; its training or practice settings stay."""
-    return parse_recipe(with_overrides(_changed(source, **changes), changes.get("overrides", ())))
+    return parse_recipe(_changed(source, changes))
 
 
 def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unpack[AgentChanges]) -> Recipe:
@@ -101,47 +91,59 @@ def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unp
 
 def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
     """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies."""
-    table = _changed(source, **changes)
-    for engine in table.get("engines", {}).values():
-        if engine.get("type") == "openai_compatible":
-            # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
-            engine["stream"] = True if isinstance(source, RunDirectory) else engine.get("stream", True)
-    return parse_recipe(_without_practice(with_overrides(table, changes.get("overrides", ())), source))
+    return parse_recipe(_without_practice(_changed(source, changes, streams=True), source))
 
 
 def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    table = _changed(source, **changes)
+    table = _changed(source, changes)
     _set_evaluation(table, changes)
-    return parse_recipe(_without_practice(with_overrides(table, changes.get("overrides", ())), source))
+    return parse_recipe(_without_practice(table, source))
 
 
-def _changed(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Table:
-    """The table with all changes; the caller applies `overrides` again, so that they win."""
-    # Overrides are applied first as well, because other changes may need what they add.
+def _changed(source: str | RunDirectory, changes: EvaluationChanges, *, streams: bool = False) -> Table:
+    """The table with all changes to the agent, of the right shape.
+
+    Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
+    """
     table = run_table(source) if isinstance(source, RunDirectory) else read_table(source)
-    table = with_library(with_overrides(table, changes.get("overrides", ())), changes.get("library"))
-    set_server(
-        table,
-        {key: changes.get(key) for key in ("base_url", "model", "provider")},
-        planner_from_run=isinstance(source, RunDirectory) and has_weights(source),
-    )
+    table = with_library(table, changes.get("library"))
+    if (seed := changes.get("seed")) is not None:
+        table["seed"] = seed
+    server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
+    from_run = bool(server) and isinstance(source, RunDirectory) and has_weights(source)
+    engine = set_server(table, server, planner_from_run=from_run) if server else ""
+    for settings in table.get("engines", {}).values() if streams else ():
+        if settings.get("type") == "openai_compatible":
+            # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
+            settings["stream"] = True if isinstance(source, RunDirectory) else settings.get("stream", True)
+    if changes.get("benchmarks") or changes.get("task_files"):  # the temperatures are those of the recipe's own sets
+        table = merge(table, {"evaluation": {}})
+        table["evaluation"].pop("temperatures", None)
+    table = with_overrides(table, changes.get("overrides", ()))
+    recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
+    if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
+        check(parse_recipe(table))  # a misspelt type or engine is reported as such
+        fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
+        raise UsageError(
+            f"--{next(iter(server)).replace('_', '-')} does nothing with this recipe",
+            code="option-without-effect",
+            cause=f"no module or tool of it asks [engines.{engine}]",
+            fix="leave it out: the whole agent comes from the run" if from_run else fix,
+        )
+    recipe = parse_recipe(table)
     if (names := changes.get("tools")) is not None:
-        parse_recipe(table)  # validate: the rest relies on its shape
-        known = table["tools"]
+        known = table.get("tools", {})
         table["tools"] = chosen_tools(known, names)
         # A tiny planner's vocabulary holds only the tools that it was trained with.
-        agent = table["agent"]
-        planner = table.get("engines", {}).get(agent[modules_of(agent)[0]].get("engine"), {})
-        if planner.get("type") == "tiny" and set(table["tools"]) != set(known):
+        planner = recipe.modules[recipe.trained].engine
+        if set(table["tools"]) != set(known) and reads_world_only(recipe, planner):
             raise UsageError(
                 f"--tools {names!r} does not fit this planner",
                 code="setting-conflict",
                 cause=f"the tools it was trained with are words of its vocabulary: {', '.join(known)}",
                 fix='leave out --tools, or choose a planner that reads the list of tools (type = "prompted")',
             )
-    if changes.get("seed") is not None:
-        table["seed"] = changes.get("seed")
     return table
 
 
@@ -161,12 +163,11 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
 
     Sets other than the recipe's own are evaluated at the planner's own temperature where none is given.
     """
-    parse_recipe(table)  # validate: the rest relies on its shape
     settings = table["evaluation"] = dict(table.get("evaluation", {}))
     sets = [_benchmark_set(text) for text in changes.get("benchmarks", ())]
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
-    if sets:
+    if sets and "temperatures" not in settings:
         settings["temperatures"] = [planner_temperature(table)]
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
@@ -223,12 +224,11 @@ def _reward_table(table: Table, kind: str) -> Table:
 # --- server -----------------------------------------------------------------------------------------------------------
 
 
-def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_run: bool = False) -> None:
-    """Put `base_url`, `model` and `provider` in [engines.model].
+def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: bool = False) -> str:
+    """Put `base_url`, `model` and `provider` in [engines.model]; returns the engine's name.
 
     If the planner is from a run, the other modules use this server instead of the run's.
     """
-    server = {key: value for key, value in given.items() if value is not None}
     for key, value in server.items():
         if not value.strip():
             raise UsageError(
@@ -237,14 +237,11 @@ def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_ru
                 cause="the variable in its place is not set",
                 fix="give a value, or leave the option out to keep the recipe's",
             )
-    if not server:
-        return
-    option = f"--{next(iter(server)).replace('_', '-')}"
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError(
             "no model is named",
             code="missing-option",
-            cause=f"{option} names a server, not a model",
+            cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
             fix="add --model NAME",
         )
     parse_recipe(table)  # validate: the rest relies on its shape
@@ -256,20 +253,12 @@ def set_server(table: Table, given: Mapping[str, str | None], *, planner_from_ru
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
-    elif all(user.get("engine") != name for user in (*map(agent.get, (trained, *others)), *table["tools"].values())):
-        check(parse_recipe(table))  # a misspelt type or engine is reported as such
-        fix = f'choose a recipe that does, e.g. {RECIPE}, or give a module engine = "model"'
-        raise UsageError(
-            f"{option} does nothing with this recipe",
-            code="option-without-effect",
-            cause="no module or tool of it asks [engines.model]",
-            fix="leave it out: the whole agent comes from the run" if planner_from_run else fix,
-        )
     engines = table.setdefault("engines", {})
     kept = engines.get(name, {})
     if "provider" in server:  # it has its own address and key
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
+    return name
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
