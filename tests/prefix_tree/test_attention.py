@@ -305,13 +305,6 @@ def test_visible_says_what_each_query_sees(sequences, past):
         assert [key for key in range(len(first)) if first[key] <= query < last[key]] == keys
 
 
-def test_what_a_back_end_derives_is_made_once():
-    made = []
-    for _ in range(2):
-        assert ALONE.once("test", torch.device("cpu"), lambda: made.append(1) or "value") == "value"
-    assert made == [1]
-
-
 def test_a_pass_keeps_its_own_keys_and_values_by_layer():
     tree = tree_of(SEQUENCES)
     q, k, v = tensors(tree.unique, 5 + tree.unique)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,8 +28,8 @@ Backend = Literal["dense", "gather", "cascade", "varlen", "flex"]
 ADDED_TO_SCORES = ("attention_mask", "s_aux", "sinks", "softcap", "position_bias")  # as transformers' models pass them
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # one layer's keys and values, both [1, _KvHeads, _P, _D]
 
+# (q [1, _H, _N, _D], k and v [1, _KvHeads, _P + _N, _D], layout, scale) -> one layer's attention [1, _H, _N, _D]
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Layout", float], torch.Tensor]
-_BACKENDS: dict[Backend, Attention] = {}
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -113,18 +113,6 @@ class Layout:
             last[node.key_start : node.key_end] = node.below_end
         return first.to(device), last.to(device)
 
-    @cached_property
-    def _cache(self) -> dict[Any, Any]:
-        """Values that a back end derives from the layout once for all layers, by its name and device."""
-        return {}
-
-    def once(self, name: str, device: torch.device, make: Callable[[], Any]) -> Any:
-        """`make()`, kept for the next layer."""
-        key = (name, device)
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Packed:
@@ -175,40 +163,23 @@ def _attend(
         pieces = [*(layers[layer] for layers in packed.past), (key, value)]
         key, value = (torch.cat([pair[i] for pair in pieces], 2) for i in (0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attention(packed.backend, query, key, value, packed.layout, scale)
+    out = BACKENDS[packed.backend](query, key, value, packed.layout, scale)
     return out.transpose(1, 2).contiguous(), None
 
 
-def attention(
-    backend: Backend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float
-) -> torch.Tensor:
-    """One layer's attention, [1, _H, _N, _D], by a back end; q [1, _H, _N, _D], k and v [1, _KvHeads, _P + _N, _D]."""
-    return _BACKENDS[backend](q, k, v, layout, scale)
+@lru_cache(maxsize=1)  # all layers of a pass ask for the same one; so in the other back ends
+def _mask(layout: Layout, device: torch.device) -> torch.Tensor:
+    """Whether query (row) attends to key (column): boolean [_N, _P + _N]."""
+    first, last = layout.visible(device)
+    queries = torch.arange(layout.queries, device=device)[:, None]
+    return (first <= queries) & (queries < last)
 
 
-def _backend(name: Backend) -> Callable[[Attention], Attention]:
-    """Register a function as the back end `name`."""
-
-    def register(function: Attention) -> Attention:
-        _BACKENDS[name] = function
-        AttentionInterface.register(implementation(name), _attend)
-        return function
-
-    return register
-
-
-@_backend("dense")
 def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    def mask() -> torch.Tensor:
-        first, last = layout.visible(q.device)
-        queries = torch.arange(layout.queries, device=q.device)[:, None]
-        return (first <= queries) & (queries < last)
-
-    seen = layout.once("dense", q.device, mask)
-    return functional.scaled_dot_product_attention(q, _per_head(k, q), _per_head(v, q), attn_mask=seen, scale=scale)
+    mask = _mask(layout, q.device)
+    return functional.scaled_dot_product_attention(q, _per_head(k, q), _per_head(v, q), attn_mask=mask, scale=scale)
 
 
-@_backend("gather")
 def _gather(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     out = []
     k, v = _per_head(k, q), _per_head(v, q)
@@ -288,11 +259,6 @@ class _Cascade(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-@_backend("cascade")
-def _cascade(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    return _Cascade.apply(q, k, v, layout, scale)  # type: ignore[no-any-return]
-
-
 def _fold(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """[1, _H, _Q, ...] -> [1, _KvHeads, _H / _KvHeads * _Q, ...]: heads that share keys are, unmasked, more queries."""
     return x.reshape(1, k.shape[1], -1, *x.shape[3:])
@@ -303,58 +269,65 @@ def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x.reshape(1, k.shape[1], -1, *x.shape[2:]).sum(2)
 
 
-@_backend("varlen")
+@lru_cache(maxsize=1)
+def _gathered(layout: Layout, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """Indices of the keys of all paths, one after another; where each path's queries and keys end; the most of each."""
+    index, query_ends, key_ends = [], [0], [0]
+    most_queries = most_keys = 0
+    for node, path in zip(layout.nodes, layout.paths, strict=True):
+        if node.end > node.start:
+            own = [torch.arange(layout.nodes[i].key_start, layout.nodes[i].key_end) for i in path]
+            keys = sum(map(len, own))
+            index += own
+            query_ends.append(node.end)
+            key_ends.append(key_ends[-1] + keys)
+            most_queries, most_keys = max(most_queries, node.end - node.start), max(most_keys, keys)
+    ends = (torch.tensor(values, dtype=torch.int32, device=device) for values in (query_ends, key_ends))
+    return torch.cat(index).to(device), *ends, most_queries, most_keys  # type: ignore[return-value]
+
+
 def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """Causal flash attention of each segment on its gathered path, aligned at the last key."""
     from torch.nn.attention.varlen import varlen_attn  # imported where used: it takes seconds
 
-    def spans() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-        index, query_ends, key_ends = [], [0], [0]
-        longest_queries = longest_keys = 0
-        for node, path in zip(layout.nodes, layout.paths, strict=True):
-            if node.end > node.start:
-                index += [torch.arange(layout.nodes[i].key_start, layout.nodes[i].key_end) for i in path]
-                keys = sum(layout.nodes[i].key_end - layout.nodes[i].key_start for i in path)
-                query_ends.append(node.end)
-                key_ends.append(key_ends[-1] + keys)
-                longest_queries, longest_keys = max(longest_queries, node.end - node.start), max(longest_keys, keys)
-        ends = (torch.tensor(values, dtype=torch.int32, device=q.device) for values in (query_ends, key_ends))
-        return torch.cat(index).to(q.device), *ends, longest_queries, longest_keys  # type: ignore[return-value]
-
-    index, query_ends, key_ends, most_queries, most_keys = layout.once("varlen", q.device, spans)
-    keys, values = (x[0].transpose(0, 1)[index] for x in (k, v))
-    out: Any = varlen_attn(
-        q[0].transpose(0, 1).contiguous(),
-        keys,
-        values,
-        query_ends,
-        key_ends,
-        most_queries,
-        most_keys,
-        window_size=(-1, 0),
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    index, *bounds = _gathered(layout, q.device)
+    queries, keys, values = q[0].transpose(0, 1).contiguous(), k[0].transpose(0, 1)[index], v[0].transpose(0, 1)[index]
+    shared_heads = q.shape[1] != k.shape[1]
+    out: Any = varlen_attn(queries, keys, values, *bounds, window_size=(-1, 0), scale=scale, enable_gqa=shared_heads)
     return out.transpose(0, 1)[None]
 
 
-@_backend("flex")
+@lru_cache(maxsize=1)
+def _block_mask(layout: Layout, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask  # takes a second
+
+    first, last = layout.visible(device)
+
+    def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (first[key] <= query) & (query < last[key])
+
+    return create_block_mask(seen, None, None, layout.queries, layout.keys, device=device)
+
+
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # takes a second
+    from torch.nn.attention.flex_attention import flex_attention
 
-    def mask() -> BlockMask:
-        first, last = layout.visible(q.device)
-
-        def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return (first[key] <= query) & (query < last[key])
-
-        return create_block_mask(seen, None, None, layout.queries, layout.keys, device=q.device)
-
-    attend = _compile(flex_attention) if q.is_cuda else flex_attention
-    block_mask = layout.once("flex", q.device, mask)
-    return attend(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[return-value]
+    attend: Any = _compile(flex_attention) if q.is_cuda else flex_attention
+    mask = _block_mask(layout, q.device)
+    return attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 @cache
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
+
+
+BACKENDS: dict[Backend, Attention] = {
+    "dense": _dense,
+    "gather": _gather,
+    "cascade": _Cascade.apply,  # type: ignore[dict-item]
+    "varlen": _varlen,
+    "flex": _flex,
+}
+for _name in BACKENDS:
+    AttentionInterface.register(implementation(_name), _attend)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from midstream.prefix_tree.attention import Backend, Packed, implementation
+from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed, implementation
+from midstream.prefix_tree.stages import Stage
+from midstream.prefix_tree.tree import Tree
 
 
-def packed_hidden(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Last hidden states [_N, hidden] of packed tokens; `ids` and `positions` are int64 [_N] on the model's device.
+def stage_hidden(
+    model: PreTrainedModel,
+    tree: Tree,
+    stage: Stage,
+    backend: Backend,
+    past: Sequence[list[KeyValues]] = (),
+    *,
+    keep: bool = False,
+) -> tuple[torch.Tensor, list[KeyValues]]:
+    """Last hidden states [_n, hidden] of a stage's tokens and, with `keep`, each layer's own keys and values.
 
-    Call it within `using(model, packed.backend)`, and let that last until the backward pass is done: gradient
-    checkpointing runs the layers again.
+    `past` are the keys and values of the stages above it, first stage first. Call it within `using(model, backend)`,
+    and let that last until the backward pass is done: gradient checkpointing runs the layers again.
     """
-    decoder = causal_lm(model).get_decoder()
-    return decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed=packed).last_hidden_state[
-        0
-    ]
+    tokens = slice(stage.start, stage.end)
+    ids, positions = (torch.from_numpy(values[tokens])[None].to(model.device) for values in (tree.ids, tree.positions))
+    layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
+    kept: dict[int, KeyValues] = {}
+    packed = Packed(layout=layout, backend=backend, past=past, kept=kept if keep else None)
+    output = causal_lm(model).get_decoder()(input_ids=ids, position_ids=positions, use_cache=False, packed=packed)
+    return output.last_hidden_state[0], [kept[layer] for layer in sorted(kept)]
 
 
 def causal_lm(model: Any) -> Any:
@@ -32,7 +45,7 @@ def causal_lm(model: Any) -> Any:
 @contextmanager
 def using(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
     """The model's layers attend by `backend`; afterwards as before."""
-    configs = {id(one.config): one.config for one in causal_lm(model).modules() if hasattr(one, "config")}.values()
+    configs = {id(part.config): part.config for part in causal_lm(model).modules() if hasattr(part, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs]
     try:
         for config, _ in before:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed, attention
-from midstream.prefix_tree.forward import causal_lm, packed_hidden, using
+from midstream.prefix_tree.attention import BACKENDS, Backend, KeyValues, Layout
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
 from midstream.prefix_tree.stages import Stage, stages_of
 from midstream.prefix_tree.tree import Tree, tree_of
 
@@ -84,16 +84,16 @@ def _failure(model: PreTrainedModel, backend: Backend) -> str:
     """Why the back end failed its trial, "" if it passed."""
     vocabulary = causal_lm(model).get_input_embeddings().weight.shape[0]
     tree = tree_of([[token % vocabulary for token in row] for row in TRIAL])
-    layout = Layout.of(tree.segments)
+    whole = Stage(0, len(tree.segments), 0, tree.unique)
     try:
         expected = _plain_hidden(model, tree)
-        heads: dict[int, KeyValues] = {}
         with torch.no_grad(), using(model, backend):
-            packed = Packed(layout=layout, backend=backend, kept=heads)
-            hidden = packed_hidden(model, *_tensors(tree, slice(None), model.device), packed)
+            hidden, kept = stage_hidden(model, tree, whole, backend, keep=True)
             staged = torch.cat(_staged_hidden(model, backend, tree, stages_of(tree, STAGED), []))
-        query_heads = getattr(causal_lm(model).config.get_text_config(), "num_attention_heads", heads[0][0].shape[1])
-        gradients = [_gradients(way, layout, heads[0][0], query_heads) for way in (backend, "dense")]
+        keys = kept[0][0]
+        query_heads = getattr(causal_lm(model).config.get_text_config(), "num_attention_heads", keys.shape[1])
+        layout = Layout.of(tree.segments)
+        gradients = [_gradients(way, layout, keys, query_heads) for way in (backend, "dense")]
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"cannot attend over a trie: {backend}: {error}".splitlines()[0].split(". ")[0]
     distances = [_distance(hidden, expected), _distance(staged, expected), *map(_distance, *gradients)]
@@ -119,17 +119,9 @@ def _staged_hidden(
     """Hidden states of stages and of those below them, in packed order; finds layers that run twice and keep once."""
     hidden: list[torch.Tensor] = []
     for stage in stages:
-        kept: dict[int, KeyValues] = {}
-        layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
-        packed = Packed(layout=layout, backend=backend, past=past, kept=kept)
-        hidden.append(packed_hidden(model, *_tensors(tree, slice(stage.start, stage.end), model.device), packed))
-        pairs = [kept[layer] for layer in sorted(kept)]
-        hidden += _staged_hidden(model, backend, tree, stage.below, [*past, pairs])
+        own, kept = stage_hidden(model, tree, stage, backend, past, keep=True)
+        hidden += [own, *_staged_hidden(model, backend, tree, stage.below, [*past, kept])]
     return hidden
-
-
-def _tensors(tree: Tree, tokens: slice, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(tree.ids[tokens]).to(device), torch.from_numpy(tree.positions[tokens]).to(device)
 
 
 def _gradients(backend: Backend, layout: Layout, key: torch.Tensor, query_heads: int) -> list[torch.Tensor]:
@@ -138,7 +130,7 @@ def _gradients(backend: Backend, layout: Layout, key: torch.Tensor, query_heads:
     noise = np.random.default_rng(0).standard_normal((1, 2 * query_heads + 2 * heads, tokens, size))
     parts = torch.from_numpy(noise).to(key).split([query_heads, heads, heads, query_heads], dim=1)
     q, k, v = (part.clone().requires_grad_() for part in parts[:3])
-    out = attention(backend, q, k, v, layout, size**-0.5)
+    out = BACKENDS[backend](q, k, v, layout, size**-0.5)
     return list(torch.autograd.grad((out * parts[3]).sum(), [q, k, v]))
 
 

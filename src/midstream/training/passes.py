@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from midstream.core.errors import UnsupportedError
 from midstream.core.protocols import Row
-from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed
+from midstream.prefix_tree.attention import Backend, KeyValues
 from midstream.prefix_tree.cost import Cost
-from midstream.prefix_tree.forward import causal_lm, packed_hidden, using
+from midstream.prefix_tree.forward import causal_lm, stage_hidden, using
 from midstream.prefix_tree.stages import Stage, stages_of
 from midstream.prefix_tree.support import Choice
 from midstream.prefix_tree.tree import Ints, Tree, tree_of
@@ -150,13 +150,8 @@ class Plan:
     def _forward(self, model: PreTrainedModel, stage: Stage, past: list[Layers]) -> _Forward:
         if self.backend is None:
             return self._padded(model, stage)
-        tree, tokens = self.batch.tree, slice(stage.start, stage.end)
-        ids, positions = (torch.from_numpy(values[tokens]).to(model.device) for values in (tree.ids, tree.positions))
-        layout = Layout.of(stage.segments(tree), sum(layers[0][0].shape[2] for layers in past))
-        kept: dict[int, KeyValues] = {}
-        packed = Packed(layout=layout, backend=self.backend, past=past, kept=kept if stage.below else None)
-        hidden = packed_hidden(model, ids, positions, packed)
-        return _Forward(hidden, np.arange(len(ids)), [kept[layer] for layer in sorted(kept)])
+        hidden, kept = stage_hidden(model, self.batch.tree, stage, self.backend, past, keep=bool(stage.below))
+        return _Forward(hidden, np.arange(len(hidden)), kept)
 
     def _padded(self, model: PreTrainedModel, stage: Stage) -> _Forward:
         """Rows one below the other, padded on the right, where causal attention never looks.
