@@ -92,7 +92,9 @@ async def rollout(
     kept: Mapping[Place, Trajectory] | None = None,
     on_done: OnDone | None = None,
 ) -> list[Group]:
-    """Run every task `group_size` times and score the answers. `listener` receives the events of all runs.
+    """Run every task `group_size` times and score the answers: a group for each task, in the order of `tasks`.
+
+    Groups include failed trajectories, with `status="error"`. `listener` receives the events of all runs.
 
     Seeds derive from (seed, task id, rollout index), so a result does not depend on the order of completion. With a
     lockstep engine, trajectories run in waves of `concurrency`: a batch's composition must not depend on timing.
@@ -101,10 +103,6 @@ async def rollout(
     `kept` are trajectories of an earlier attempt at this very rollout, which are used as they are. `on_done` receives
     what a later attempt may keep: each trajectory as it ends; with a lockstep engine each complete wave, because a
     missing trajectory changes the wave's batches.
-
-    Returns:
-        A group for each task, in the order of `tasks`; each holds `group_size` trajectories, failed ones included with
-        `status="error"`.
     """
     kept = kept or {}
     runs: list[_Run] = []

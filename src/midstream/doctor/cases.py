@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from midstream.agents.formats import parse_verdict
 from midstream.agents.interleaved import Interleaved
 from midstream.core.data import Frozen
-from midstream.core.errors import EngineError, PromptTooLongError, UnsupportedError
+from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Verdict
@@ -29,22 +29,17 @@ Asked = tuple[Marks, tuple[Call, ...]]
 
 
 class CaseTool(Frozen):
-    """A tool that is described to the roles; returns `result` for any arguments.
-
-    The cases of planner and executor end at the command: their tools have no result and are never called.
-    """
+    """A tool that is described to the roles; only a policy's cases call it, and get their own `result`."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     timeout_s: float = 1.0
     output_tokens: int = 1000
-    result: str | None = None
+    result: str = ""
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Return the result."""
-        if self.result is None:
-            raise UnsupportedError(f"{self.name} is a tool of the doctor's cases", code="tool-not-callable")
         return ToolResult(text=self.result)
 
     async def close(self) -> None:
@@ -229,11 +224,8 @@ def memory_of(turns: Sequence[PastTurn]) -> Memory:
 def holds(text: str, words: Sequence[str]) -> bool:
     """Whether a text has every word as a whole word; `a|b` means that either will do; case and spaces are ignored."""
     folded = " ".join(text.casefold().split())
-
-    def has(word: str) -> bool:
-        return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", folded) for form in word.casefold().split("|"))
-
-    return all(map(has, words))
+    forms = ("|".join(map(re.escape, word.casefold().split("|"))) for word in words)
+    return all(re.search(rf"(?<!\w)(?:{form})(?!\w)", folded) for form in forms)
 
 
 def equal(said: JsonValue, accepted: JsonValue) -> bool:

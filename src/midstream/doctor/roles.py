@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from midstream.agents.interleaved import Config as StreamConfig
@@ -45,9 +46,7 @@ class _Role:
 async def examine(build: Build, report: Callable[[int, int], None] = lambda done, cases: None) -> Diagnosis:
     """Ask every role its cases, and probe every server.
 
-    Args:
-        build: of the recipe whose roles are examined.
-        report: called after each case with the number of finished cases and of all cases.
+    `report` is called after each case with the number of finished cases and of all cases.
 
     Raises:
         InfrastructureError: a request failed for good, for a reason other than the model's abilities.
@@ -91,7 +90,7 @@ async def examine(build: Build, report: Callable[[int, int], None] = lambda done
     for role in roles:
         answered = [result for (asked, _), result in zip(jobs, results, strict=True) if asked is role]
         found[role.name] = _role_result(role, answered)
-    everyone = [found[name] for name in build.recipe.modules]
+    everyone = list(found.values())
     return Diagnosis(
         recipe=build.recipe.name,
         roles=tuple(everyone),
@@ -143,15 +142,11 @@ def _cases(build: Build, cases: Cases, name: str) -> Sequence[Any]:
 
 
 async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> CaseResult:
-    seconds: list[float] = []
-    last_s = time.monotonic()
+    times = [time.monotonic()]
 
     def clock_call(kind: str, value: Any) -> None:
-        nonlocal last_s
         if kind == "call":
-            now_s = time.monotonic()
-            seconds.append(now_s - last_s)
-            last_s = now_s
+            times.append(time.monotonic())
 
     context = ModuleContext(
         engine=role.engine,
@@ -177,7 +172,7 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
         checks=checks,
         said=said,
         wanted=wanted,
-        seconds=tuple(seconds),
+        seconds=tuple(end - start for start, end in pairwise(times)),
         prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
         completion_tokens=sum(call.usage.completion_tokens for call in calls),
         retries=sum(len(call.failures) for call in calls),
@@ -189,8 +184,6 @@ async def _ask(role: _Role, case: Any, cases: Cases, seed: int, order: int) -> C
 
 def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
     seconds = [duration_s for case in cases for duration_s in case.seconds]
-    costs = ("prompt_tokens", "completion_tokens", "retries", "repaired", "cut_off")
-    sums: dict[str, Any] = {name: sum(getattr(case, name) for case in cases) for name in costs}
     rates = rates_of(cases)
     return RoleResult(
         role=role.name,
@@ -202,5 +195,9 @@ def _role_result(role: _Role, cases: Sequence[CaseResult]) -> RoleResult:
         asks=len(seconds),
         median_s=statistics.median(seconds) if seconds else None,
         cases=tuple(cases),
-        **sums,
+        prompt_tokens=sum(case.prompt_tokens for case in cases),
+        completion_tokens=sum(case.completion_tokens for case in cases),
+        retries=sum(case.retries for case in cases),
+        repaired=sum(case.repaired for case in cases),
+        cut_off=sum(case.cut_off for case in cases),
     )

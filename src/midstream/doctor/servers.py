@@ -26,7 +26,7 @@ from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.reply import redacted
 from midstream.engines.openai.settings import Config
 from midstream.recipe.schema import Table
-from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe, Status
+from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
 
 LIST_LIMIT_S = 5.0
@@ -51,22 +51,15 @@ async def check_server(name: str, config: Config, *, several: bool = False) -> l
     server_check = partial(Check, code="MS502", what=f"server{of}")
     model_check = partial(Check, code="MS503", what=f"model{of}")
     variable, value = config.api_key_env, _key_of(config)
-    status: Status = "ok"
-    if not variable:
-        words = f"none is sent to provider {config.provider}"
-    elif value and value.isascii() and value.isprintable():
-        words = f"{variable} is set"
-    elif value:
-        status, words = "failed", f"{variable} holds a line break or a letter that no key has"
-    elif urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname:
-        status, words = "failed", f"{variable} is not set"
-    else:
-        words = f"{variable} is not set, so none is sent"
-    if status == "failed":
+    broken = bool(value) and not (value.isascii() and value.isprintable())
+    own_host = urlsplit(PROVIDERS[config.provider].base_url).hostname  # that of the provider, which requires a key
+    if broken or (variable and not value and urlsplit(config.base_url).hostname == own_host):
+        words = f"{variable} holds a line break or a letter that no key has" if broken else f"{variable} is not set"
+        key = key_check(status="failed", words=words, fix=f"export {variable}=<your key>")
         missing = "its key is missing"
-        key = key_check(status=status, words=words, fix=f"export {variable}=<your key>")
         return [key, *(check(status="not checked", words=missing) for check in (server_check, model_check))]
-    key = key_check(status=status, words=words)
+    words = f"{variable} is set" if value else f"{variable} is not set, so none is sent"
+    key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
     names = await _listed_models(config)
     if names is not None:
@@ -125,10 +118,8 @@ async def _listed_models(config: Config) -> list[str] | None:
 
 def no_server() -> list[Check]:
     """MS501 to MS503 where no model is named."""
-    whats = {"MS501": "key", "MS502": "server", "MS503": "model"}
-    return [
-        Check(code=code, what=what, status="not checked", words="no model is named") for code, what in whats.items()
-    ]
+    checks = (("MS501", "key"), ("MS502", "server"), ("MS503", "model"))
+    return [Check(code=code, what=what, status="not checked", words="no model is named") for code, what in checks]
 
 
 def check_search(tools: Mapping[str, Table]) -> Check:
@@ -179,7 +170,7 @@ async def _probe(engine: Engine, what: str, schema: Mapping[str, Any] | None) ->
         return probe(works=True, words=f"{len(call.completion_ids)} for a short reply")
     try:
         value = json.loads(call.completion)
+        enforced = isinstance(value, dict) and schema_error(value, schema) is None
     except ValueError:
-        value = None
-    enforced = isinstance(value, dict) and schema_error(value, schema) is None
+        enforced = False
     return probe(works=enforced, words=f"replied {call.completion}")

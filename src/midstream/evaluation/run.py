@@ -53,20 +53,16 @@ class SetEvaluation:
 async def evaluate(
     evaluation: SetEvaluation, *, kept: Mapping[Place, Trajectory] | None = None, on_done: OnDone | None = None
 ) -> tuple[EvaluationResult, list[Trajectory]]:
-    """Run every task `trials` times and count.
+    """Run every task `trials` times and count; the trajectories are all trials of the first task, then of the second.
 
     `kept` holds trajectories of an evaluation that was interrupted, by task id and trial: they are not run again.
     `on_done` receives each new one as it ends.
-
-    Returns:
-        The numbers, and the trajectories: all trials of the first task, then of the second ...
     """
-    environment, tasks = evaluation.environment, evaluation.tasks
-    reward = environment.reward
+    reward, tasks = evaluation.environment.reward, evaluation.tasks
     # Before any work, because a task may name a reward that does not exist.
     metric = reward.names(tasks) if isinstance(reward, PerTask) else reward.name
     groups = await rollout(
-        environment, tasks, group_size=evaluation.trials, seed=evaluation.seed, kept=kept, on_done=on_done
+        evaluation.environment, tasks, group_size=evaluation.trials, seed=evaluation.seed, kept=kept, on_done=on_done
     )
     result = summarize(
         groups,

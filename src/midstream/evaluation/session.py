@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -236,26 +236,23 @@ class Session(ABC):
         """Report why the run ended before its last step."""
 
     async def run(self) -> str:
-        """Run to the end from where the directory is.
+        """Run to the end from where the directory is; returns why it ended before its last step, "" if it did not.
 
         A spent budget ends the steps, or the last evaluation, and is not an error.
-
-        Returns:
-            Why the run ended before its last step, "" if it did not.
         """
-        ended = await self._within_budget(self._steps())
-        return await self._within_budget(self.finish()) or ended
-
-    async def _steps(self) -> str:
-        for step in await self.begin():
-            if reason := self.reason_to_stop():
-                return reason
-            await self.step(step)
-        return self.reason_to_stop()
-
-    async def _within_budget(self, work: Awaitable[str | None]) -> str:
         try:
-            return await work or ""
+            ended = ""
+            for step in await self.begin():
+                if ended := self.reason_to_stop():
+                    break
+                await self.step(step)
+            ended = ended or self.reason_to_stop()
+        except BudgetError as error:
+            self.note(str(error))
+            ended = error.what
+        try:
+            await self.finish()
         except BudgetError as error:
             self.note(str(error))
             return error.what
+        return ended

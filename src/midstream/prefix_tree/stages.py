@@ -54,11 +54,9 @@ class Stage:
 def stages_of(tree: Tree, budget: float, work: Numbers | None = None) -> tuple[Stage, ...]:
     """The whole trie in stages, each of which, with the trunks above it, takes about `budget`, where that can be.
 
-    Args:
-        tree: what is cut.
-        budget: in the unit of `work`. A trunk that is longer goes alone, and what hangs on it gets a quarter. A subtree
-            that is a little too large and forks soon goes whole and alone, as any does below `MOST_TRUNKS` trunks.
-        work: of each token, numbers [_N]; None counts tokens.
+    `budget` is in the unit of `work`, numbers [_N] of the tokens (None: 1 each). A longer trunk goes alone, and what
+    hangs on it gets a quarter. A subtree that is a little too large and forks soon goes whole and alone, as any does
+    below `MOST_TRUNKS` trunks.
     """
     work = np.ones(tree.unique) if work is None else work
     own = np.add.reduceat(work, [segment.start for segment in tree.segments]).tolist()  # of each segment

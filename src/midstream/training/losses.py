@@ -40,16 +40,8 @@ def clipped_policy_loss(
 ) -> torch.Tensor:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token, to minimize; rho = exp(logprobs - old_logprobs).
 
-    Args:
-        logprobs: any shape, under the policy; carries the gradient.
-        old_logprobs: same shape, recorded at sampling.
-        advantages: broadcastable to that shape.
-        clip_low: how far below 1 the ratio may count.
-        clip_high: how far above 1 the ratio may count.
-        dual_clip: where A < 0, bound the loss by -dual_clip * A (arXiv 1912.09729); None for no bound.
-
-    Returns:
-        The loss of each token, in the shape of `logprobs`.
+    `logprobs` (under the policy, with gradient) and `old_logprobs` (recorded at sampling) have one shape, to which
+    `advantages` are broadcast; so has the loss. `dual_clip` bounds it by -dual_clip * A where A < 0 (arXiv 1912.09729).
     """
     ratio = _ratio(logprobs, old_logprobs)
     loss = (-advantages * ratio).maximum(-advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -59,12 +51,7 @@ def clipped_policy_loss(
 
 
 def clipped_tokens(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, *, clip_low: float, clip_high: float
 ) -> torch.Tensor:
     """Boolean, per token: the clip took effect, so the token has no gradient from the policy term."""
     ratio = _ratio(logprobs.detach(), old_logprobs)
@@ -80,12 +67,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind
 
     With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) + d - 1, with d held within +-20 and the value
     at most 10. A trailing "+" keeps the estimator's value and gives it the gradient of k2, whose expectation is the
-    gradient of the KL.
-
-    Args:
-        logprobs: any shape, under the policy.
-        ref_logprobs: same shape, under the reference policy.
-        kind: the estimator.
+    gradient of the KL. Both log-probabilities have the same shape, which is that of the result.
     """
     difference = logprobs - ref_logprobs
     k2 = 0.5 * difference.square()
@@ -97,11 +79,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind
         inverse = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         value = (inverse.exp() - inverse - 1).clamp(max=MAX_K3)
     else:
-        raise UnsupportedError(
-            f"KL estimator {kind!r} is not supported",
-            code="unknown-type",
-            fix=f"use one of {', '.join(get_args(KlKind))}",
-        )
+        raise _unknown("KL estimator", kind, KlKind)
     return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
 
 
@@ -124,14 +102,8 @@ def row_weights(
     | seq-mean-token-sum      | 1 / rows                                                                          |
     | seq-mean-token-sum-norm | 1 / (rows * horizon): Dr. GRPO, arXiv 2503.20783                                  |
 
-    Args:
-        lengths: _R token counts.
-        mode: the aggregation.
-        trajectory_ids: _R names, required by trajectory-turn-token.
-        horizon: a constant number of tokens, required by seq-mean-token-sum-norm.
-
-    Raises:
-        ValueError: what the mode requires is missing or of another length.
+    `lengths` are the rows' token counts. trajectory-turn-token requires a trajectory id per row,
+    seq-mean-token-sum-norm the `horizon`, a constant number of tokens; otherwise `ValueError`.
     """
     if not any(lengths):
         return [0.0] * len(lengths)
@@ -148,16 +120,17 @@ def row_weights(
             raise ValueError(f"{mode} needs a positive horizon, got {horizon}")
         return [1 / (rows * horizon) if n else 0.0 for n in lengths]
     if mode != "trajectory-turn-token":
-        raise UnsupportedError(
-            f"aggregation {mode!r} is not supported",
-            code="unknown-type",
-            fix=f"use one of {', '.join(get_args(Aggregation))}",
-        )
+        raise _unknown("aggregation", mode, Aggregation)
     if trajectory_ids is None or len(trajectory_ids) != len(lengths):
         given = "none" if trajectory_ids is None else len(trajectory_ids)
         raise ValueError(f"{mode} needs one trajectory id per row: {len(lengths)} rows, {given} given")
     turns = Counter(name for name, n in zip(trajectory_ids, lengths, strict=True) if n)
     return [1 / (len(turns) * turns[name] * n) if n else 0.0 for name, n in zip(trajectory_ids, lengths, strict=True)]
+
+
+def _unknown(what: str, given: str, known: object) -> UnsupportedError:
+    message = f"{what} {given!r} is not supported"
+    return UnsupportedError(message, code="unknown-type", fix=f"use one of {', '.join(get_args(known))}")
 
 
 class TokenLoss(NamedTuple):
@@ -200,16 +173,9 @@ class PolicyLoss(Frozen):
     ) -> TokenLoss:
         """weight * clipped policy loss + beta * kl_weight * KL for each token; every tensor is [_N].
 
-        Args:
-            logprobs: under the policy, at the sampling temperature; carries the gradient.
-            old_logprobs: recorded at sampling.
-            ref_logprobs: under the reference policy; may be None if `kl_coefficient` is 0.
-            advantages: the row's advantage on each of its tokens.
-            weights: the row's weight on each of its tokens.
-            kl_weights: the same for the KL term.
-
-        Raises:
-            ValueError: `kl_coefficient` is not 0 and there are no `ref_logprobs`.
+        `logprobs` are the policy's at the sampling temperature and carry the gradient, `old_logprobs` were recorded at
+        sampling, `ref_logprobs` are the reference policy's: `ValueError` if they are None and `kl_coefficient` is not
+        0. Advantages and weights are those of the row, on each of its tokens.
         """
         clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         policy = clipped_policy_loss(logprobs, old_logprobs, advantages, **clip, dual_clip=self.dual_clip)

@@ -67,11 +67,8 @@ def build_rows(
     probability and its KL weight divided by it, so that the expected loss stays the same. Averages are taken before the
     draw.
 
-    Args:
-        groups: _P groups of the trajectories of one task under one policy.
-        config: how advantages are taken and weights are set.
-        role: the module that is trained.
-        seed: of the draw of uniform groups; a group gets the same draw in any split into mini-batches.
+    `role` is the module that is trained, `seed` that of the draw of uniform groups: a group gets the same draw in any
+    split into mini-batches.
 
     Raises:
         UnsupportedError: no call of `role` in the usable groups has token ids and log-probabilities.
@@ -128,10 +125,7 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
     """Deal groups, in a shuffled order, into `count` mini-batches whose sizes differ by at most one; none is dropped.
 
     Groups stay whole, so their advantages do not depend on the split; `build_rows` on each mini-batch gives weights
-    that average over that mini-batch's own trajectories.
-
-    Raises:
-        ValueError: `count` is below 1 or above the number of groups.
+    that average over that mini-batch's own trajectories. `ValueError` if `count` is not in 1 to the number of groups.
     """
     if not 1 <= count <= len(groups):
         raise ValueError(f"cannot split {len(groups)} groups into {count} mini-batches: count must lie between the two")
@@ -205,14 +199,9 @@ def group_advantages(
     A uniform group gets exactly 0, and so does a group of one, which has nothing to compare with (verl returns the raw
     reward there).
 
-    Args:
-        rewards: of the group's members.
-        task: the group's, for messages.
-        baseline: mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
-            on R_i: its difference is G / (G - 1) times the first one's.
-        normalize_by_std: divide by the standard deviation (GRPO); without it (Dr. GRPO, RLOO) only the baseline is
-            subtracted.
-        epsilon: added to the standard deviation.
+    The baseline is mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
+    on R_i: its difference is G / (G - 1) times the first one's. Without `normalize_by_std` (Dr. GRPO, RLOO) only the
+    baseline is subtracted. `task` is for messages.
 
     Raises:
         TrainingError: a reward is NaN or infinite.

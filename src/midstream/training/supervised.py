@@ -22,7 +22,7 @@ from midstream.rollout import Environment, rollout
 from midstream.training.flow_grpo import StepOutcome
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import SupervisedConfig, TrainingConfig, WarmStartConfig
-from midstream.training.transcripts import row_of_transcript, rows_of_file, transcript_of
+from midstream.training.transcripts import row_of_transcript, rows_of_file, supervised_row, transcript_of
 
 _COLLECTED_AT_ONCE = 500
 MAX_BROKEN = 0.01  # share of transcripts
@@ -128,17 +128,7 @@ def _rows(trajectory: Trajectory, student: TransformersLocal) -> list[Row]:
         completion = (*tokenizer.encode(call.completion, add_special_tokens=False), *end)
         request = Request(role=call.role, messages=call.messages, prompt=call.prompt)
         if completion:
-            rows.append(
-                Row(
-                    prompt_ids=tuple(student.codec.encode(request)),
-                    completion_ids=completion,
-                    old_logprobs=(),
-                    advantage=0.0,
-                    weight=1.0,
-                    kl_weight=0.0,
-                    trajectory_id=trajectory.id,
-                )
-            )
+            rows.append(supervised_row(student.codec.encode(request), completion, trajectory.id))
     return rows
 
 

@@ -159,7 +159,7 @@ def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | No
 
 
 def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) -> Row:
-    """A supervised row of weight 1: no log-probabilities, `sampled` on the tokens to learn."""
+    """The supervised row of a transcript: `sampled` marks the tokens to learn."""
     messages = transcript.messages
     parts: list[_Part] = []
     if transcript.stream:
@@ -179,10 +179,18 @@ def row_of_transcript(transcript: Transcript, codec: TokenizerCodec, name: str) 
                 parts.append((codec.encode_reply(stretch, ended=True), False))
     asked = Request(role=POLICY, messages=messages, prompt=transcript.prompt, tools=transcript.tools)
     sampled = tuple(learned for ids, learned in parts for _ in ids)
+    completion = tuple(token for ids, _ in parts for token in ids)
+    return supervised_row(codec.encode(asked), completion, name, () if all(sampled) else sampled)
+
+
+def supervised_row(
+    prompt_ids: Sequence[int], completion_ids: tuple[int, ...], name: str, sampled: tuple[bool, ...] = ()
+) -> Row:
+    """A row of weight 1 without log-probabilities: nothing was sampled from the policy that learns."""
     return Row(
-        prompt_ids=tuple(codec.encode(asked)),
-        completion_ids=tuple(token for ids, _ in parts for token in ids),
-        sampled=() if all(sampled) else sampled,
+        prompt_ids=tuple(prompt_ids),
+        completion_ids=completion_ids,
+        sampled=sampled,
         old_logprobs=(),
         advantage=0.0,
         weight=1.0,
