@@ -53,7 +53,7 @@ def report(what: str, passed: Sequence[bool], begun: float, **more: Any) -> dict
 
 
 async def bfcl_rows() -> list[dict[str, Any]]:
-    source = bfcl.Bfcl(bfcl.Config(train=0))
+    source = bfcl.Bfcl(bfcl.BfclConfig(train=0))
     tasks = source.fixed("test", seed=0)
     rows = []
     for drop_last, what in ((False, "BFCL"), (True, "BFCL without the last call")):
@@ -66,7 +66,7 @@ async def tau_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for domain in ("airline", "retail"):
         begun = time.perf_counter()
-        config = tau_bench.Config.model_validate({"path": path, "families": [domain]})
+        config = tau_bench.TauBenchConfig.model_validate({"path": path, "families": [domain]})
         # A user who asks, gets one reply, and stops.
         customer = ScriptedEngine(lambda request: STOP if len(request.messages) > 2 else "Please help me.")
         source = tau_bench.TauBench(config, customer)

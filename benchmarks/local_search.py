@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from midstream.tools.local_search import Config, Document, LocalSearch, build_index
+from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig, build_index
 
 WORDS = [f"w{number:x}" for number in range(50_000)]
 WEIGHTS = list(accumulate(1 / rank for rank in range(1, len(WORDS) + 1)))
@@ -76,7 +76,7 @@ def main() -> None:
         print(f"peak RSS {peak:.0f} MB")
         rows = []
         for match in ("all", "any"):
-            tool = LocalSearch(Config(index=path, match=match, top_k=5))
+            tool = LocalSearch(LocalSearchConfig(index=path, match=match, top_k=5))
             rows.append(row(match, asyncio.run(ask(tool, asked))))
             if match == "any":
                 rows.append(row("any of the three most frequent", asyncio.run(ask(tool, ["w0 w1 w2"] * 20))))

@@ -31,14 +31,12 @@ from pydantic import JsonValue
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.protocols import ToolResult
 from midstream.core.task import Task
-from midstream.engines.openai.engine import Config as EngineConfig
-from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rollout import Config, Environment, rollout
+from midstream.rollout import Environment, RolloutConfig, rollout
 from support.flaky_server import Connection
 
 TURNS, REQUESTS = 3, 10
@@ -118,13 +116,13 @@ def chat_completion(text: str) -> bytes:
 
 def environment(port: int, concurrency: int) -> Environment:
     """AgentFlow, all four modules on one engine."""
-    settings = EngineConfig(model="m", base_url=f"http://127.0.0.1:{port}/v1", max_concurrency=concurrency)
+    settings = OpenAIConfig(model="m", base_url=f"http://127.0.0.1:{port}/v1", max_concurrency=concurrency)
     engine = OpenAICompatibleEngine(settings, "server")
     agent = AgentFlow(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
-        generator=prompted.PromptedGenerator(prompted.Config()),
+        generator=prompted.PromptedGenerator(prompted.PromptedConfig()),
         config=LoopConfig(max_turns=TURNS),
     )
     return Environment(
@@ -132,7 +130,7 @@ def environment(port: int, concurrency: int) -> Environment:
         tools=(Archive(),),
         engines=dict.fromkeys(("planner", "executor", "verifier", "generator"), engine),
         reward=ExactMatch(),
-        config=Config(concurrency=concurrency),
+        config=RolloutConfig(concurrency=concurrency),
     )
 
 

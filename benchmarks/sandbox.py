@@ -23,7 +23,7 @@ from typing import Any
 
 from midstream.core.errors import UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Config, Limits
+from midstream.sandbox.settings import Limits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 
 BARE, PRIMED = (), ("numpy", "sympy")
@@ -106,7 +106,7 @@ def tiers() -> list[Sandbox]:
     found = []
     for tier in ("strong", "standard"):
         try:
-            found.append(choose(Config(tier=tier)))
+            found.append(choose(SandboxConfig(tier=tier)))
         except UnsupportedError as error:
             print(f"left out: {error}")
     return [*found, choose(unsafe=True)]

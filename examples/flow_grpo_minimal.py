@@ -37,9 +37,8 @@ from midstream.tools.python import PythonTool
 from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_prompt
 from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words
-from midstream.worlds.gazetteer.tasks import Config, Gazetteer
-from midstream.worlds.gazetteer.tiny_model import Config as TinyConfig
-from midstream.worlds.gazetteer.tiny_model import make_model, make_tokenizer
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
+from midstream.worlds.gazetteer.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from midstream.worlds.gazetteer.vocabulary import question_words
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
@@ -192,12 +191,12 @@ def loss_of(model: PreTrainedModel, reference: PreTrainedModel, rows: list[Row])
 
 async def train(steps: int, warm_steps: int, seed: int) -> None:
     """Warm start, then Flow-GRPO."""
-    world = Gazetteer(Config(families=("lookup", "scale", "hop"), countries=20, seed=seed))
+    world = Gazetteer(GazetteerConfig(families=("lookup", "scale", "hop"), countries=20, seed=seed))
     documents = (Document(id=name, text=text) for name, text in world.documents())
     tools: list[Tool] = [LocalSearch.from_documents(documents), PythonTool(), ConfidentGuess()]
     words = {*question_words(), *WORDS, *action_words(), *(tool.name for tool in tools)}
     tokenizer = make_tokenizer(words, names := world.names())
-    policy = Policy(make_model(TinyConfig(hidden_size=64), tokenizer, len(names), seed), tokenizer)
+    policy = Policy(make_model(TinyModelConfig(hidden_size=64), tokenizer, len(names), seed), tokenizer)
     await warm_start(policy, world, tools, warm_steps)
     reference = deepcopy(policy.model).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from midstream import tool
-from midstream.agents.agentflow import AgentFlow, Config
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
@@ -65,7 +65,7 @@ async def main() -> None:
         executor=PromptedExecutor(ExecutorConfig()),
         verifier=PromptedVerifier(VerifierConfig()),
         generator=VerifiedResultGenerator(),  # a module may be a program: this one answers with the last result
-        config=Config(max_turns=3),
+        config=LoopConfig(max_turns=3),
     )
     engines: dict[str, Engine] = dict.fromkeys(REPLIES, ScriptedEngine(reply))
     task = Task(id="everest", question="How high is Mount Everest (8848 m) in feet?", answer="")

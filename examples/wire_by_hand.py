@@ -16,8 +16,7 @@ import json
 from rich.console import Console
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
 from midstream.engines.openai import engine as openai_compatible
@@ -25,8 +24,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.report.tables import trajectory_view
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
-from midstream.tools.local_search import Config as SearchConfig
-from midstream.tools.local_search import Document, LocalSearch
+from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig
 from midstream.tools.python import PythonTool
 
 DOCUMENTS = (
@@ -71,12 +69,12 @@ async def main(engine: Engine) -> None:
         planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
-        generator=prompted.PromptedGenerator(prompted.Config()),
+        generator=prompted.PromptedGenerator(prompted.PromptedConfig()),
         config=LoopConfig(max_turns=5),
     )
     environment = Environment(
         agent=agent,
-        tools=[LocalSearch.from_documents(DOCUMENTS, SearchConfig(match="any")), PythonTool()],
+        tools=[LocalSearch.from_documents(DOCUMENTS, LocalSearchConfig(match="any")), PythonTool()],
         engines=dict.fromkeys(("planner", "executor", "verifier", "generator"), engine),
         reward=ExactMatch(),
     )
@@ -94,7 +92,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", help="the server's name of the model")
     options = parser.parse_args()
     if options.base_url and options.model:
-        config = openai_compatible.Config(model=options.model, base_url=options.base_url)
+        config = openai_compatible.OpenAIConfig(model=options.model, base_url=options.base_url)
         asyncio.run(main(openai_compatible.OpenAICompatibleEngine(config, "model")))
     else:
         asyncio.run(main(scripted()))

@@ -149,11 +149,11 @@ def tiny_model() -> Callable[..., tuple[Any, Any]]:
     """`tiny_model()` gives (model, tokenizer) of a small random planner; equal arguments give equal weights."""
 
     def make(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
-        from midstream.worlds.gazetteer.tiny_model import Config, make_model, make_tokenizer
+        from midstream.worlds.gazetteer.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
         names = ["Amberbank", "Oakfell", "Mistdale"]
         tokenizer = make_tokenizer(["How", "high", "is", "?", "goal", "find", "height", "plus", "+"], names)
         settings = {"hidden_size": 32, "layers": 2, "heads": 4, "max_positions": 64, **sizes}
-        return make_model(Config(**settings), tokenizer, len(names), seed), tokenizer
+        return make_model(TinyModelConfig(**settings), tokenizer, len(names), seed), tokenizer
 
     return make

@@ -67,7 +67,7 @@ def test_an_engine_that_only_a_tool_asks_is_closed_and_nothing_is_closed_twice(d
             doors.closed.append(self)
 
     engine = Engine([])
-    monkeypatch.setattr(openai_settings.Config, "build", lambda config, context: engine)
+    monkeypatch.setattr(openai_settings.OpenAIConfig, "build", lambda config, context: engine)
     overrides = [
         "engines.server={type='openai_compatible',model='m',base_url='http://127.0.0.1:9/v1'}",
         "tools.base_generator={engine='server'}",

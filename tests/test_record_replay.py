@@ -19,7 +19,7 @@ from midstream.core.trajectory import Trajectory, without_clocks
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
-from midstream.rollout import Config, rollout
+from midstream.rollout import RolloutConfig, rollout
 from midstream.runs import RunDirectory
 from midstream.tools.recording import FILE
 from support.every_tool import MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
@@ -33,7 +33,7 @@ def run(servers: Everything, *settings: str, tasks: Sequence[str] = (), **build:
     engine = ScriptedEngine(Model(servers.arguments).answer)
     environment = built.environment()
     engines = dict.fromkeys(environment.engines, engine)
-    environment = replace(environment, engines=engines, config=Config(concurrency=8, max_attempts=2))
+    environment = replace(environment, engines=engines, config=RolloutConfig(concurrency=8, max_attempts=2))
     chosen = [task for task in servers.tasks if not tasks or task.id in tasks]
 
     async def go() -> list[Trajectory]:

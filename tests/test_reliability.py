@@ -20,15 +20,13 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents import prompted
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Sampling, Trajectory
-from midstream.engines.openai.engine import Config as EngineConfig
-from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rollout import Config, Environment, rollout
+from midstream.rollout import Environment, RolloutConfig, rollout
 from midstream.training.rows import build_rows
 from support.flaky_server import NINE_FAULTS, Body, Fault, FlakyServer
 from support.llm_server import prompt_of
@@ -87,15 +85,17 @@ def environment(engines: Mapping[str, Engine], *, turns: int = 5, sampling: Any 
         planner=prompted.PromptedPlanner(prompted.PlannerConfig(sampling=chosen["planner"])),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig(sampling=chosen["executor"])),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig(sampling=chosen["verifier"])),
-        generator=prompted.PromptedGenerator(prompted.Config(sampling=chosen["generator"])),
+        generator=prompted.PromptedGenerator(prompted.PromptedConfig(sampling=chosen["generator"])),
         config=LoopConfig(max_turns=turns),
     )
-    return Environment(agent=agent, tools=(Echo(),), engines=engines, reward=ExactMatch(), config=Config(**config))
+    return Environment(
+        agent=agent, tools=(Echo(),), engines=engines, reward=ExactMatch(), config=RolloutConfig(**config)
+    )
 
 
 def engine(server: FlakyServer, name: str = "server", **settings: Any) -> OpenAICompatibleEngine:
     settings = {"model": "m", "timeout_s": TIMEOUT_S, "first_pause_s": 0.001, **settings}
-    return OpenAICompatibleEngine(EngineConfig(base_url=server.base_url, **settings), name)
+    return OpenAICompatibleEngine(OpenAIConfig(base_url=server.base_url, **settings), name)
 
 
 def run(

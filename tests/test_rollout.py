@@ -23,7 +23,7 @@ from midstream.core.lessons import digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Score, Trajectory, Turn, Usage
-from midstream.rollout import Config, Environment, rollout
+from midstream.rollout import Environment, RolloutConfig, rollout
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
 
@@ -59,7 +59,7 @@ class StubAgent:
 
 
 def environment(agent: Any, reward: Any = None, **config: Any) -> Environment:
-    return Environment(agent=agent, tools=(), engines={}, reward=reward or StubReward(), config=Config(**config))
+    return Environment(agent=agent, tools=(), engines={}, reward=reward or StubReward(), config=RolloutConfig(**config))
 
 
 # --- groups -------------------------------------------------------------------------------------------------------

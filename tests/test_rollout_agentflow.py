@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.errors import RecipeError, RewardError, ToolServerError, UnsupportedError, UsageError
 from midstream.core.protocols import Engine, LockstepEngine, Request, Tool, ToolResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rollout import Config, Environment
-from midstream.worlds.gazetteer.compact import CompactPlanner
-from midstream.worlds.gazetteer.compact import Config as PlannerConfig
+from midstream.rollout import Environment, RolloutConfig
+from midstream.worlds.gazetteer.compact import CompactConfig, CompactPlanner
 from midstream.worlds.gazetteer.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
@@ -101,7 +99,7 @@ class Lockstep:
 
 def agentflow(engine: Any, tool: Tool, *, max_turns: int = 5, reward: Any = None, **config: Any) -> Environment:
     agent = AgentFlow(
-        planner=CompactPlanner(PlannerConfig()),
+        planner=CompactPlanner(CompactConfig()),
         executor=SingleArgumentExecutor(),
         verifier=FormVerifier(),
         generator=VerifiedResultGenerator(),
@@ -112,7 +110,7 @@ def agentflow(engine: Any, tool: Tool, *, max_turns: int = 5, reward: Any = None
         tools=(tool,),
         engines={"planner": engine, "spare": engine},
         reward=reward or ExactMatch(),
-        config=Config(**config),
+        config=RolloutConfig(**config),
     )
 
 

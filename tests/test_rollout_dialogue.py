@@ -13,7 +13,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import ErrorInfo, Score, Trajectory
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
 
@@ -96,7 +96,7 @@ def environment(agent: Agent, talks: Talks | None, reward: Any = None, **config:
         tools=(),
         engines={},
         reward=reward or StubReward(reported),
-        config=Config(**config),
+        config=RolloutConfig(**config),
         dialogues=talks,
     )
 

@@ -36,7 +36,7 @@ Place = tuple[str, int]  # task id, index in its group
 OnDone = Callable[[Sequence[Trajectory]], None]
 
 
-class Config(Frozen):
+class RolloutConfig(Frozen):
     """Settings of rollouts.
 
     `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one attempt, its
@@ -70,7 +70,7 @@ class Environment:
     tools: Sequence[Tool]
     engines: Mapping[str, Engine]
     reward: Reward
-    config: Config = Config()
+    config: RolloutConfig = RolloutConfig()
     sandbox: str = ""
     lessons: Lessons = field(default_factory=dict)
     dialogues: Dialogues | None = None

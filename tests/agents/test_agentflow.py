@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from midstream.agents.agentflow import AgentFlow, Config
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.protocols import ModuleContext, ToolResult
@@ -90,7 +90,9 @@ class Echo:
 
 
 def agent(modules: Any, **config: Any) -> AgentFlow:
-    return AgentFlow(planner=modules, executor=modules, verifier=modules, generator=modules, config=Config(**config))
+    return AgentFlow(
+        planner=modules, executor=modules, verifier=modules, generator=modules, config=LoopConfig(**config)
+    )
 
 
 def run(

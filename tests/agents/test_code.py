@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.agentflow import AgentFlow, Config
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.agents.formats import schema_error
-from midstream.agents.prompted import (
-    Config as GeneratorConfig,
-)
 from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
+    PromptedConfig,
     PromptedExecutor,
     PromptedGenerator,
     PromptedPlanner,
@@ -209,9 +207,9 @@ def solve(program: str) -> Trajectory:
             planner=PromptedPlanner(PlannerConfig()),
             executor=PromptedExecutor(CONFIG),
             verifier=PromptedVerifier(VerifierConfig()),
-            generator=PromptedGenerator(GeneratorConfig()),
-            config=Config(max_turns=1),
-            code_runner=ProgramRunner(code_runner.Config(libraries=()), schema_error, choose()),
+            generator=PromptedGenerator(PromptedConfig()),
+            config=LoopConfig(max_turns=1),
+            code_runner=ProgramRunner(code_runner.CodeRunnerConfig(libraries=()), schema_error, choose()),
         )
         engines = dict.fromkeys(REPLIES, engine)
         task = Task(id="t", question="How high are Amberbank and Coldmere together ?", answer="")

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from midstream.agents.agentflow import AgentFlow
-from midstream.agents.agentflow import Config as LoopConfig
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.errors import DeadlineError, EngineError, RecipeError, ToolServerError, UnsupportedError
 from midstream.core.events import TurnEvent
 from midstream.core.stream import is_strict, stream_of

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
 from midstream.agents.prompted import (
-    Config,
     ExecutorConfig,
     PlannerConfig,
+    PromptedConfig,
     PromptedExecutor,
     PromptedGenerator,
     PromptedPlanner,
@@ -29,8 +29,7 @@ from midstream.agents.rendering import MemoryStyle, render_memory
 from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
 from midstream.core.protocols import ModuleContext, Request, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Sampling, Verdict
-from midstream.engines.openai.engine import Config as EngineConfig
-from midstream.engines.openai.engine import OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.scripted import ScriptedEngine
 from support.llm_server import LLMServer
 
@@ -89,7 +88,7 @@ def verify(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> t
 
 
 def generate(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[str | None, tuple[Call, ...]]:
-    generator = PromptedGenerator(Config(memory_style=style))
+    generator = PromptedGenerator(PromptedConfig(memory_style=style))
     return asyncio.run(generator.generate(QUESTION, memory(turns), context(engine)))
 
 
@@ -352,7 +351,7 @@ def test_a_missing_library_is_reported_before_the_first_turn(monkeypatch: pytest
 
 def test_a_module_without_an_engine_says_so():
     with pytest.raises(RecipeError, match="generator") as caught:
-        asyncio.run(PromptedGenerator(Config()).generate("q", Memory(), ModuleContext()))
+        asyncio.run(PromptedGenerator(PromptedConfig()).generate("q", Memory(), ModuleContext()))
     assert caught.value.code == "engine-missing"
 
 
@@ -371,9 +370,9 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
             verdict, _ = await PromptedVerifier(VerifierConfig()).verify("Say hello", seen, held, shared)
             stops.append(verdict.memory_sufficient)
             held = held.append(MemoryRecord(turn=turn, action=action, command=made, result=seen.text, verdict=verdict))
-        answer, _ = await PromptedGenerator(Config()).generate("Say hello", held, shared)
+        answer, _ = await PromptedGenerator(PromptedConfig()).generate("Say hello", held, shared)
         return stops, answer
 
     with LLMServer(fault_rate=0.3) as server:
-        engine = OpenAICompatibleEngine(EngineConfig(model="m", base_url=server.base_url, first_pause_s=0.001), "all")
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=server.base_url, first_pause_s=0.001), "all")
         assert asyncio.run(run(engine)) == ([False, True], "hello")

@@ -20,7 +20,7 @@ from midstream.cli import main as cli
 from midstream.cli.index import Counts, Fields, read_documents
 from midstream.core.errors import UsageError
 from midstream.tasks.records import Faults
-from midstream.tools.local_search import Config, LocalSearch
+from midstream.tools.local_search import LocalSearch, LocalSearchConfig
 
 DOCUMENTS = [
     {"id": "1", "text": "The lighthouse is 105 metres high.", "title": "Amberbank"},
@@ -42,7 +42,7 @@ def build(*arguments: object) -> int:
 
 def search(index: Path, query: str, **settings: object) -> str:
     async def go() -> str:
-        tool = LocalSearch(Config.model_validate({"index": index, **settings}))
+        tool = LocalSearch(LocalSearchConfig.model_validate({"index": index, **settings}))
         try:
             return (await tool.call({"query": query})).text
         finally:

@@ -21,7 +21,7 @@ from midstream.doctor.checks import (
 )
 from midstream.report.doctor import Check
 from midstream.sandbox import tiers
-from midstream.sandbox.settings import Config
+from midstream.sandbox.settings import SandboxConfig
 from support import sandboxes
 
 
@@ -91,7 +91,7 @@ def test_too_few_open_files_are_a_warning(soft_limit: int) -> None:
 # --- the sandbox ------------------------------------------------------------------------------------------------------
 
 
-def sandbox(config: Config, *, wanted: bool = False) -> Check:
+def sandbox(config: SandboxConfig, *, wanted: bool = False) -> Check:
     [check] = asyncio.run(check_sandbox(config, wanted=wanted))
     assert check.code == "MS401"
     return check
@@ -99,23 +99,23 @@ def sandbox(config: Config, *, wanted: bool = False) -> Check:
 
 def test_the_tier_is_named_with_its_mechanisms() -> None:
     sandboxes.sandbox("standard")
-    check = sandbox(Config(tier="standard"))
+    check = sandbox(SandboxConfig(tier="standard"))
     assert (check.status, check.words.split(":")[0]) == ("ok", "standard")
     assert "seccomp" in check.words
 
 
-@pytest.mark.parametrize("config", [Config(tier="arithmetic"), Config(tier="unsafe")])
-def test_a_tier_that_holds_no_code_back_is_a_warning(config: Config) -> None:
+@pytest.mark.parametrize("config", [SandboxConfig(tier="arithmetic"), SandboxConfig(tier="unsafe")])
+def test_a_tier_that_holds_no_code_back_is_a_warning(config: SandboxConfig) -> None:
     assert sandbox(config).status == "warning"
 
 
 def test_a_machine_without_a_sandbox_fails_only_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(config: Config) -> tiers.Sandbox:
+    def none(config: SandboxConfig) -> tiers.Sandbox:
         raise UnsupportedError("no sandbox works", cause="the kernel is old", fix="boot a newer one")
 
     monkeypatch.setattr(tiers, "choose", none)
     for wanted, status in ((False, "warning"), (True, "failed")):
-        check = sandbox(Config(), wanted=wanted)
+        check = sandbox(SandboxConfig(), wanted=wanted)
         assert (check.status, check.fix) == (status, "boot a newer one")
         assert "no sandbox works" in check.words
         assert "the kernel is old" in check.words
@@ -126,7 +126,7 @@ def test_where_strong_does_not_work_its_fix_is_given(monkeypatch: pytest.MonkeyP
     tiers.attempt.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     try:
-        check = sandbox(Config())
+        check = sandbox(SandboxConfig())
     finally:
         tiers.attempt.cache_clear()
     assert check.status == "warning"

@@ -15,7 +15,7 @@ import pytest
 
 from midstream.doctor import servers
 from midstream.doctor.servers import check_search, check_server, no_server
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.report.doctor import Check
 from support.llm_server import completion
 
@@ -82,27 +82,27 @@ def serving(server: Server) -> Iterator[Server]:
         http.server_close()
 
 
-def checked(config: Config) -> tuple[Check, Check, Check]:
+def checked(config: OpenAIConfig) -> tuple[Check, Check, Check]:
     key, server, model = asyncio.run(check_server("model", config))
     assert [check.code for check in (key, server, model)] == ["MS501", "MS502", "MS503"]
     return key, server, model
 
 
-def statuses(config: Config) -> list[str]:
+def statuses(config: OpenAIConfig) -> list[str]:
     return [check.status for check in checked(config)]
 
 
 @pytest.mark.parametrize(("wanted", "listed"), [("m", ("a", "m")), ("qwen2.5", ("qwen2.5:latest",))])
 def test_a_model_that_is_listed(wanted: str, listed: tuple[str, ...]) -> None:
     with serving(Server(lambda: listing(*listed))) as server:
-        assert statuses(Config(model=wanted, base_url=server.base_url + "/")) == ["ok", "ok", "ok"]
+        assert statuses(OpenAIConfig(model=wanted, base_url=server.base_url + "/")) == ["ok", "ok", "ok"]
     assert server.posts == 0, "nothing is sampled"
 
 
 def test_a_model_that_is_not_listed_is_a_warning() -> None:
     with serving(Server(lambda: listing("a b", "c", "d", "e", "f"))) as server:
-        *_, model = checked(Config(model="m", base_url=server.base_url))
-        *_, pulled = checked(Config(model="m", base_url=server.base_url, provider="ollama"))
+        *_, model = checked(OpenAIConfig(model="m", base_url=server.base_url))
+        *_, pulled = checked(OpenAIConfig(model="m", base_url=server.base_url, provider="ollama"))
     assert model.status == "warning"
     assert model.words == "m is not listed there; it has a b, c, d, e and 1 more"
     assert model.fix == f"midstream doctor --model 'a b' --base-url {server.base_url}"
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_listed_is_a_warning() -> None:
 
 def test_a_name_without_end_is_neither_shown_nor_advised() -> None:
     with serving(Server(lambda: listing("x" * 10_000))) as server:
-        *_, model = checked(Config(model="m", base_url=server.base_url))
+        *_, model = checked(OpenAIConfig(model="m", base_url=server.base_url))
     assert len(model.words) < 200
     assert model.fix == f"midstream doctor --model NAME --base-url {server.base_url}"
 
@@ -122,7 +122,7 @@ NO_LISTS = [(200, text) for text in (b"<html>", b"[]", b'{"data": 3}', b'{"data"
 @pytest.mark.parametrize("answer", [*NO_LISTS, (302, b""), (404, b"{}"), (500, b"")])
 def test_where_no_models_are_listed_one_is_asked(answer: Answer) -> None:
     with serving(Server(lambda: answer)) as server:
-        key, found, model = checked(Config(model="m", base_url=server.base_url))
+        key, found, model = checked(OpenAIConfig(model="m", base_url=server.base_url))
     assert (key.status, found.status, model.status) == ("ok", "ok", "ok")
     assert model.words == "m answered; no list of models is given"
     assert server.posts == 1
@@ -131,7 +131,9 @@ def test_where_no_models_are_listed_one_is_asked(answer: Answer) -> None:
 def test_an_endless_list_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "LONGEST_LIST", 1000)
     with serving(Server(lambda: listing(*["m" * 100] * 100))) as server:
-        assert checked(Config(model="m", base_url=server.base_url))[2].words.endswith("no list of models is given")
+        assert checked(OpenAIConfig(model="m", base_url=server.base_url))[2].words.endswith(
+            "no list of models is given"
+        )
 
 
 def test_a_server_that_is_slow_to_list_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +149,13 @@ def test_a_server_that_is_slow_to_list_is_asked(monkeypatch: pytest.MonkeyPatch)
         return hello(body)
 
     with serving(Server(slow, reply)) as server:
-        assert statuses(Config(model="m", base_url=server.base_url)) == ["ok", "ok", "ok"]
+        assert statuses(OpenAIConfig(model="m", base_url=server.base_url)) == ["ok", "ok", "ok"]
 
 
 def test_where_nothing_answers_the_command_is_named_that_starts_it() -> None:
     with serving(Server(lambda: listing("m"))) as server:
         gone = server.base_url
-    key, found, model = checked(Config(model="m", base_url=gone, provider="vllm"))
+    key, found, model = checked(OpenAIConfig(model="m", base_url=gone, provider="vllm"))
     assert (key.status, key.words) == ("ok", "none is sent to provider vllm")
     assert (found.status, model.status) == ("failed", "not checked")
     assert f"nothing answers at {gone}" in found.words
@@ -162,7 +164,7 @@ def test_where_nothing_answers_the_command_is_named_that_starts_it() -> None:
 
 def test_a_hosted_provider_without_a_key_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    key, found, model = checked(Config(model="m", provider="openrouter"))
+    key, found, model = checked(OpenAIConfig(model="m", provider="openrouter"))
     assert (key.status, key.words) == ("failed", "OPENROUTER_API_KEY is not set")
     assert key.fix == "export OPENROUTER_API_KEY=<your key>"
     assert (found.status, model.status) == ("not checked", "not checked")
@@ -170,7 +172,7 @@ def test_a_hosted_provider_without_a_key_is_not_asked(monkeypatch: pytest.Monkey
 
 def test_a_key_that_no_header_can_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_KEY", "sk-caf\u00e9\nx")
-    key = checked(Config(model="m", base_url="http://127.0.0.1:9/v1", api_key_env="OWN_KEY"))[0]
+    key = checked(OpenAIConfig(model="m", base_url="http://127.0.0.1:9/v1", api_key_env="OWN_KEY"))[0]
     assert key.status == "failed"
     assert "sk" not in key.words
 
@@ -181,7 +183,7 @@ def test_no_part_of_a_key_is_ever_shown(
 ) -> None:
     monkeypatch.setenv("OWN_KEY", KEY + "\n")
     with caplog.at_level(logging.DEBUG), serving(Server(models, refused)) as server:
-        found = checked(Config(model="m", base_url=server.base_url, api_key_env="OWN_KEY"))
+        found = checked(OpenAIConfig(model="m", base_url=server.base_url, api_key_env="OWN_KEY"))
     assert set(server.keys) == {f"Bearer {KEY}"}, "it was sent"
     assert found[0].words == "OWN_KEY is set"
     everything = "".join(check.model_dump_json() for check in found) + caplog.text + "".join(capfd.readouterr())
@@ -191,7 +193,7 @@ def test_no_part_of_a_key_is_ever_shown(
 
 def test_several_engines_are_named_apart() -> None:
     with serving(Server(lambda: listing("m"))) as server:
-        found = asyncio.run(check_server("judge", Config(model="m", base_url=server.base_url), several=True))
+        found = asyncio.run(check_server("judge", OpenAIConfig(model="m", base_url=server.base_url), several=True))
     assert [check.what for check in found] == ["key of judge", "server of judge", "model of judge"]
 
 

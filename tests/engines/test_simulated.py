@@ -9,7 +9,7 @@ import pytest
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, without_clocks
-from midstream.engines.simulated import Config, SimulatedEngine
+from midstream.engines.simulated import SimulatedConfig, SimulatedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
@@ -21,7 +21,7 @@ def asked(text, seed):
 
 
 def sample(request, **settings):
-    engine = SimulatedEngine(lambda messages, seed: f"{seed}: {messages[-1].content}", Config(**settings), "e")
+    engine = SimulatedEngine(lambda messages, seed: f"{seed}: {messages[-1].content}", SimulatedConfig(**settings), "e")
     assert isinstance(engine, Engine)
     return asyncio.run(engine.sample(request))
 
@@ -43,7 +43,7 @@ def test_a_prompt_without_messages_is_refused():
 def test_settings_of_older_recipes_are_ignored():
     """Their runs can be resumed: what was removed never changed a reply."""
     old = {"http": True, "faults": {"reset": 0.1}, "seed": 3, "timeout_s": 1.0, "max_attempts": 2, "max_concurrency": 1}
-    assert Config.model_validate({"plays": "agent", **old}) == Config(plays="agent")
+    assert SimulatedConfig.model_validate({"plays": "agent", **old}) == SimulatedConfig(plays="agent")
     with Build(load_recipe(RECIPE, ["engines.reflector.http=true"])) as build:
         assert isinstance(build.engine("reflector"), SimulatedEngine)
 

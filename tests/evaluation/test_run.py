@@ -13,11 +13,10 @@ from midstream.core.errors import EngineError
 from midstream.core.metrics import EvaluationResult, FamilyResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
-from midstream.evaluation import Config as EvaluationConfig
-from midstream.evaluation import SetConfig, evaluate, sampling_name
+from midstream.evaluation import EvaluationConfig, SetConfig, evaluate, sampling_name
 from midstream.evaluation.run import SetEvaluation, summarize
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rollout import Config, Environment, Group
+from midstream.rollout import Environment, Group, RolloutConfig
 from support.marked_streams import Output, stream
 
 CHOSEN = SetConfig(name="held out", split="test")
@@ -58,7 +57,7 @@ def run(families: dict[str, list[str]], **settings: Any) -> tuple[EvaluationResu
     outcomes = {f"{name}-{i}": one for name, listed in families.items() for i, one in enumerate(listed)}
     tasks = [Task(id=key, question=key, answer="gold", family=key.split("-")[0]) for key in outcomes]
     agent = Recited(outcomes)
-    env = Environment(agent=agent, tools=(), engines={}, reward=ExactMatch(), config=Config(max_attempts=1))
+    env = Environment(agent=agent, tools=(), engines={}, reward=ExactMatch(), config=RolloutConfig(max_attempts=1))
     with_defaults: dict[str, Any] = {"policy": "trained", "chosen": CHOSEN, "temperature": 0.0, "seed": 3, **settings}
     result, trajectories = asyncio.run(evaluate(SetEvaluation(environment=env, tasks=tasks, **with_defaults)))
     return result, trajectories, agent

@@ -13,7 +13,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
 from support.rollouts import TASKS, StubReward
@@ -49,7 +49,9 @@ def directory(tmp_path):
 
 def of(agent: Agent, **changes: Any) -> SetEvaluation:
     settings = {"chosen": SetConfig(name="test"), "temperature": 0.0, "policy": "p", "seed": 3, "step": 2, **changes}
-    environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1))
+    environment = Environment(
+        agent=agent, tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
+    )
     return SetEvaluation(tasks=TASKS, environment=environment, **settings)
 
 

@@ -31,7 +31,7 @@ from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe, merge, read_table
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
 from support.practice_sessions import practise
 from support.rollouts import TASKS, StubReward
@@ -95,7 +95,7 @@ class Hangs(Recites):
 
 
 def test_a_runs_deadline_reaches_every_rollout_of_the_gate():
-    settings = Config(deadline_s=0.05, max_attempts=1)
+    settings = RolloutConfig(deadline_s=0.05, max_attempts=1)
     environment = Environment(agent=Hangs(), tools=(), engines={}, reward=StubReward(), config=settings)
     library = Library(lessons=(Lesson(id="L1", text="0"),), next_number=2)
     ledger = Ledger()

@@ -13,7 +13,7 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules
 from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat
 
@@ -25,7 +25,9 @@ def runner(answers, ledger=None, *, limit=None, **named):
     agent = SetAnswers(answers)
     if limit is not None:
         agent = BudgetedAgent(agent, Budget(BudgetConfig(rollouts=limit)))
-    environment = Environment(agent=agent, tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1))
+    environment = Environment(
+        agent=agent, tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
+    )
     return Runner(environment, ledger or Ledger(), 1, **named)
 
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from midstream.core.task import Task
 from midstream.practice.similarity import leak_guard, ngram_similarity
-from midstream.worlds.workshop.tasks import Config as WorkshopConfig
-from midstream.worlds.workshop.tasks import Workshop
+from midstream.worlds.workshop.tasks import Workshop, WorkshopConfig
 
 
 def leak(lesson: str, tasks: list[Task]) -> str | None:

@@ -18,7 +18,7 @@ from midstream.practice.reflector import ROLES
 from midstream.practice.runner import Match
 from midstream.practice.settings import EmbeddingConfig, LibraryConfig
 from midstream.practice.update import Practice
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from support.api_server import ApiServer, Asked
 from support.reflectors import FAILS, SetAnswers, operations, role_engine, settings
 from support.rollouts import TASKS, StubReward
@@ -60,7 +60,7 @@ def updated(monkeypatch, answers, decide=None, *, before=BEFORE, pending=(), pro
         tasks=TASKS[:1],
         validation=TASKS[3:],
         environment=Environment(
-            agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1)
+            agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
         ),
         engines=dict.fromkeys(ROLES, role_engine(proposed)),
         ledger=Ledger(),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
+from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics, stream_metrics
 from midstream.core.stream import escape_marks
@@ -16,11 +16,10 @@ from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
-from midstream.rewards.artist import Math, MathConfig
+from midstream.rewards.artist import ArtistMathConfig, Math
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.numeric import Numeric
-from midstream.tools.python import Config as PythonConfig
-from midstream.tools.python import PythonTool
+from midstream.tools.python import PythonConfig, PythonTool
 from support.marked_streams import FAILED, Output, stream
 from support.rollouts import StubReward
 from support.sandboxes import sandbox
@@ -31,7 +30,7 @@ OUT = Output("5")
 
 
 def score(run: Trajectory, *, gated: bool = False, template: str = "artist-math", task: Task = TASK) -> Score:
-    reward = Math(MathConfig(answer="exact_match", gated=gated), ExactMatch(), load_template(template))
+    reward = Math(ArtistMathConfig(answer="exact_match", gated=gated), ExactMatch(), load_template(template))
     return asyncio.run(reward.score(task, run))
 
 
@@ -141,7 +140,7 @@ def test_what_the_rule_reports_is_kept_and_half_right_is_not_right():
     run = stream(THINK + CALL, OUT, THINK + ANSWER, answer="5")
     half, gated = (
         asyncio.run(
-            Math(MathConfig(gated=gated), Reporting(judged=True), load_template("artist-math")).score(TASK, run)
+            Math(ArtistMathConfig(gated=gated), Reporting(judged=True), load_template("artist-math")).score(TASK, run)
         )
         for gated in (False, True)
     )
@@ -153,10 +152,10 @@ def test_what_the_rule_reports_is_kept_and_half_right_is_not_right():
 
 
 def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
-    reward = Math(MathConfig(answer="numeric", gated=True), Numeric(), load_template("artist-math"))
+    reward = Math(ArtistMathConfig(answer="numeric", gated=True), Numeric(), load_template("artist-math"))
     assert reward.name == "ARTIST math, gated (numeric match)"
     assert not reward.judged
-    assert Math(MathConfig(), StubReward(judged=True), load_template("artist-math")).judged
+    assert Math(ArtistMathConfig(), StubReward(judged=True), load_template("artist-math")).judged
     reward.check(TASK)
     with pytest.raises(RecipeError, match="Paris") as caught:
         reward.check(TASK.model_copy(update={"answer": "Paris"}))
@@ -165,7 +164,7 @@ def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
 
 def play(*replies: str, max_turns: int = 10) -> Trajectory:
     """What the real loop leaves of a policy that says this, with the real Python tool."""
-    policy, config = ModelPolicy(PolicyConfig()), Config(max_turns=max_turns)
+    policy, config = ModelPolicy(PolicyConfig()), StreamConfig(max_turns=max_turns)
     agent = Interleaved(policy=policy, template=load_template("artist-math"), config=config)
 
     async def run() -> Trajectory:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.rewards.exact_match import F1, Config, ExactMatch, f1
+from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig, f1
 from support.rules import value
 
-CONTAINS = ExactMatch(Config(match="contains"))
+CONTAINS = ExactMatch(ExactMatchConfig(match="contains"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.core.answers import extract, normalize
-from midstream.rewards.exact_match import F1, Config, ExactMatch
+from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
 from midstream.rewards.gaia import Gaia
 from support.rules import value
 
@@ -30,7 +30,7 @@ def test_exact_match_and_f1(case):
     answer, gold = case["prediction"], case["gold"]
     assert [normalize(answer), normalize(gold[0])] == case["normalized"]
     assert value(ExactMatch(), answer, *gold) == case["em"]
-    assert value(ExactMatch(Config(match="contains")), answer, *gold) == case["sub_em"]
+    assert value(ExactMatch(ExactMatchConfig(match="contains")), answer, *gold) == case["sub_em"]
     assert value(F1(), answer, *gold) == pytest.approx(case["f1"])
 
 

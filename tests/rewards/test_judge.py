@@ -25,7 +25,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.exact_match import ExactMatch
-from midstream.rewards.judge import FILE, VERDICT, Config, Judge, Verdict, read_verdict, verdict_file
+from midstream.rewards.judge import FILE, VERDICT, Judge, JudgeConfig, Verdict, read_verdict, verdict_file
 from midstream.rewards.rule import SingleFlight
 from midstream.rollout import Environment
 from support.http_engine import engine_for
@@ -53,7 +53,7 @@ def judged(server: LLMServer, work: Callable[[Judge], Awaitable[Any]], rule: Any
     async def go() -> Any:
         names = ("max_attempts", "stream", "price_prompt_usd")
         engine = engine_for(server, **{name: config.pop(name) for name in names if name in config})
-        judge = Judge(Config.model_validate(config), engine, model={"model": "m"}, rule=rule)
+        judge = Judge(JudgeConfig.model_validate(config), engine, model={"model": "m"}, rule=rule)
         try:
             return await work(judge)
         finally:
@@ -223,9 +223,9 @@ def test_the_majority_decides_and_what_differs_is_reported():
 
 def test_votes_must_be_able_to_differ():
     with pytest.raises(ValueError, match="may be a tie"):
-        Config(votes=2, temperature=1.0)
+        JudgeConfig(votes=2, temperature=1.0)
     with pytest.raises(ValueError, match="same vote again"):
-        Config(votes=3)
+        JudgeConfig(votes=3)
 
 
 def test_a_vote_that_fails_fails_all():

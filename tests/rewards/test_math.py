@@ -27,7 +27,7 @@ TIER = "standard"
 
 
 def make(tier: Any = TIER, **config: Any) -> math.Math:
-    return math.Math(math.Config.model_validate({"workers": 1, **config}), sandbox(tier))
+    return math.Math(math.MathConfig.model_validate({"workers": 1, **config}), sandbox(tier))
 
 
 def scores(reward: math.Math, *pairs: tuple[str, str | None]) -> list[Score]:
@@ -187,7 +187,7 @@ def test_settings_reach_math_verify():
 
 def test_tier_arithmetic_is_refused():
     with pytest.raises(UnsupportedError, match="arithmetic") as caught:
-        math.Math(math.Config(), Sandbox(tier="arithmetic"))
+        math.Math(math.MathConfig(), Sandbox(tier="arithmetic"))
     assert caught.value.code == "sandbox-tier"
 
 

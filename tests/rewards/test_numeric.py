@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
-from midstream.rewards.numeric import Config, Numeric, read
+from midstream.rewards.numeric import Numeric, NumericConfig, read
 from support.rules import value
 
 READ = {
@@ -86,7 +86,10 @@ def test_every_fraction_reads_as_itself(number):
 def test_tolerances_are_shares_of_gold_or_absolute():
     assert value(Numeric(), "3.14", "3.140") == 1.0
     assert value(Numeric(), "3.14", "3.141") == 0.0
-    relative, absolute = Numeric(Config(relative_tolerance=0.125)), Numeric(Config(absolute_tolerance=0.5))
+    relative, absolute = (
+        Numeric(NumericConfig(relative_tolerance=0.125)),
+        Numeric(NumericConfig(absolute_tolerance=0.5)),
+    )
     assert [value(relative, one, "-8") for one in ("-9", "-7", "-9.01", "-6.99", "8")] == [1, 1, 0, 0, 0]
     assert [value(absolute, one, "8") for one in ("8.5", "7.5", "8.51")] == [1, 1, 0]
     assert value(relative, "0.001", "0") == 0.0
@@ -95,7 +98,7 @@ def test_tolerances_are_shares_of_gold_or_absolute():
 @pytest.mark.parametrize("bad", [-0.1, float("inf"), float("nan")])
 def test_impossible_tolerances_are_refused(bad):
     with pytest.raises(ValidationError):
-        Config(relative_tolerance=bad)
+        NumericConfig(relative_tolerance=bad)
 
 
 def test_any_accepted_number_counts_and_units_do_not():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.core.answers import words
 from midstream.core.component import registered
-from midstream.rewards.exact_match import F1, Config, ExactMatch
+from midstream.rewards.exact_match import F1, ExactMatch, ExactMatchConfig
 from midstream.rewards.gaia import Gaia
 from midstream.rewards.game24 import Game24
 from midstream.rewards.multiple_choice import MultipleChoice
@@ -18,7 +18,7 @@ from support.rules import value
 
 RULES = {
     "exact_match": ExactMatch(),
-    "contains": ExactMatch(Config(match="contains")),
+    "contains": ExactMatch(ExactMatchConfig(match="contains")),
     "f1": F1(),
     "numeric": Numeric(),
     "multiple_choice": MultipleChoice(),

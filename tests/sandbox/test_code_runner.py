@@ -25,12 +25,11 @@ from midstream.core.errors import EngineError, SandboxError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.trajectory import Call, Observation
 from midstream.sandbox import code_runner
-from midstream.sandbox.code_runner import NOTHING, Config, ProgramRunner, function_name
+from midstream.sandbox.code_runner import NOTHING, CodeRunnerConfig, ProgramRunner, function_name
 from midstream.sandbox.settings import Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.tools.local_search import Document, LocalSearch
-from midstream.tools.python import Config as PythonConfig
-from midstream.tools.python import PythonTool
+from midstream.tools.python import PythonConfig, PythonTool
 from support.errors import raises
 from support.processes import gone
 from support.sandboxes import processes, sandbox
@@ -98,7 +97,7 @@ def run(*codes: str, tool: Tool | None = None, **settings: Any) -> list[Observat
     """The observations of programs, one after the other on one runner; one more must behave as if alone."""
 
     async def go() -> list[Observation]:
-        runner = ProgramRunner(Config(**settings), schema_error, sandbox(CHOSEN[0]))
+        runner = ProgramRunner(CodeRunnerConfig(**settings), schema_error, sandbox(CHOSEN[0]))
         try:
             observations = [(await runner.run(code, tool or Echo()))[0] for code in codes]
             after, _ = await runner.run("print(echo(text='next'), echo(text='one'))", Echo())
@@ -218,7 +217,7 @@ def test_requests_of_the_tool_are_handed_back():
 
 def with_runner(go: Callable[[ProgramRunner], Any], **settings: Any) -> None:
     async def wrapped() -> None:
-        runner = ProgramRunner(Config(**settings), schema_error, sandbox(CHOSEN[0]))
+        runner = ProgramRunner(CodeRunnerConfig(**settings), schema_error, sandbox(CHOSEN[0]))
         try:
             await go(runner)
         finally:
@@ -453,13 +452,13 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
     pids = tmp_path / "pids"
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom midstream.core.protocols import ToolResult\n"
-        "from midstream.sandbox.code_runner import Config, ProgramRunner\n"
+        "from midstream.sandbox.code_runner import CodeRunnerConfig, ProgramRunner\n"
         "from support.sandboxes import processes, sandbox\n"
         "class Record:\n    name, description, parameters = 'record', '', {'properties': {}}\n"
         "    timeout_s, output_tokens = 9.0, 100\n    async def call(self, arguments):\n"
         f"        Path({str(pids)!r}).write_text(' '.join(map(str, processes(runner._pool))) + ' .')\n"
         "        return ToolResult(text='')\n"
-        f"runner = ProgramRunner(Config(timeout_s=30.0), lambda *_: None, sandbox({tier!r}))\n"
+        f"runner = ProgramRunner(CodeRunnerConfig(timeout_s=30.0), lambda *_: None, sandbox({tier!r}))\n"
         "asyncio.run(runner.run('import time\\nrecord()\\ntime.sleep(60)', Record()))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
@@ -476,4 +475,4 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
 @pytest.mark.parametrize("named", ["remote", "arithmetic"])
 def test_a_tier_without_a_channel_is_refused(named: Tier):
     with raises("setting-conflict", named, 'mode = "arguments"'):
-        ProgramRunner(Config(), schema_error, Sandbox(tier=named))
+        ProgramRunner(CodeRunnerConfig(), schema_error, Sandbox(tier=named))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Config, Limits
+from midstream.sandbox.settings import Limits, SandboxConfig
 from midstream.sandbox.tiers import choose
 
 IMAGE = os.environ.get("MIDSTREAM_DOCKER_IMAGE", "")
@@ -33,7 +33,7 @@ def containers() -> set[str]:
 
 
 def test_a_container_holds_code_and_goes_with_the_pool():
-    sandbox = choose(Config(tier="remote", image=IMAGE))
+    sandbox = choose(SandboxConfig(tier="remote", image=IMAGE))
     before = containers()
 
     async def go() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Config, Limits
+from midstream.sandbox.settings import Limits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 from support.hostile_corpus import CORPUS, HONEST, parse
 from support.hostile_run import NOT_CONFINED, UNSUPPORTED, make_sure
@@ -45,7 +45,7 @@ def need(tier: str) -> Sandbox:
     if tier == "strong" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed: apt-get install bubblewrap")
     try:
-        return choose(Config(tier=tier))  # pyright: ignore[reportArgumentType]
+        return choose(SandboxConfig(tier=tier))  # pyright: ignore[reportArgumentType]
     except UnsupportedError as error:
         pytest.skip(str(error))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from midstream.sandbox import launch
 from midstream.sandbox.inside import scratch
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Config, Limits
+from midstream.sandbox.settings import Limits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, attempt, choose
 from support.errors import raises
 
@@ -71,7 +71,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_remote_is_a_container_without_a_network(container: Path):
-    chosen = choose(Config(tier="remote", image="python:3.12-slim"))
+    chosen = choose(SandboxConfig(tier="remote", image="python:3.12-slim"))
     assert chosen.mechanisms.startswith("container of python:3.12-slim without network")
     options, image, command, environment = json.loads(container.read_text())
     assert image == chosen.image == "python:3.12-slim"
@@ -115,7 +115,7 @@ def test_remote_runs_code_as_any_tier_does(container: Path):
 
 def test_an_image_that_is_not_there_is_said(container: Path):
     with raises("no-sandbox", "pull access denied", "docker pull"):
-        choose(Config(tier="remote", image="no-such-image"))
+        choose(SandboxConfig(tier="remote", image="no-such-image"))
 
 
 def test_without_docker_remote_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

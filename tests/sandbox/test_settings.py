@@ -20,7 +20,7 @@ WRONG: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("limits", [Limits, code_runner.Config])
+@pytest.mark.parametrize("limits", [Limits, code_runner.CodeRunnerConfig])
 @pytest.mark.parametrize("settings", WRONG, ids=str)
 def test_wrong_limits_are_refused(limits, settings):
     with pytest.raises(ValidationError, match=next(iter(settings))):

@@ -13,7 +13,7 @@ import pytest
 
 from midstream.core.errors import UnsupportedError
 from midstream.sandbox import launch, tiers
-from midstream.sandbox.settings import Config
+from midstream.sandbox.settings import SandboxConfig
 from midstream.sandbox.tiers import attempt, choose
 from support.errors import raises
 from support.sandboxes import sandbox
@@ -31,8 +31,8 @@ def fresh() -> Iterator[None]:
 
 def test_the_tier_that_was_asked_for_says_what_holds():
     strong, standard = sandbox("strong"), sandbox("standard")
-    assert choose(Config(tier="strong")) == strong
-    assert choose(Config(tier="standard")) == standard
+    assert choose(SandboxConfig(tier="strong")) == strong
+    assert choose(SandboxConfig(tier="standard")) == standard
     assert strong.mechanisms.startswith("bubblewrap 0.")
     for tier in (strong, standard):
         assert "Landlock ABI " in tier.mechanisms
@@ -48,12 +48,12 @@ def test_auto_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_it_is_tried_out_once_a_process_and_from_a_running_loop(monkeypatch: pytest.MonkeyPatch):
     async def inside() -> str:
-        return choose(Config(tier="standard")).tier
+        return choose(SandboxConfig(tier="standard")).tier
 
     expected = sandbox("standard")
     assert asyncio.run(inside()) == "standard"
     monkeypatch.setattr(tiers, "Worker", None)
-    assert choose(Config(tier="standard")) == expected
+    assert choose(SandboxConfig(tier="standard")) == expected
 
 
 def test_bubblewrap_that_is_missing_is_named_with_its_package(
@@ -61,7 +61,7 @@ def test_bubblewrap_that_is_missing_is_named_with_its_package(
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     with raises("no-sandbox", "tried: strong", "no bwrap on PATH", "apt-get install bubblewrap"):
-        choose(Config(tier="strong"))
+        choose(SandboxConfig(tier="strong"))
 
 
 @linux
@@ -83,7 +83,7 @@ def test_namespaces_that_are_forbidden_are_fixed_by_the_right_switch(
     monkeypatch.setattr(tiers, "SYSCTL", system)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnsupportedError) as error:
-        choose(Config(tier="strong"))
+        choose(SandboxConfig(tier="strong"))
     assert "No permissions to create new namespace" in error.value.cause
     assert fix in error.value.fix
 
@@ -115,7 +115,7 @@ def test_a_bubblewrap_that_is_broken_is_no_sandbox(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     attempt.cache_clear()
     with pytest.raises(UnsupportedError, match=said):
-        choose(Config(tier="strong"))
+        choose(SandboxConfig(tier="strong"))
 
 
 @linux
@@ -139,7 +139,7 @@ def test_what_standard_lacks_is_said(
     assert cause in error.value.cause
     assert fix in error.value.fix
     assert "apt-get install bubblewrap" in error.value.fix
-    arithmetic = choose(Config(fallback="arithmetic"))
+    arithmetic = choose(SandboxConfig(fallback="arithmetic"))
     assert arithmetic.tier == "arithmetic"
     assert said in arithmetic.mechanisms
 
@@ -148,30 +148,30 @@ def test_what_standard_lacks_is_said(
 def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch, fresh: None):
     monkeypatch.setitem(launch.LEAST_LANDLOCK, "standard", None)  # the zygote confines nothing then
     with raises("no-sandbox", "it does not hold: reached"):
-        choose(Config(tier="standard"))
+        choose(SandboxConfig(tier="standard"))
 
 
 def test_elsewhere_than_on_linux(monkeypatch: pytest.MonkeyPatch, fresh: None):
     monkeypatch.setattr(sys, "platform", "darwin")
     with raises("no-sandbox", "darwin", "Docker"):
         choose()
-    assert choose(Config(fallback="arithmetic")).tier == "arithmetic"
+    assert choose(SandboxConfig(fallback="arithmetic")).tier == "arithmetic"
 
 
 def test_unsafe_wants_to_be_said_twice():
     with raises("sandbox-not-allowed"):
-        choose(Config(tier="unsafe"))
-    assert choose(Config(tier="unsafe"), unsafe=True).tier == "unsafe"
+        choose(SandboxConfig(tier="unsafe"))
+    assert choose(SandboxConfig(tier="unsafe"), unsafe=True).tier == "unsafe"
     assert choose(unsafe=True).mechanisms.startswith("none")
-    assert choose(Config(tier="arithmetic"), unsafe=True).tier == "arithmetic"
+    assert choose(SandboxConfig(tier="arithmetic"), unsafe=True).tier == "arithmetic"
 
 
 def test_unsafe_without_fork(monkeypatch: pytest.MonkeyPatch, fresh: None):
     monkeypatch.delattr(os, "fork")
     with raises("no-sandbox", "cannot fork"):
         choose(unsafe=True)
-    assert choose(Config(fallback="arithmetic"), unsafe=True).tier == "arithmetic"
+    assert choose(SandboxConfig(fallback="arithmetic"), unsafe=True).tier == "arithmetic"
 
 
 def test_arithmetic_needs_nothing():
-    assert choose(Config(tier="arithmetic")).mechanisms == "arithmetic expressions alone (asked for)"
+    assert choose(SandboxConfig(tier="arithmetic")).mechanisms == "arithmetic expressions alone (asked for)"

@@ -23,7 +23,7 @@ from midstream.core.component import register
 from midstream.core.errors import EngineError, UnsupportedError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling, Trajectory
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.served_model import CalculatesConfig, save_model, write_recipe
 
 for module in ("fastapi", "uvicorn", "openai"):
@@ -92,7 +92,7 @@ def ask(url, model, requests, **settings):
     """The calls of an engine on this server."""
 
     async def play():
-        engine = OpenAICompatibleEngine(Config(model=model, base_url=url, max_attempts=1, **settings), "planner")
+        engine = OpenAICompatibleEngine(OpenAIConfig(model=model, base_url=url, max_attempts=1, **settings), "planner")
         try:
             return [await engine.sample(request) for request in requests]
         finally:

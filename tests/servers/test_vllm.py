@@ -29,7 +29,7 @@ from midstream.core.trajectory import Message, Sampling
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai import adapters as lora
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.runs import RunDirectory
 from support.llm_server import LLMServer
 from support.served_model import CalculatesConfig, ServedModel, save_model, write_recipe
@@ -118,7 +118,9 @@ def local(model_directory):
 
 
 def engine_for(url, **settings):
-    return OpenAICompatibleEngine(Config(**{"model": "m", "base_url": url, "token_ids": True} | settings), "policy")
+    return OpenAICompatibleEngine(
+        OpenAIConfig(**{"model": "m", "base_url": url, "token_ids": True} | settings), "policy"
+    )
 
 
 def chat(text, seed=0, temperature=0.8, max_tokens=12):

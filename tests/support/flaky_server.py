@@ -1,7 +1,7 @@
 """A fast LLM server in the caller's own event loop: it numbers its answers and keeps what it sent to each caller.
 
     async with FlakyServer(reply, fault_rate=0.3) as server:
-        engine = OpenAICompatibleEngine(Config(model="m", base_url=server.base_url), "planner")
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=server.base_url), "planner")
 
 `support.llm_server` is a thread a connection; this one is for thousands of requests. `Connection` alone is also the
 server of benchmarks/rollouts.py.

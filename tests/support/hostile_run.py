@@ -16,7 +16,7 @@ from typing import Any
 
 from midstream.core.errors import SandboxError, UnsupportedError
 from midstream.sandbox.pool import PythonPool
-from midstream.sandbox.settings import Config, Limits
+from midstream.sandbox.settings import Limits, SandboxConfig
 from midstream.sandbox.tiers import Sandbox, choose
 from support.hostile_corpus import CORPUS, DISK_MB, HONEST, MEMORY_MB, Snippet
 from support.hostile_watch import Watch, descendants, within
@@ -114,7 +114,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     snippets = [snippet for snippet in snippets if not arguments.only or snippet.name in arguments.only]
     watch = Watch()
     try:
-        sandbox = choose(Config(tier=arguments.tier))
+        sandbox = choose(SandboxConfig(tier=arguments.tier))
         await make_sure(sandbox, arguments.tier, str(watch.home / ".netrc"))
         found: dict[str, Any] = {"tier": sandbox.tier, "mechanisms": sandbox.mechanisms, "user": os.getuid()}
         found["honest"] = await honest(sandbox)

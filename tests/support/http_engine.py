@@ -8,7 +8,7 @@ from typing import Any
 
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.llm_server import Body, LLMServer, prompt_of
 
 HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),), seed=7)
@@ -38,7 +38,7 @@ def echo(body: Body) -> str:
 
 def engine_for(server: LLMServer, **settings: Any) -> OpenAICompatibleEngine:
     config = {"model": "m", "base_url": server.base_url, "first_pause_s": 0.001, "timeout_s": 5.0} | settings
-    return OpenAICompatibleEngine(Config.model_validate(config), "engine")
+    return OpenAICompatibleEngine(OpenAIConfig.model_validate(config), "engine")
 
 
 def ask(engine: OpenAICompatibleEngine, *requests: Request) -> list[Call]:

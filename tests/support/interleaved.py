@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
+from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
 from midstream.core.protocols import Engine, Request, Tool, ToolResult, UserTurn
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task
@@ -160,7 +160,7 @@ def play(
     named = load_template(template) if isinstance(template, str) else template
     sampling = PolicyConfig().sampling.model_copy(update={"max_tokens": reply_tokens})
     writer = policy or ModelPolicy(PolicyConfig(sampling=sampling))
-    agent = Interleaved(policy=writer, template=named, config=Config(tools=dict(names or {}), **config))
+    agent = Interleaved(policy=writer, template=named, config=StreamConfig(tools=dict(names or {}), **config))
     own = [Shout()] if tools is None and talk is None else list(tools or ())
     limit = None if deadline_s is None else time.monotonic() + deadline_s
     rest = {"seed": 5, "deadline_s": limit, **(run or {})} | ({"dialogue": talk} if talk else {})

@@ -1,7 +1,7 @@
 """A small real LLM server for tests: OpenAI's HTTP API on 127.0.0.1, a scripted model, and faults on demand.
 
     with LLMServer() as server:                       # plays planner, executor, verifier and generator
-        engine = OpenAICompatibleEngine(Config(model="m", base_url=server.base_url), "planner")
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=server.base_url), "planner")
 
     with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
 

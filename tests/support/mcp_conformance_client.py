@@ -13,7 +13,7 @@ from typing import Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.tool_calls import call_tool
-from midstream.tools.mcp.tools import Config, make
+from midstream.tools.mcp.tools import McpConfig, make
 
 SAMPLES: dict[str, Any] = {"number": 2, "integer": 2, "string": "two", "boolean": True, "array": [], "object": {}}
 
@@ -33,7 +33,7 @@ async def use(tools: list[Any]) -> bool:
 
 def main(url: str) -> int:
     try:
-        tools = make(Config(url=url, timeout_s=20), "server")
+        tools = make(McpConfig(url=url, timeout_s=20), "server")
     except RecipeError as error:  # connected, and the server has no tools: all that `initialize` tests
         sys.stdout.write(f"{error}\n")
         return 0 if os.environ.get("MCP_CONFORMANCE_SCENARIO") == "initialize" else 1

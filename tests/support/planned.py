@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 
-from midstream.agents.interleaved import Config, Interleaved, ModelPolicy, PolicyConfig
+from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
 from midstream.core.protocols import Dialogues, Request
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -64,7 +64,7 @@ def played(source: Dialogues, task: Task, texts: Sequence[Sequence[str]]) -> lis
     agent = Interleaved(
         policy=ModelPolicy(PolicyConfig()),
         template=load_template("artist-function-calling"),
-        config=Config(max_tokens=10**6),
+        config=StreamConfig(max_tokens=10**6),
     )
     environment = Environment(
         agent=agent, tools=(), engines={"policy": PlanEngine(texts)}, reward=DialogueSuccess(), dialogues=source

@@ -18,7 +18,7 @@ from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.update import Practice, Proposal
-from midstream.rollout import Config, Environment
+from midstream.rollout import Environment, RolloutConfig
 from support.rollouts import StubReward
 
 FAILS = object()
@@ -98,7 +98,7 @@ def algorithm(
 ) -> Practice:
     """Training-Free GRPO with the agent that gives these answers, exact match as its reward."""
     environment = Environment(
-        agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=Config(max_attempts=1)
+        agent=SetAnswers(answers), tools=(), engines={}, reward=StubReward(), config=RolloutConfig(max_attempts=1)
     )
     engines = engine if isinstance(engine, Mapping) else dict.fromkeys(("summariser", "critic", "merger"), engine)
     return Practice(

@@ -14,7 +14,7 @@ from midstream.core.errors import RecipeError, UsageError
 from midstream.recipe import check as recipe_check
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import parse_recipe, read_table
-from midstream.tasks.benchmarks import BENCHMARKS, Config
+from midstream.tasks.benchmarks import BENCHMARKS, BenchmarkConfig
 from midstream.tasks.finite import SPLITS
 from support.errors import coded
 
@@ -72,7 +72,7 @@ def make(config):
 def tasks_of(directory, name, rows, **settings):
     path = directory / f"{name}.json"
     path.write_text(json.dumps(rows), encoding="utf-8")
-    source = make(Config(name=name, file=path, **settings))
+    source = make(BenchmarkConfig(name=name, file=path, **settings))
     return source, source.fixed(BENCHMARKS[name].main_split, seed=0)
 
 
@@ -313,14 +313,14 @@ def test_a_released_question_has_the_id_that_it_has_elsewhere(tmp_path):
 
 def test_what_has_no_use_is_refused(tmp_path):
     with pytest.raises(RecipeError, check=coded("unknown-benchmark", "'zebra'")):
-        make(Config(name="zebra"))
+        make(BenchmarkConfig(name="zebra"))
     for settings in ({"name": "gazetteer", "file": "a.json"}, {"name": "hotpotqa", "file": "a.json", "revision": "x"}):
         with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for")):
-            make(Config(**settings))
+            make(BenchmarkConfig(**settings))
     with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for revision and instruction")):
-        make(Config(name="gazetteer", revision="x", instruction=""))
+        make(BenchmarkConfig(name="gazetteer", revision="x", instruction=""))
     with pytest.raises(RecipeError, check=coded("setting-conflict", "has no use for instruction")):
-        make(Config(name="gameof24", instruction="Be brief."))
+        make(BenchmarkConfig(name="gameof24", instruction="Be brief."))
 
 
 def test_a_file_is_one_split(tmp_path):
@@ -331,6 +331,6 @@ def test_a_file_is_one_split(tmp_path):
 
 
 def test_worlds_are_made_here():
-    assert len(make(Config(name="gazetteer")).fixed("test", seed=1, count=5)) == 5
-    hands = make(Config(name="gameof24"))
+    assert len(make(BenchmarkConfig(name="gazetteer")).fixed("test", seed=1, count=5)) == 5
+    hands = make(BenchmarkConfig(name="gameof24"))
     assert {split: len(hands.fixed(split, seed=0)) for split in SPLITS} == BENCHMARKS["gameof24"].sizes

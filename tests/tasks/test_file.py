@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError, UsageError
-from midstream.tasks.file import Config, FileTasks
+from midstream.tasks.file import FileTasks, FileTasksConfig
 from support.errors import coded
 
 
 def source(directory, rows, **settings):
     path = directory / "own.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
-    return FileTasks(Config(path=path, **settings))
+    return FileTasks(FileTasksConfig(path=path, **settings))
 
 
 def row(number, **more):
@@ -85,7 +85,7 @@ def test_a_csv_may_hold_lists_as_json(tmp_path):
     )
     path = tmp_path / "own.csv"
     path.write_text(text.getvalue(), encoding="utf-8")
-    first, second = FileTasks(Config(path=path)).tasks("test")
+    first, second = FileTasks(FileTasksConfig(path=path)).tasks("test")
     assert (first.answer, first.metadata["options"]) == ("B", {"A": "oak", "B": "elm"})
     assert second.answers == ("I", "me")
 
@@ -212,13 +212,13 @@ def test_rows_may_name_their_split(tmp_path):
 )
 def test_impossible_settings(settings):
     with pytest.raises(ValidationError):
-        Config(path="a.jsonl", **settings)
+        FileTasksConfig(path="a.jsonl", **settings)
 
 
 def test_written_out_settings_can_be_read_again():
     """As a run's recipe is, with every default filled in."""
-    config = Config(path="a.jsonl", split_field="s")
-    assert Config(**config.model_dump(mode="json")) == config
+    config = FileTasksConfig(path="a.jsonl", split_field="s")
+    assert FileTasksConfig(**config.model_dump(mode="json")) == config
 
 
 VALUES = (

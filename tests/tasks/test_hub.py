@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
-from midstream.tasks.benchmarks import BENCHMARKS, BenchmarkTasks, Config, is_downloaded
+from midstream.tasks.benchmarks import BENCHMARKS, BenchmarkConfig, BenchmarkTasks, is_downloaded
 from support import hub_server
 from support.errors import coded
 
@@ -57,7 +57,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def source(folder, name, **changed):
-    return BenchmarkTasks(BENCHMARKS[name].model_copy(update={"repository": str(folder), **changed}), Config(name=name))
+    return BenchmarkTasks(
+        BENCHMARKS[name].model_copy(update={"repository": str(folder), **changed}), BenchmarkConfig(name=name)
+    )
 
 
 def test_configs_are_read_one_after_the_other_as_families(folder):

@@ -5,7 +5,7 @@ import pytest
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call, Message
-from midstream.tools.base_generator import BaseGenerator, Config
+from midstream.tools.base_generator import BaseGenerator, BaseGeneratorConfig
 
 
 class Echo:
@@ -27,7 +27,7 @@ class Echo:
         raise AssertionError("the engine is not the tool's to close")
 
 
-def call(engine: Echo, query: str, config: Config | None = None) -> ToolResult:
+def call(engine: Echo, query: str, config: BaseGeneratorConfig | None = None) -> ToolResult:
     async def go() -> ToolResult:
         tool = BaseGenerator(engine, config)
         assert isinstance(tool, Tool)
@@ -42,7 +42,9 @@ def call(engine: Echo, query: str, config: Config | None = None) -> ToolResult:
 def test_asks_the_engine_directly():
     engine = Echo()
     asked = Call(role="base_generator", completion=" Name a prime. \n")
-    assert call(engine, "Name a prime.", Config(max_tokens=9)) == ToolResult(text="Name a prime.", calls=(asked,))
+    assert call(engine, "Name a prime.", BaseGeneratorConfig(max_tokens=9)) == ToolResult(
+        text="Name a prime.", calls=(asked,)
+    )
     (request,) = engine.requests
     assert request.messages == (Message(role="user", content="Name a prime."),)
     assert (request.sampling.temperature, request.sampling.max_tokens) == (0.0, 9)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
-from midstream.tools.local_search import Config, Document, LocalSearch, build_index
+from midstream.tools.local_search import Document, LocalSearch, LocalSearchConfig, build_index
 
 TEXTS = ["Amberbank height 105", "Amberbank age 40", "Coldmere height 77", "Coldmere height 78"]
 DOCUMENTS = [Document(id=str(place), text=text) for place, text in enumerate(TEXTS)]
 ODD = [*DOCUMENTS, Document(id="odd", text='say "hello" AND (NOT NEAR) * café x_y', title="Odd one")]
 
 
-def search(query: str, config: Config | None = None, documents: list[Document] = ODD) -> ToolResult:
+def search(query: str, config: LocalSearchConfig | None = None, documents: list[Document] = ODD) -> ToolResult:
     async def go() -> ToolResult:
         tool = LocalSearch.from_documents(documents, config)
         try:
@@ -47,20 +47,20 @@ def test_no_match_is_an_answer(query: str):
 
 
 def test_any_word_may_match():
-    assert search("Amberbank weight", Config(match="any")).text.startswith("Amberbank")
-    assert search("age height", Config(match="any")).text == "Amberbank age 40"  # the rarer word
+    assert search("Amberbank weight", LocalSearchConfig(match="any")).text.startswith("Amberbank")
+    assert search("age height", LocalSearchConfig(match="any")).text == "Amberbank age 40"  # the rarer word
 
 
 def test_several_results_are_numbered_and_ties_keep_their_order():
-    assert search("coldmere", Config(top_k=2)).text == "1. Coldmere height 77\n2. Coldmere height 78"
+    assert search("coldmere", LocalSearchConfig(top_k=2)).text == "1. Coldmere height 77\n2. Coldmere height 78"
     reversed_documents = DOCUMENTS[::-1]
-    found = search("coldmere", Config(top_k=9), reversed_documents)
+    found = search("coldmere", LocalSearchConfig(top_k=9), reversed_documents)
     assert found.text == "1. Coldmere height 78\n2. Coldmere height 77"
 
 
 def test_long_documents_are_cut():
     long = [Document(id="1", title="Long", text="word " * 100)]
-    assert search("word", Config(max_characters=9), long).text == "Long: word word ..."
+    assert search("word", LocalSearchConfig(max_characters=9), long).text == "Long: word word ..."
 
 
 @given(st.text(), st.sampled_from(["all", "any"]))
@@ -94,7 +94,7 @@ def test_a_very_long_query(shared_search: dict[str, LocalSearch]):
 
 @pytest.fixture(scope="module")
 def shared_search():
-    tools = {match: LocalSearch.from_documents(ODD, Config(match=match)) for match in ("all", "any")}
+    tools = {match: LocalSearch.from_documents(ODD, LocalSearchConfig(match=match)) for match in ("all", "any")}
     yield tools
     for tool in tools.values():
         asyncio.run(tool.close())
@@ -105,7 +105,7 @@ def test_an_index_on_disk(tmp_path: Path):
     path.parent.mkdir()
     for documents in (DOCUMENTS[:1], DOCUMENTS):  # the second replaces the first
         build_index(path, documents).close()
-    tool = LocalSearch(Config(index=path))
+    tool = LocalSearch(LocalSearchConfig(index=path))
     assert isinstance(tool, Tool)
     assert asyncio.run(tool.call({"query": "coldmere height"})).text == "Coldmere height 77"
     asyncio.run(tool.close())
@@ -133,7 +133,7 @@ def test_the_last_of_two_builds_at_once_stays(tmp_path: Path):
         yield DOCUMENTS[1]
 
     build_index(tmp_path / "index", documents()).close()
-    tool = LocalSearch(Config(index=tmp_path / "index"))
+    tool = LocalSearch(LocalSearchConfig(index=tmp_path / "index"))
     assert asyncio.run(tool.call({"query": "age"})).text == DOCUMENTS[1].text
     assert not asyncio.run(tool.call({"query": "Coldmere"})).ok
     asyncio.run(tool.close())
@@ -143,13 +143,13 @@ def test_the_last_of_two_builds_at_once_stays(tmp_path: Path):
 def test_a_missing_or_wrong_index_is_refused(tmp_path: Path):
     for path in (tmp_path / "none", None):
         with pytest.raises(RecipeError) as refused:
-            LocalSearch(Config(index=path))
+            LocalSearch(LocalSearchConfig(index=path))
         assert refused.value.code == "file-not-found"
         assert str(path) in refused.value.what
     for content in (b"", b"not a database at all, but long enough to look at" * 100):
         (tmp_path / "wrong").write_bytes(content)
         with pytest.raises(RecipeError) as refused:
-            LocalSearch(Config(index=tmp_path / "wrong"))
+            LocalSearch(LocalSearchConfig(index=tmp_path / "wrong"))
         assert refused.value.code == "file-invalid"
         assert "midstream index build" in refused.value.fix
 
@@ -160,14 +160,14 @@ def test_an_index_that_sqlite_cannot_open_is_refused(tmp_path: Path):
     deep.mkdir(parents=True)
     (deep / "index").write_bytes(b"")
     with pytest.raises(RecipeError) as refused:
-        LocalSearch(Config(index=deep / "index"))
+        LocalSearch(LocalSearchConfig(index=deep / "index"))
     assert refused.value.code == "file-unreadable"
 
 
 def test_a_damaged_index_is_an_error(tmp_path: Path):
     path = tmp_path / "index"
     build_index(path, [Document(id=str(i), text=f"word{i} " * 50) for i in range(500)]).close()
-    tool = LocalSearch(Config(index=path))
+    tool = LocalSearch(LocalSearchConfig(index=path))
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
@@ -182,7 +182,7 @@ def test_an_index_on_disk_does_not_hold_up_the_event_loop(tmp_path: Path):
     """Searches in a file leave the loop free, serve several loops, and end with the tool."""
     path = tmp_path / "index"
     build_index(path, (Document(id=str(i), text=f"word{i} hay") for i in range(3000))).close()
-    tool = LocalSearch(Config(index=path, match="any"))
+    tool = LocalSearch(LocalSearchConfig(index=path, match="any"))
     ran: list[str] = []
 
     async def search_while_others_work() -> list[ToolResult]:

@@ -12,7 +12,7 @@ from midstream import Build, RecipeError, UsageError, parse_recipe
 from midstream.core.tool_calls import call_tool
 from midstream.recipe.check import check
 from midstream.recipe.schema import read_table
-from midstream.tools.function import Config
+from midstream.tools.function import FunctionConfig
 
 TOOLS = '''
 from midstream import tool
@@ -79,7 +79,7 @@ def place(tmp_path, monkeypatch):
 
 
 def make(reference, name="named"):
-    return Config(function=reference).build(SimpleNamespace(name=name))
+    return FunctionConfig(function=reference).build(SimpleNamespace(name=name))
 
 
 def say(tool, **arguments):

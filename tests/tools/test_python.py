@@ -14,15 +14,15 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.sandbox.tiers import Sandbox, choose
-from midstream.tools.python import CODER_TIMEOUT_S, Config, PythonCoder, PythonTool
+from midstream.tools.python import CODER_TIMEOUT_S, PythonCoder, PythonConfig, PythonTool
 from support.llm_server import LLMServer, prompt_of
 from support.sandboxes import sandbox
 
 ARITHMETIC = Sandbox(tier="arithmetic")
-PLAIN = Config(libraries=())
+PLAIN = PythonConfig(libraries=())
 
 
-def call(*codes: str, config: Config = PLAIN, tier: Sandbox | None = None) -> list[ToolResult]:
+def call(*codes: str, config: PythonConfig = PLAIN, tier: Sandbox | None = None) -> list[ToolResult]:
     async def go() -> list[ToolResult]:
         tool = PythonTool(config, tier or sandbox("standard"))
         try:
@@ -42,7 +42,7 @@ def test_runs_code():
 
 
 def test_code_that_raises_or_runs_too_long_is_an_answer():
-    raised, late = call("1 / 0", "while True: pass", config=Config(timeout_s=0.2, libraries=()))
+    raised, late = call("1 / 0", "while True: pass", config=PythonConfig(timeout_s=0.2, libraries=()))
     assert not raised.ok
     assert raised.text.endswith("ZeroDivisionError: division by zero")
     assert late == ToolResult(text="TimeoutError: not finished after 0.2 s", ok=False)
@@ -57,13 +57,13 @@ def test_the_description_lists_the_libraries():
     pytest.importorskip("numpy")
     standard = Sandbox(tier="standard")
     assert "numpy" not in PythonTool(PLAIN, standard).description
-    tool = PythonTool(Config(libraries=("numpy", "no_such_library")), standard)
+    tool = PythonTool(PythonConfig(libraries=("numpy", "no_such_library")), standard)
     assert "numpy" in tool.description
     assert "no_such_library" not in tool.description
 
 
 def test_the_arithmetic_tier_is_described():
-    tool = PythonTool(Config(timeout_s=3), ARITHMETIC)
+    tool = PythonTool(PythonConfig(timeout_s=3), ARITHMETIC)
     assert isinstance(tool, Tool)
     assert "arithmetic expression" in tool.description
     assert tool.timeout_s > 3
@@ -72,7 +72,7 @@ def test_the_arithmetic_tier_is_described():
 
 # --- coder ----------------------------------------------------------------------------------------------------------
 
-QUICK = Config(workers=1, libraries=())
+QUICK = PythonConfig(workers=1, libraries=())
 
 
 def coder(*replies: str, sandbox: Sandbox | None = None) -> tuple[PythonCoder, ScriptedEngine]:
@@ -144,8 +144,8 @@ def test_a_broken_engine_and_a_broken_sandbox_are_errors_that_keep_the_request()
 
 
 def test_its_description_lists_the_libraries():
-    libraries = PythonTool(Config(workers=1)).libraries
-    tool = Config(workers=1).build(SimpleNamespace(sandbox=choose(), engine=ScriptedEngine(["1"])))
+    libraries = PythonTool(PythonConfig(workers=1)).libraries
+    tool = PythonConfig(workers=1).build(SimpleNamespace(sandbox=choose(), engine=ScriptedEngine(["1"])))
     assert libraries.startswith("the standard library")
     assert f"can use {libraries}." in tool.description
     assert (tool.name, tool.timeout_s, list(tool.parameters["properties"])) == ("python", CODER_TIMEOUT_S, ["request"])

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Score, Trajectory, Turn
 from midstream.engines.local.engine import TransformersLocal
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.training.losses import Aggregation, PolicyLoss
 from midstream.training.rows import build_rows, group_advantages, split_minibatches
 from midstream.training.settings import OverlongConfig, TrainingConfig
@@ -255,7 +255,7 @@ def test_ids_sampled_by_a_server_are_trained_though_their_text_has_others(mergin
 
     request = Request(role="planner", messages=(Message(role="user", content="bab"),))
     with LLMServer(reply) as server:
-        config = Config(model="m", base_url=server.base_url, token_ids=True, stream=stream)
+        config = OpenAIConfig(model="m", base_url=server.base_url, token_ids=True, stream=stream)
         calls = asyncio.run(sample_and_close(OpenAICompatibleEngine(config, "planner"), [request, request]))
     assert retokenized(merging, calls[0]) == (AB, AB, END) != tuple(ids)
     for row in rows_of(calls):

@@ -21,8 +21,7 @@ from midstream.prefix_tree.tree import tree_of
 from midstream.tools.base_generator import BaseGenerator
 from midstream.training.rows import joined
 from midstream.training.sharing import first_difference, sharing_warning
-from midstream.worlds.gazetteer.compact import CompactPlanner
-from midstream.worlds.gazetteer.compact import Config as CompactConfig
+from midstream.worlds.gazetteer.compact import CompactConfig, CompactPlanner
 
 TOOL = BaseGenerator(ScriptedEngine([]))
 PLAN = "Context: of roll {i}, {t}\nSub-Goal: the next number\nTool Name: base_generator"

@@ -9,13 +9,13 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.rewards.game24 import solves
-from midstream.worlds.game24 import Config, GameOf24, solutions, solve, values
+from midstream.worlds.game24 import Game24Config, GameOf24, solutions, solve, values
 from support.errors import coded
 
 
 @pytest.fixture
 def game():
-    return GameOf24(Config())
+    return GameOf24(Game24Config())
 
 
 def test_1362_of_1820_hands_have_a_solution_and_the_reward_accepts_each():
@@ -83,7 +83,7 @@ def test_splits_are_apart_and_whole(game):
 
 
 def test_the_splits_hang_on_the_seed_alone(game):
-    again, other = GameOf24(Config()), GameOf24(Config(seed=1))
+    again, other = GameOf24(Game24Config()), GameOf24(Game24Config(seed=1))
     assert again.fixed("test", seed=1) == game.fixed("test", seed=1)
     assert other.fixed("test", seed=1) != game.fixed("test", seed=1)
 

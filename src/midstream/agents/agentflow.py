@@ -26,7 +26,7 @@ from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecor
 from midstream.sandbox.code_runner import ProgramRunner
 
 
-class Config(Frozen):
+class LoopConfig(Frozen):
     """Settings of the loop.
 
     `memory_update`: "every_turn" is Algorithm 1 of the paper, "on_continue" its section 3.1. `record_time` puts each
@@ -50,7 +50,7 @@ class AgentFlow:
         executor: Executor,
         verifier: Verifier,
         generator: Generator,
-        config: Config,
+        config: LoopConfig,
         code_runner: ProgramRunner | None = None,
     ) -> None:
         self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator

@@ -37,10 +37,10 @@ from midstream.core.trajectory import Message, Observation, StopReason, Trajecto
 _MOST_CALLS = 64  # in one reply; each is a turn
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 
-__all__ = ["Config", "Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "Stream"]
+__all__ = ["Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "Stream", "StreamConfig"]
 
 
-class Config(Frozen):
+class StreamConfig(Frozen):
     """Settings of the loop. 8,000 tokens are the paper's (mathematics).
 
     `max_turns` bounds the replies that call tools, in a dialogue those in each user turn: the next reply may answer.
@@ -59,7 +59,7 @@ class Interleaved:
 
     name = "interleaved"
 
-    def __init__(self, *, policy: Policy, template: Template, config: Config) -> None:
+    def __init__(self, *, policy: Policy, template: Template, config: StreamConfig) -> None:
         self.policy, self.template, self.config = policy, template, config
 
     async def run(

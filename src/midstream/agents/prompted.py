@@ -60,7 +60,7 @@ class ModuleConfig(Frozen):
     prompt_file: Path | None = None
 
 
-class Config(ModuleConfig):
+class PromptedConfig(ModuleConfig):
     """Settings of modules that see the memory: planner, verifier, generator."""
 
     memory_style: MemoryStyle = "json"
@@ -77,7 +77,7 @@ class ExecutorConfig(ModuleConfig, ComponentConfig):
 
     structured_output: bool = False
     mode: Literal["arguments", "code"] = "arguments"
-    program: code_runner.Config = code_runner.Config()
+    program: code_runner.CodeRunnerConfig = code_runner.CodeRunnerConfig()
 
     def build(self, context: Context) -> PromptedExecutor:
         """Build it."""
@@ -94,7 +94,7 @@ class PromptedModule:
         self.config = config
         self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
-        self._style: MemoryStyle = config.memory_style if isinstance(config, Config) else "json"
+        self._style: MemoryStyle = config.memory_style if isinstance(config, PromptedConfig) else "json"
         if self._style == "toon":
             toon_library()  # if it is missing, fail now and not in the first turn
 
@@ -169,7 +169,7 @@ class PromptedPlanner(PromptedModule):
         return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
 
 
-class PlannerConfig(Config, ComponentConfig):
+class PlannerConfig(PromptedConfig, ComponentConfig):
     """The planner is the trained module: it explores. Temperature 0.5 and 2,048 tokens are the paper's (training)."""
 
     asks = "always"
@@ -274,7 +274,7 @@ class PromptedVerifier(PromptedModule):
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
 
 
-class VerifierConfig(Config, ComponentConfig):
+class VerifierConfig(PromptedConfig, ComponentConfig):
     """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
 
     asks = "always"
@@ -300,7 +300,7 @@ class PromptedGenerator(PromptedModule):
         return await self._ask(self._values(question, memory), context, parse)
 
 
-class GeneratorConfig(Config, ComponentConfig):
+class GeneratorConfig(PromptedConfig, ComponentConfig):
     """Settings of the generator."""
 
     asks = "always"

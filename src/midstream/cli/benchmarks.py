@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         record, names = {**_record(benchmark), "here": questions}, [benchmark.name]
         screen = _in_full(benchmark, questions, options.file)
     elif options.file is not None:
-        tasks = file.FileTasks(file.Config(path=Path(options.file))).tasks("test")
+        tasks = file.FileTasks(file.FileTasksConfig(path=Path(options.file))).tasks("test")
         record, names = _count(tasks, {"test": len(tasks)}, {}), [options.file]
         screen = _questions(record)
     else:

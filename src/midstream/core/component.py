@@ -4,11 +4,11 @@ To add a component, write its settings as a subclass of the class of its kind (`
 `ToolConfig`, `EngineConfig`; `ComponentConfig` for an agent's module) that names its class, or has a method `build` if
 it needs more than the settings, and register it:
 
-    class Config(RewardConfig):
+    class NumericConfig(RewardConfig):
         component = Numeric
         tolerance: float = 0.0
 
-    register("reward", "numeric", Config)
+    register("reward", "numeric", NumericConfig)
 """
 
 from __future__ import annotations

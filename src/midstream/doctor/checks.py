@@ -14,7 +14,7 @@ from pathlib import Path
 from midstream.core.errors import MidstreamError, UnsupportedError
 from midstream.doctor.installed import check_extras, check_python, check_requirements, check_training
 from midstream.doctor.servers import check_search, check_server, no_server
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.build import Build
 from midstream.report.doctor import Check
 from midstream.report.numbers import cut
@@ -32,8 +32,10 @@ LONGEST_CAUSE = 300
 async def check_machine(build: Build, *, named: bool) -> tuple[Check, ...]:
     """Run every check; a broken thing never raises. `named`: the user chose the recipe or its model."""
     recipe = build.recipe
-    engines: Mapping[str, Config] = {
-        name: engine.config for name, engine in recipe.engines.items() if named and isinstance(engine.config, Config)
+    engines: Mapping[str, OpenAIConfig] = {
+        name: engine.config
+        for name, engine in recipe.engines.items()
+        if named and isinstance(engine.config, OpenAIConfig)
     }
     tools = {tool.type for tool in recipe.tools.values() if named}
     slow: list[Coroutine[None, None, list[Check]]] = [
@@ -97,7 +99,7 @@ def check_open_files(concurrency: int) -> Check:
     return check(status="warning", words=words, fix="ulimit -n 4096")
 
 
-async def check_sandbox(config: tiers.Config, *, wanted: bool) -> list[Check]:
+async def check_sandbox(config: tiers.SandboxConfig, *, wanted: bool) -> list[Check]:
     """MS401: the tier that works here, by its own probe. `wanted`: the user's recipe has a tool that runs code."""
     check = partial(Check, code="MS401", what="sandbox")
     try:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from midstream.agents.interleaved import Config as StreamConfig
-from midstream.agents.interleaved import Interleaved
+from midstream.agents.interleaved import Interleaved, StreamConfig
 from midstream.core.component import Kind
 from midstream.core.data import Frozen
 from midstream.core.errors import PromptTooLongError, RecipeError

@@ -24,7 +24,7 @@ from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.providers import PROVIDERS
 from midstream.engines.openai.reply import redacted
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
@@ -40,11 +40,11 @@ PROBE_SCHEMA: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _key_of(config: Config) -> str:
+def _key_of(config: OpenAIConfig) -> str:
     return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
 
 
-async def check_server(name: str, config: Config, *, several: bool = False) -> list[Check]:
+async def check_server(name: str, config: OpenAIConfig, *, several: bool = False) -> list[Check]:
     """MS501: its key; MS502: whether it answers; MS503: whether it has the model."""
     of = f" of {name}" if several else ""
     key_check = partial(Check, code="MS501", what=f"key{of}")
@@ -94,7 +94,7 @@ async def check_server(name: str, config: Config, *, several: bool = False) -> l
     return [key, server, model_check(status="ok", words=f"{config.model} answered; no list of models is given")]
 
 
-async def _listed_models(config: Config) -> list[str] | None:
+async def _listed_models(config: OpenAIConfig) -> list[str] | None:
     """The names that GET /models gives; None where it gives none for any reason, which a request then shows."""
     key = _key_of(config)
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

@@ -18,7 +18,7 @@ _SEEDS = 2**31  # as many as a request to a model server can hold
 _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurrency"}
 
 
-class Config(EngineConfig):
+class SimulatedConfig(EngineConfig):
     """The role that the model `plays`, and its prices in US dollars per million tokens (of four characters).
 
     `skill` is the probability that a call of an agent at the desks is right; other worlds set their own.
@@ -46,7 +46,7 @@ class SimulatedEngine(Engine):
 
     token_exact = False
 
-    def __init__(self, reply: Reply, config: Config, name: str) -> None:
+    def __init__(self, reply: Reply, config: SimulatedConfig, name: str) -> None:
         self.name, self.config = name, config
         self._reply = reply
 

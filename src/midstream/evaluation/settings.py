@@ -36,7 +36,7 @@ class SetConfig(Frozen):
         return self
 
 
-class Config(Frozen):
+class EvaluationConfig(Frozen):
     """What is evaluated before and after training (`sets`), and while it goes (`validation`, greedily, once a task).
 
     Every task is tried `trials` times at each of `temperatures`.
@@ -50,7 +50,7 @@ class Config(Frozen):
     trials: int = Field(default=1, ge=1, le=10_000)
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Config:
+    def _names_differ(self) -> EvaluationConfig:
         """Results are identified by the names of their set and their temperature."""
         names = [chosen.name for chosen in (*self.sets, self.validation)]
         taken = Counter(map(str.casefold, names))  # some file systems know no capitals

@@ -22,7 +22,7 @@ from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation import Config, SetConfig, SetEvaluation, sampling_name
+from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, sampling_name
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.practice.budget import Budget
 from midstream.practice.commit import Committer, UpdateRecord, read_updates
@@ -68,7 +68,7 @@ class PracticeParts:
     cache: Cache | None
     prepare: Prepare | None
     practice: PracticeConfig
-    evaluation: Config
+    evaluation: EvaluationConfig
 
 
 class PracticeSession(Session):

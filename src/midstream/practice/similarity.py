@@ -107,7 +107,7 @@ async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) ->
     vectors: dict[str, dict[int, float]] = {"": {}}
     key = api.Key(header="Authorization", env=config.api_key_env, scheme="Bearer") if config.api_key_env else None
     address = f"{config.base_url.rstrip('/')}/embeddings"
-    service = api.Service("the embedding model", address, api.Config(timeout_s=config.timeout_s), key=key)
+    service = api.Service("the embedding model", address, api.WebApiConfig(timeout_s=config.timeout_s), key=key)
     try:
         for start in range(0, len(wanted), _BATCH):
             batch = wanted[start : start + _BATCH]

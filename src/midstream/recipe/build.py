@@ -246,7 +246,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         }
         modules.setdefault(trained, planner)
         table = self.recipe.agent
-        loop = interleaved.Config if isinstance(table, InterleavedConfig) else agentflow.Config
+        loop = interleaved.StreamConfig if isinstance(table, InterleavedConfig) else agentflow.LoopConfig
         settings: dict[str, Any] = {name: getattr(table, name) for name in loop.model_fields}
         if chosen is not None and chosen.max_turns is not None:
             settings["max_turns"] = chosen.max_turns
@@ -254,11 +254,11 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if isinstance(table, InterleavedConfig):
             template = load_template(table.template)
             agent = interleaved.Interleaved(
-                policy=modules["policy"], template=template, config=interleaved.Config(**settings)
+                policy=modules["policy"], template=template, config=interleaved.StreamConfig(**settings)
             )
         else:
             runner = self.code_runner if self.writes_code else None
-            agent = agentflow.AgentFlow(**modules, config=agentflow.Config(**settings), code_runner=runner)
+            agent = agentflow.AgentFlow(**modules, config=agentflow.LoopConfig(**settings), code_runner=runner)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
         counted = self.budget is not None and not replaced
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)

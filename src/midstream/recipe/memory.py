@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from midstream.core.component import Component
 from midstream.engines.local.settings import LocalModelConfig
-from midstream.engines.openai.settings import Config as ServerConfig
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import InterleavedConfig, Recipe
 from midstream.training.settings import LOGITS, LearnerConfig
 
@@ -288,7 +288,7 @@ def _engine_lines(
     # Rounded down: a server that is promised too much fails at the first update, not at its start.
     share = left * 100 // card / 100
     lines.append(f"  {_gb(left)}  left for a server: --gpu-memory-utilization {share:.2f} at most")
-    servers = [engine.config for engine in recipe.engines.values() if isinstance(engine.config, ServerConfig)]
+    servers = [engine.config for engine in recipe.engines.values() if isinstance(engine.config, OpenAIConfig)]
     served = [server.model for server in servers if server.provider == "vllm" and _LOCAL.match(server.base_url)]
     for model in dict.fromkeys(served):
         lines += _server_lines(model, config.dtype, left)

@@ -16,17 +16,17 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from midstream.agents.agentflow import Config as LoopConfig
-from midstream.agents.interleaved import Config as StreamConfig
+from midstream.agents.agentflow import LoopConfig
+from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.text import shorten
-from midstream.evaluation import Config as EvaluationConfig
+from midstream.evaluation import EvaluationConfig
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
-from midstream.rollout import Config as RolloutConfig
-from midstream.sandbox.settings import Config as SandboxConfig
+from midstream.rollout import RolloutConfig
+from midstream.sandbox.settings import SandboxConfig
 from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStartConfig
 
 # These settings are listed first: if they differ, two runs are hard to compare.

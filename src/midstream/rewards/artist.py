@@ -33,7 +33,7 @@ STATE, FUNCTION, CALLING_MARK, CALLING_STRICT = 0.5, 0.5, 0.025, 0.1
 CALLING_MOST = 1.2
 
 
-class MathConfig(RewardConfig):
+class ArtistMathConfig(RewardConfig):
     """`answer`: the type of the rule that scores the answer. `gated`: a wrong answer makes everything count 0."""
 
     of_stream = True
@@ -71,7 +71,7 @@ class Math(BaseReward):
     tool success is 0.
     """
 
-    def __init__(self, config: MathConfig, rule: Reward, template: Template) -> None:
+    def __init__(self, config: ArtistMathConfig, rule: Reward, template: Template) -> None:
         self.config, self.rule, self.template = config, rule, template
         self.name = f"ARTIST math{', gated' if config.gated else ''} ({rule.name})"
         self.judged = rule.judged

@@ -17,7 +17,7 @@ from midstream.rewards.rule import BaseReward
 DEFAULT = "exact_match"
 
 
-class Config(RewardConfig):
+class CompositeConfig(RewardConfig):
     """`parts`: a table for each reward, by a name of your choice: `type`, that type's settings, and `weight` (1)."""
 
     parts: Parts

@@ -84,7 +84,7 @@ class DialogueSuccess(BaseReward):
         return Score(value=float(outcome.success), parts=facts)
 
 
-class Config(RewardConfig):
+class DialogueConfig(RewardConfig):
     """No settings."""
 
     rule_based = True

@@ -32,8 +32,8 @@ class ExactMatch(Rule):
 
     name = "exact match"
 
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or Config()
+    def __init__(self, config: ExactMatchConfig | None = None) -> None:
+        self.config = config or ExactMatchConfig()
         if self.config.match == "contains":
             self.name = "answer contained"
 
@@ -50,7 +50,7 @@ class ExactMatch(Rule):
         return float(any(match(answer, accepted) for accepted in task.answers))
 
 
-class Config(RewardConfig):
+class ExactMatchConfig(RewardConfig):
     """Settings of exact match: `match` asks for the whole answer, or for one that contains an accepted answer."""
 
     rule_based = True

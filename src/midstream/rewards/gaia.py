@@ -32,7 +32,7 @@ class Gaia(Rule):
         return float(any(_correct(answer, accepted) for accepted in task.answers))
 
 
-class Config(RewardConfig):
+class GaiaConfig(RewardConfig):
     """No settings."""
 
     rule_based = True

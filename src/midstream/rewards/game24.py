@@ -59,7 +59,7 @@ class Game24(Rule):
         return float(solves(answer, _given(task)))
 
 
-class Config(RewardConfig):
+class Game24RewardConfig(RewardConfig):
     """No settings."""
 
     rule_based = True

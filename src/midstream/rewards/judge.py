@@ -51,7 +51,7 @@ FORMAT = 1
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
-class Config(RewardConfig):
+class JudgeConfig(RewardConfig):
     """Settings of the judge.
 
     `votes`: requests for each answer, of which the majority decides; more than one need a `temperature` above 0.
@@ -71,7 +71,7 @@ class Config(RewardConfig):
     rule: str = "per_task"
 
     @model_validator(mode="after")
-    def _votes_can_differ(self) -> Config:
+    def _votes_can_differ(self) -> JudgeConfig:
         if self.votes % 2 == 0:
             raise ValueError(f"votes = {self.votes} may be a tie: choose an odd number")
         if self.votes > 1 and self.temperature == 0:
@@ -102,7 +102,7 @@ class Judge:
     judged = True
 
     def __init__(
-        self, config: Config, engine: Engine, *, model: Mapping[str, JsonValue], rule: Reward | None = None
+        self, config: JudgeConfig, engine: Engine, *, model: Mapping[str, JsonValue], rule: Reward | None = None
     ) -> None:
         self.name = f"judge ({model.get('model', engine.name)})"
         self._config, self._engine, self._rule = config, engine, rule

@@ -29,7 +29,7 @@ from midstream.sandbox.tiers import Sandbox
 LIBRARY = "math_verify"
 
 
-class Config(Limits, RewardConfig):
+class MathConfig(Limits, RewardConfig):
     """Limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
 
     `precision`: decimals to which numbers are compared where one is inexact. `strict`: variables' names count, and sets
@@ -64,7 +64,7 @@ class Math:
     name = "math"
     judged = False
 
-    def __init__(self, config: Config, sandbox: Sandbox) -> None:
+    def __init__(self, config: MathConfig, sandbox: Sandbox) -> None:
         if sandbox.tier == "arithmetic":
             raise UnsupportedError(
                 'the math reward cannot run in a sandbox of tier "arithmetic", which evaluates expressions alone',

@@ -56,7 +56,7 @@ class MultipleChoice(Rule):
         return float(bool(choice) and choice <= right)
 
 
-class Config(RewardConfig):
+class MultipleChoiceConfig(RewardConfig):
     """No settings."""
 
     rule_based = True

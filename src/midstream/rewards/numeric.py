@@ -41,8 +41,8 @@ class Numeric(Rule):
 
     name = "numeric match"
 
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or Config()
+    def __init__(self, config: NumericConfig | None = None) -> None:
+        self.config = config or NumericConfig()
 
     def check(self, task: Task) -> None:
         """Refuse a task without an accepted answer that is a number."""
@@ -60,7 +60,7 @@ class Numeric(Rule):
         )
 
 
-class Config(RewardConfig):
+class NumericConfig(RewardConfig):
     """How far the answer may lie from the gold number: as a share of it, or in all; the larger of the two counts."""
 
     rule_based = True

@@ -40,7 +40,7 @@ TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the tr
 NOTHING = "(the program printed nothing)"
 
 
-class Config(Limits):
+class CodeRunnerConfig(Limits):
     """Limits of one program; `max_tool_calls` bounds how often it calls its tool.
 
     A program that waits for its tool holds one of the `workers`; the tool's time does not count as the program's.
@@ -76,7 +76,7 @@ class ProgramRunner:
         UnsupportedError: the sandbox's tier has no channel for programs.
     """
 
-    def __init__(self, config: Config, check: Check, sandbox: Sandbox) -> None:
+    def __init__(self, config: CodeRunnerConfig, check: Check, sandbox: Sandbox) -> None:
         if sandbox.tier in ("remote", "arithmetic"):
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
@@ -129,7 +129,7 @@ class ProgramRunner:
 class _Conversation:
     """The host's side of one program's channel; `made` are its tool calls, `calls` their requests to engines."""
 
-    def __init__(self, tool: Tool, config: Config, check: Check) -> None:
+    def __init__(self, tool: Tool, config: CodeRunnerConfig, check: Check) -> None:
         self._tool, self._config, self._check = tool, config, check
         self._wall_s = self._left_s = WALL_FACTOR * config.timeout_s
         self._over = False

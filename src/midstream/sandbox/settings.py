@@ -12,7 +12,7 @@ Library = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
 
 
-class Config(Frozen):
+class SandboxConfig(Frozen):
     """The sandbox that code runs in; docs/sandbox.md describes the tiers.
 
     "auto" takes the stronger of "strong" and "standard" that works on this machine. Where neither does, nothing runs

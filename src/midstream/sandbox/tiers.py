@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.core.errors import MidstreamError, SandboxError, UnsupportedError
-from midstream.sandbox.settings import Config, Limits, Tier
+from midstream.sandbox.settings import Limits, SandboxConfig, Tier
 from midstream.sandbox.worker import PythonResult, Worker, WorkerDied
 
 AUTO: tuple[Tier, ...] = ("strong", "standard")
@@ -59,13 +59,13 @@ class Sandbox:
     image: str = ""
 
 
-def choose(config: Config | None = None, *, unsafe: bool = False) -> Sandbox:
+def choose(config: SandboxConfig | None = None, *, unsafe: bool = False) -> Sandbox:
     """The sandbox that a recipe asks for, tried on this machine (once a process).
 
     Raises:
         UnsupportedError: it does not work here; its fix is the command that makes it work.
     """
-    config = config or Config()
+    config = config or SandboxConfig()
     if config.tier == "arithmetic":
         return Sandbox(tier="arithmetic", mechanisms="arithmetic expressions alone (asked for)")
     if config.tier == "unsafe" and not unsafe:

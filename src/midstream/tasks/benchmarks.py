@@ -78,7 +78,7 @@ BENCHMARKS = {
 }
 
 
-class Config(TasksConfig):
+class BenchmarkConfig(TasksConfig):
     """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
 
     `revision` pins a commit of the Hub's repository. `instruction` replaces the sentence on the form of the answer that
@@ -133,7 +133,7 @@ def find(name: str) -> Benchmark:
 class BenchmarkTasks(Finite):
     """A benchmark's questions, from the user's file or from the Hub."""
 
-    def __init__(self, benchmark: Benchmark, config: Config) -> None:
+    def __init__(self, benchmark: Benchmark, config: BenchmarkConfig) -> None:
         self.benchmark, self.config = benchmark, config
         splits = [benchmark.main_split] if config.file else list(benchmark.splits)
         super().__init__(f"benchmark {benchmark.name}", splits)

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-9  # shares that add up to 1, as far as floats can
 class FileTasks(Finite):
     """The questions of a file; with `duplicates = "drop"`, without repeated ones."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: FileTasksConfig) -> None:
         self.config = config
         self._by_split: dict[str, list[Task]] | None = None
         splits = SPLITS if config.split_field else [split for split in SPLITS if split in config.splits]
@@ -149,7 +149,7 @@ class FileTasks(Finite):
         return self.splits[-1]
 
 
-class Config(TasksConfig):
+class FileTasksConfig(TasksConfig):
     """Path of the questions and names of their fields.
 
     `splits` shares questions out by a hash of their text (the same question is always in the same split); with
@@ -171,7 +171,7 @@ class Config(TasksConfig):
     duplicates: Literal["error", "drop"] = "error"
 
     @model_validator(mode="after")
-    def _one_way_to_split(self) -> Config:
+    def _one_way_to_split(self) -> FileTasksConfig:
         if self.split_field is not None and self.splits != {"test": 1.0}:
             raise ValueError("both split_field and splits say which split a row is in: leave one out")
         if abs(sum(self.splits.values()) - 1) > _TOLERANCE:
@@ -179,7 +179,7 @@ class Config(TasksConfig):
         return self
 
     @model_validator(mode="after")
-    def _one_field_for_each(self) -> Config:
+    def _one_field_for_each(self) -> FileTasksConfig:
         names = [self.question_field, self.answer_field, self.id_field, self.family_field, self.split_field]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two settings name the field {twice[0]!r}")

@@ -16,7 +16,7 @@ from midstream.core.task import Task
 from midstream.tasks.finite import check_known
 
 
-class Config(TasksConfig):
+class MixtureConfig(TasksConfig):
     """`parts` by name: each a table such as `[tasks]`, with a `weight` (default 1) among its settings."""
 
     parts: Parts

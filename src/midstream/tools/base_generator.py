@@ -46,7 +46,7 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
 
-class Config(ToolConfig):
+class BaseGeneratorConfig(ToolConfig):
     """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
 
     asks = "always"
@@ -68,8 +68,8 @@ class BaseGenerator:
     description = "A language model that answers a request directly from what it knows: step-by-step reasoning, text."
     parameters: Mapping[str, Any] = text_arguments(query="the request, with everything needed to answer it")
 
-    def __init__(self, engine: Engine, config: Config | None = None) -> None:
-        config = config or Config()
+    def __init__(self, engine: Engine, config: BaseGeneratorConfig | None = None) -> None:
+        config = config or BaseGeneratorConfig()
         self._engine = engine
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
         self.timeout_s = config.timeout_s
@@ -87,4 +87,4 @@ class BaseGenerator:
         """Do nothing: the engine's owner closes it."""
 
 
-Config.tool = BaseGenerator
+BaseGeneratorConfig.tool = BaseGenerator

@@ -353,7 +353,7 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 # --- functions named in a recipe --------------------------------------------------------------------------------------
 
 
-class Config(ToolConfig):
+class FunctionConfig(ToolConfig):
     """Settings of a function as a tool.
 
     `function` is `FILE.py:NAME`, relative to the directory in which midstream runs, or `MODULE:NAME`. It is imported

@@ -44,7 +44,7 @@ class Document(Frozen):
     title: str = ""
 
 
-class Config(ToolConfig):
+class LocalSearchConfig(ToolConfig):
     """Settings of local search.
 
     `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
@@ -141,7 +141,7 @@ class LocalSearch:
     timeout_s = 30.0
     output_tokens = 8000
 
-    def __init__(self, config: Config, connection: sqlite3.Connection | None = None) -> None:
+    def __init__(self, config: LocalSearchConfig, connection: sqlite3.Connection | None = None) -> None:
         self._config = config
         self._connection = connection or open_index(config.index)
         self._thread = None if connection else ThreadPoolExecutor(1, "local-search")
@@ -153,9 +153,9 @@ class LocalSearch:
         )
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Document], config: Config | None = None) -> LocalSearch:
+    def from_documents(cls, documents: Iterable[Document], config: LocalSearchConfig | None = None) -> LocalSearch:
         """Search in documents held in memory."""
-        return cls(config or Config(), build_index(":memory:", documents))
+        return cls(config or LocalSearchConfig(), build_index(":memory:", documents))
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The best documents for `arguments["query"]`, or `ok=False` if none matches.
@@ -295,4 +295,4 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + " ..."
 
 
-Config.tool = LocalSearch
+LocalSearchConfig.tool = LocalSearch

@@ -28,7 +28,7 @@ NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a poo
 CODER_TIMEOUT_S = 500.0
 
 
-class Config(Limits, ToolConfig):
+class PythonConfig(Limits, ToolConfig):
     """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
 
     asks = "optional"
@@ -54,8 +54,8 @@ class PythonTool:
     name = "python"
     parameters: Mapping[str, Any] = text_arguments(code="Python code, for example: 105 + 7")
 
-    def __init__(self, config: Config | None = None, sandbox: Sandbox | None = None) -> None:
-        config = config or Config()
+    def __init__(self, config: PythonConfig | None = None, sandbox: Sandbox | None = None) -> None:
+        config = config or PythonConfig()
         self.pool = PythonPool(config, sandbox or choose())
         self.timeout_s = NEVER_S
         self.output_tokens = config.output_limit
@@ -131,4 +131,4 @@ class PythonCoder:
         await self._python.close()
 
 
-Config.tool = PythonTool
+PythonConfig.tool = PythonTool

@@ -24,7 +24,7 @@ from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import Config, SetConfig, SetEvaluation, result_name, sampling_name
+from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, result_name, sampling_name
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
@@ -56,7 +56,7 @@ class Parts:
     publish: Callable[[int], Awaitable[None]]
     warm_start: WarmStartConfig | None
     training: TrainingConfig
-    evaluation: Config
+    evaluation: EvaluationConfig
     role: str = "planner"
 
 

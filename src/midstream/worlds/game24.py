@@ -32,7 +32,7 @@ QUESTION = (
 )
 
 
-class Config(TasksConfig):
+class Game24Config(TasksConfig):
     """Settings of the Game of 24: `seed` decides which hand is in which split."""
 
     endless = True
@@ -47,7 +47,7 @@ class Config(TasksConfig):
 class GameOf24(Finite):
     """All hands that have a solution, in three splits. A `core.protocols.TaskSource`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Game24Config) -> None:
         super().__init__("the Game of 24", SPLITS)
         hands = sorted(solutions())
         random.Random(derive_seed("game24", config.seed)).shuffle(hands)

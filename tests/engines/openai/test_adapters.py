@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import EngineError, StorageError
 from midstream.core.http import TransientError
 from midstream.engines.openai import adapters as lora
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.llm_server import LLMServer
 
 Answer = tuple[int, str]
@@ -30,7 +30,7 @@ def weights(content: bytes) -> Callable[[Path], None]:
 
 
 def engine_for(server: LLMServer) -> OpenAICompatibleEngine:
-    config = Config(model="m", base_url=server.base_url, max_attempts=3, first_pause_s=0.001)
+    config = OpenAIConfig(model="m", base_url=server.base_url, max_attempts=3, first_pause_s=0.001)
     return OpenAICompatibleEngine(config, "planner")
 
 
@@ -130,7 +130,9 @@ def calls(*answers: Answer | TransientError) -> tuple[lora.AdapterCalls, list[st
             raise answer
         return answer
 
-    return lora.AdapterCalls(Config(model="m", base_url="http://h/v1", max_attempts=3, first_pause_s=0), send), seen
+    return lora.AdapterCalls(
+        OpenAIConfig(model="m", base_url="http://h/v1", max_attempts=3, first_pause_s=0), send
+    ), seen
 
 
 def run(awaitable: Awaitable[object]) -> object:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from midstream.core.errors import EngineError, MidstreamError, PromptTooLongError, RecipeError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import redacted
 from support.llm_server import Body, LLMServer
 
@@ -30,7 +30,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(server: LLMServer, request: Request = HELLO, **settings: Any) -> Call:
     config = {"model": "m", "base_url": server.base_url, "first_pause_s": 0.001, "max_attempts": 2} | settings
-    return asyncio.run(OpenAICompatibleEngine(Config.model_validate(config), "engine").sample(request))
+    return asyncio.run(OpenAICompatibleEngine(OpenAIConfig.model_validate(config), "engine").sample(request))
 
 
 def refused(server: LLMServer, **settings: Any) -> EngineError:
@@ -74,7 +74,7 @@ def test_a_key_in_the_answer_to_an_adapter_call_is_not_shown():
     parrot = Parrot(500)
     parrot.server.answer = lambda path, body: (500, parrot(body))  # type: ignore[method-assign]
     with parrot.server as server:
-        engine = OpenAICompatibleEngine(Config(model="m", base_url=server.base_url, max_attempts=1), "e")
+        engine = OpenAICompatibleEngine(OpenAIConfig(model="m", base_url=server.base_url, max_attempts=1), "e")
         with pytest.raises(EngineError) as caught:
             asyncio.run(engine.use_adapter(1, Path("a")))
     assert KEY[:8] not in str(caught.value)
@@ -131,7 +131,7 @@ def test_what_is_redacted(text: str, key: str, shown: str):
 )
 def test_an_address_with_a_secret_is_refused_and_not_shown(address: str):
     with pytest.raises(MidstreamError, match="base_url holds") as caught:
-        Config(model="m", base_url=address)
+        OpenAIConfig(model="m", base_url=address)
     assert "hunter2" not in str(caught.value)
 
 
@@ -150,7 +150,7 @@ def test_an_address_with_a_secret_is_refused_and_not_shown(address: str):
 )
 def test_what_is_no_address_is_refused(address: str):
     with pytest.raises(ValueError, match="not an address such as"):
-        Config(model="m", base_url=address)
+        OpenAIConfig(model="m", base_url=address)
 
 
 # --- a context that is too short ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from midstream.core.http import TransientError
 from midstream.core.trajectory import Call
 from midstream.engines.openai import exchange as openai_exchange
 from midstream.engines.openai import stream as openai_stream
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply, redacted
 from midstream.engines.openai.stream import EventParser
 from support.http_engine import HELLO, engine_for
@@ -38,7 +38,7 @@ def answered(head: bytes, body: bytes) -> Call:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            config = Config(model="m", base_url=url, max_attempts=2, first_pause_s=0.001, timeout_s=5)
+            config = OpenAIConfig(model="m", base_url=url, max_attempts=2, first_pause_s=0.001, timeout_s=5)
             return await OpenAICompatibleEngine(config, "engine").sample(HELLO)
 
     return asyncio.run(run())
@@ -158,6 +158,6 @@ def test_a_placeholder_of_a_key_may_stand_in_a_completion(key: str, monkeypatch:
 
 def test_a_key_in_place_of_its_variable_is_refused_and_not_shown():
     with pytest.raises(MidstreamError) as caught:
-        Config(model="m", base_url="http://h/v1", api_key_env="sk-Ab3dEf6hIj9")
+        OpenAIConfig(model="m", base_url="http://h/v1", api_key_env="sk-Ab3dEf6hIj9")
     assert isinstance(caught.value, RecipeError)
     assert "sk-" not in str(caught.value)

@@ -19,7 +19,7 @@ from midstream.core.errors import DeadlineError, EngineError, UnsupportedError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import checked_reply
 from support.http_engine import HELLO, Bytes, ask, echo, engine_for
 from support.llm_server import BODY_FAULTS, TRANSIENT_FAULTS, Fault, LLMServer, completion
@@ -178,7 +178,7 @@ def test_retry_after_is_waited_for():
 
 
 def test_the_pause_grows_and_repeats():
-    engine = OpenAICompatibleEngine(Config(model="m", first_pause_s=1.0), "engine")
+    engine = OpenAICompatibleEngine(OpenAIConfig(model="m", first_pause_s=1.0), "engine")
     pauses = [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
     assert pauses == [engine._pause_s(failed, HELLO) for failed in (1, 2, 3)]
     assert 0.5 <= pauses[0] <= 1 <= pauses[1] <= 2 <= pauses[2] <= 4
@@ -194,7 +194,7 @@ def test_nobody_there_says_how_to_start_a_server():
     port = free_port()
     started = time.monotonic()
     engine = OpenAICompatibleEngine(
-        Config(model="qwen", provider="vllm", base_url=f"http://127.0.0.1:{port}/v1"), "planner"
+        OpenAIConfig(model="qwen", provider="vllm", base_url=f"http://127.0.0.1:{port}/v1"), "planner"
     )
     with pytest.raises(EngineError, match="nothing answers at") as caught:
         ask(engine, HELLO)
@@ -251,9 +251,9 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
-    assert Config(model="m").base_url == "https://api.openai.com/v1"
+    assert OpenAIConfig(model="m").base_url == "https://api.openai.com/v1"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
-    assert Config(model="m").base_url == "http://127.0.0.1:1/v1"
+    assert OpenAIConfig(model="m").base_url == "http://127.0.0.1:1/v1"
 
 
 def test_an_adapter_takes_over_and_is_recorded():

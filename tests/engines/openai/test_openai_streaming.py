@@ -13,7 +13,7 @@ import pytest
 from midstream.core.errors import EngineError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.http_engine import HELLO, ask, echo, engine_for
 from support.llm_server import STREAM_FAULTS, Fault, LLMServer, completion, events_of
 
@@ -41,7 +41,7 @@ def ask_raw(serve: Callable[[asyncio.StreamWriter], Awaitable[None]], **settings
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with asyncio.timeout(5), server:
             base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            config = Config(model="m", base_url=base_url, stream=True, max_attempts=1, **settings)
+            config = OpenAIConfig(model="m", base_url=base_url, stream=True, max_attempts=1, **settings)
             try:
                 return await OpenAICompatibleEngine(config, "e").sample(HELLO)
             finally:

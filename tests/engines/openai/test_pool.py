@@ -22,7 +22,7 @@ from midstream.core.errors import EngineError, UnsupportedError, UsageError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
 from midstream.engines.openai import pool as http_pool
-from midstream.engines.openai.engine import Config, OpenAICompatibleEngine
+from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from support.llm_server import LLMServer, completion
 
 HELLO = Request(role="planner", messages=(Message(role="user", content="hello"),))
@@ -38,7 +38,7 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine_at(base_url: str, **settings: Any) -> OpenAICompatibleEngine:
     config = {"model": "m", "base_url": base_url, "first_pause_s": 0.001, "timeout_s": 5.0} | settings
-    return OpenAICompatibleEngine(Config.model_validate(config), "engine")
+    return OpenAICompatibleEngine(OpenAIConfig.model_validate(config), "engine")
 
 
 @contextlib.asynccontextmanager

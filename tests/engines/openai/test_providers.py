@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from midstream.core.errors import RecipeError
 from midstream.engines.openai.providers import PROVIDERS, ProviderName, limit_field, refusal_advice, start_advice
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 
 LOCAL = [name for name, provider in PROVIDERS.items() if provider.start]
 
@@ -22,30 +22,30 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_name_has_its_provider_and_is_written_to_disk_whole():
     assert set(get_args(ProviderName)) == set(PROVIDERS)
     for name, provider in PROVIDERS.items():
-        config = Config(model="m", provider=name)
+        config = OpenAIConfig(model="m", provider=name)
         assert (config.base_url, config.api_key_env) == (provider.base_url, provider.api_key_env)
         assert bool(provider.start) != bool(provider.api_key_env)
-        assert Config.model_validate(config.model_dump()) == config
+        assert OpenAIConfig.model_validate(config.model_dump()) == config
 
 
 def test_settings_have_the_last_word(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere:1/v1")
-    assert Config(model="m").base_url == "http://elsewhere:1/v1"
-    assert Config(model="m", base_url="http://h/v1").base_url == "http://h/v1"
-    assert Config(model="m", provider="ollama").base_url == "http://localhost:11434/v1"
-    assert Config(model="m", provider="ollama", api_key_env="K").api_key_env == "K"
+    assert OpenAIConfig(model="m").base_url == "http://elsewhere:1/v1"
+    assert OpenAIConfig(model="m", base_url="http://h/v1").base_url == "http://h/v1"
+    assert OpenAIConfig(model="m", provider="ollama").base_url == "http://localhost:11434/v1"
+    assert OpenAIConfig(model="m", provider="ollama", api_key_env="K").api_key_env == "K"
 
 
 def test_the_environments_address_is_checked_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://user:secret@h/v1")
     with pytest.raises(RecipeError, match="base_url holds"):
-        Config(model="m")
+        OpenAIConfig(model="m")
 
 
 def test_a_model_name_decides_nothing():
-    assert Config(model="qwen2.5:7b").provider == Config(model="openrouter/x").provider == "openai"
+    assert OpenAIConfig(model="qwen2.5:7b").provider == OpenAIConfig(model="openrouter/x").provider == "openai"
     with pytest.raises(ValidationError):
-        Config.model_validate({"model": "m", "provider": "qwen"})
+        OpenAIConfig.model_validate({"model": "m", "provider": "qwen"})
 
 
 def test_the_limit_is_named_as_the_server_knows_it():

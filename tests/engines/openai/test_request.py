@@ -11,7 +11,7 @@ import pytest
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.exchange import outgoing
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 
 CHAT = Request(
     role="verifier",
@@ -29,7 +29,7 @@ OPENAI = "https://api.openai.com/v1"
 def made(
     request: Request, prompt_ids: tuple[int, ...] | None = None, **settings: Any
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    config = Config.model_validate({"model": "configured", "base_url": "http://h/v1/"} | settings)
+    config = OpenAIConfig.model_validate({"model": "configured", "base_url": "http://h/v1/"} | settings)
     asked = outgoing(request, config, "m", prompt_ids)
     sent = dict(asked.sent)
     assert list(sent)[-1] == "base_url"

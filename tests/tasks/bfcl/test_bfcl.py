@@ -30,7 +30,7 @@ from midstream.core.stream_template import load_template
 from midstream.tasks.bfcl import package as bfcl_package
 from midstream.tasks.bfcl.package import CATEGORIES, package, parse_call
 from midstream.tasks.bfcl.state import State
-from midstream.tasks.bfcl.tasks import Bfcl, BfclDialogue, Config
+from midstream.tasks.bfcl.tasks import Bfcl, BfclConfig, BfclDialogue
 from midstream.tasks.functions import Invocation
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, without_last
@@ -43,7 +43,7 @@ NAMES = itertools.count()  # upstream keeps a model's objects for the life of th
 
 @pytest.fixture(scope="module")
 def source() -> Bfcl:
-    return Bfcl(Config(train=0))
+    return Bfcl(BfclConfig(train=0))
 
 
 def task_of(source: Bfcl, name: str):
@@ -256,7 +256,7 @@ def test_a_function_that_is_held_back_comes_with_the_turn_that_says_so(source):
 
 @needs_data
 def test_a_scenario_is_in_one_split_with_all_its_categories():
-    source = Bfcl(Config(train=100, validation=40))
+    source = Bfcl(BfclConfig(train=100, validation=40))
     scenarios = {split: scenarios_of(source, split) for split in source.splits}
     assert {split: len(found) for split, found in scenarios.items()} == {"train": 100, "validation": 40, "test": 60}
     assert len(set.union(*scenarios.values())) == 200
@@ -264,13 +264,13 @@ def test_a_scenario_is_in_one_split_with_all_its_categories():
     assert source.families == list(CATEGORIES)
     domains = [scenario // 50 for scenario in scenarios["train"]]  # upstream's order: fifty of each
     assert [domains.count(domain) for domain in range(4)] == [25] * 4
-    other = Bfcl(Config(train=100, validation=40, split_seed=1))
+    other = Bfcl(BfclConfig(train=100, validation=40, split_seed=1))
     assert scenarios_of(other, "train") != scenarios["train"]
 
 
 @needs_data
 def test_categories_are_chosen_and_a_split_without_tasks_is_not_there():
-    source = Bfcl(Config(families=("miss_func", "miss_func"), train=0))
+    source = Bfcl(BfclConfig(families=("miss_func", "miss_func"), train=0))
     assert source.splits == ("test",)
     assert source.families == ["miss_func"]
     assert len(source.tasks("test")) == 200
@@ -281,7 +281,7 @@ def test_categories_are_chosen_and_a_split_without_tasks_is_not_there():
 
 def test_an_unknown_category_is_refused():
     with pytest.raises(ValidationError, match="no category 'composite'"):
-        Config(families=("composite",))
+        BfclConfig(families=("composite",))
 
 
 # --- state --------------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_wrong_arguments_and_refusals_are_answers_and_endless_sums_are_refused(s
 def test_without_the_package_a_recipe_learns_what_to_install_when_its_tasks_are_wanted(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     bfcl_package.package.cache_clear()
-    source = Bfcl(Config())
+    source = Bfcl(BfclConfig())
     with pytest.raises(RecipeError, check=coded("data-not-found")) as caught:
         source.tasks("test")
     assert "pip install --no-deps bfcl-eval==" in caught.value.fix

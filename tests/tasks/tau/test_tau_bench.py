@@ -20,7 +20,7 @@ from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.tasks.functions import Invocation
-from midstream.tasks.tau.tasks import STOP, Config, TauBench, TauDialogue
+from midstream.tasks.tau.tasks import STOP, TauBench, TauBenchConfig, TauDialogue
 from support.errors import coded
 from support.planned import isolated, played, replies, shuffled, spoken
 from support.tau_clone import write_clone
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def source_of(path: Path, **settings: Any) -> TauBench:
-    config = Config.model_validate({"path": path, "families": ["airline"], **settings})
+    config = TauBenchConfig.model_validate({"path": path, "families": ["airline"], **settings})
     return TauBench(config, user("hello"))
 
 

@@ -57,9 +57,9 @@ def url() -> Iterator[str]:
         yield address
 
 
-def over(transport: str, url: str, **settings: Any) -> mcp.Config:
+def over(transport: str, url: str, **settings: Any) -> mcp.McpConfig:
     peer: dict[str, Any] = {"command": (*HONEST, "stdio")} if transport == "stdio" else {"url": url}
-    return mcp.Config(**peer, **{"timeout_s": 10, "prefix": "", **settings})
+    return mcp.McpConfig(**peer, **{"timeout_s": 10, "prefix": "", **settings})
 
 
 def call(tools: list[mcp.McpTool], name: str, /, **arguments: Any) -> ToolResult:
@@ -190,8 +190,8 @@ def test_identifiers(name, made):
     ],
 )
 def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ValueError, match="Config"):
-        mcp.Config(**settings)
+    with pytest.raises(ValueError, match="McpConfig"):
+        mcp.McpConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_impossible_settings_are_refused(settings):
 )
 def test_a_key_in_the_recipe_is_refused_and_not_repeated(settings):
     with pytest.raises(RecipeError) as caught:
-        mcp.Config(**settings)
+        mcp.McpConfig(**settings)
     assert caught.value.code == "secret-in-recipe"
     assert "12345" not in str(caught.value)
 
@@ -228,8 +228,8 @@ def test_a_missing_variable_or_command_is_refused(monkeypatch):
     monkeypatch.delenv("MIDSTREAM_TEST_KEY", raising=False)
     for config, code, value in [
         (over("stdio", "", env_pass=("MIDSTREAM_TEST_KEY",)), "missing-key", "$MIDSTREAM_TEST_KEY"),
-        (mcp.Config(command=("no-such-program",)), "command-not-found", "'no-such-program'"),
-        (mcp.Config(command=(sys.executable,), cwd=Path("/no/such/place")), "command-not-found", "No such file"),
+        (mcp.McpConfig(command=("no-such-program",)), "command-not-found", "'no-such-program'"),
+        (mcp.McpConfig(command=(sys.executable,), cwd=Path("/no/such/place")), "command-not-found", "No such file"),
     ]:
         with pytest.raises(RecipeError) as refused:
             mcp.make(config, "honest")
@@ -241,7 +241,7 @@ def test_keys_are_removed_from_the_servers_output(monkeypatch):
     monkeypatch.setenv("MIDSTREAM_TEST_KEY", "s3cret-value")
     script = "import os, sys; sys.exit('bad key ' + os.environ['MIDSTREAM_TEST_KEY'])"
     with pytest.raises(ToolServerError, match=r"bad key \*\*\*") as caught:
-        mcp.make(mcp.Config(command=(sys.executable, "-c", script), env_pass=("MIDSTREAM_TEST_KEY",)), "honest")
+        mcp.make(mcp.McpConfig(command=(sys.executable, "-c", script), env_pass=("MIDSTREAM_TEST_KEY",)), "honest")
     assert "s3cret" not in str(caught.value)
 
 
@@ -300,7 +300,7 @@ def test_no_server_outlives_a_host_that_closes_nothing(ending):
     script = f"""
         import asyncio, os, signal, sys
         from midstream.tools.mcp import tools as mcp
-        made = mcp.make(mcp.Config(command=tuple(sys.argv[1:]), include=("process",), prefix=""), "honest")
+        made = mcp.make(mcp.McpConfig(command=tuple(sys.argv[1:]), include=("process",), prefix=""), "honest")
         print(asyncio.run(made[0].call({{}})).text, flush=True)
         {ending}
     """
@@ -318,7 +318,7 @@ from midstream.tools.mcp import tools as mcp
 def peak_mb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 def once(mode):
-    [tool] = mcp.make(mcp.Config(command=(sys.executable, "-S", sys.argv[1], mode), timeout_s=5), "hostile")
+    [tool] = mcp.make(mcp.McpConfig(command=(sys.executable, "-S", sys.argv[1], mode), timeout_s=5), "hostile")
     async def run():
         try:
             await call_tool(tool, {"text": "hi"})
@@ -343,7 +343,9 @@ def test_a_reply_of_a_hundred_megabytes_is_never_held():
 
 
 def test_a_third_party_server_answers():
-    made = mcp.make(mcp.Config(command=(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")), "clock")
+    made = mcp.make(
+        mcp.McpConfig(command=(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")), "clock"
+    )
     assert [tool.name for tool in made] == ["clock_get_current_time", "clock_convert_time"]
     found = call(made, "clock_convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo")
     assert found.ok

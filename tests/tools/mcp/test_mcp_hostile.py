@@ -115,7 +115,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def connect(mode: str, **settings: Any) -> list[mcp.McpTool]:
     patience = 0.6 if mode in REFUSED else 10
     times_out = "no result within" in CALLS.get(mode, (None, ""))[1]
-    config = mcp.Config(
+    config = mcp.McpConfig(
         command=(sys.executable, "-S", str(SERVER), mode),
         **{
             "timeout_s": 0.4 if times_out else 10,

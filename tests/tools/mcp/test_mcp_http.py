@@ -46,7 +46,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def connect(server: HostileHttp, **settings: Any) -> mcp.McpTool:
-    config = mcp.Config(
+    config = mcp.McpConfig(
         url=server.url, max_reply_mb=1, prefix="", **{"timeout_s": 20, "connect_timeout_s": 20, **settings}
     )
     [tool] = mcp.make(config, "remote")
@@ -85,7 +85,7 @@ def test_every_call_has_an_outcome(mode):
 
 def test_no_server_and_no_key_are_refused_at_the_start(monkeypatch):
     with pytest.raises(ToolServerError, match="ConnectError"):
-        mcp.make(mcp.Config(url="http://127.0.0.1:1/mcp"), "remote")
+        mcp.make(mcp.McpConfig(url="http://127.0.0.1:1/mcp"), "remote")
     monkeypatch.setenv("TRACKER_KEY", "s3cret-value")
     with HostileHttp("http_401") as server, pytest.raises(ToolServerError, match="HTTP 401") as caught:
         connect(server, headers_env={"Authorization": "TRACKER_KEY"})

@@ -52,7 +52,7 @@ def url() -> Iterator[str]:
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_the_reference_servers_tools(transport, url):
     peer = {"url": url} if transport == "http" else {"command": (NODE, EVERYTHING, "stdio")}
-    tools = {tool.name: tool for tool in mcp.make(mcp.Config(**peer, timeout_s=20, prefix=""), "everything")}
+    tools = {tool.name: tool for tool in mcp.make(mcp.McpConfig(**peer, timeout_s=20, prefix=""), "everything")}
 
     async def run() -> dict[str, ToolResult]:
         calls = {

@@ -11,10 +11,10 @@ from midstream.core import http
 from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
 from midstream.core.http import TransientError
 from midstream.core.version import __version__
-from midstream.tools.web.api import Config, Key, Service, retried, valid
+from midstream.tools.web.api import Key, Service, WebApiConfig, retried, valid
 from support.api_server import Answer, ApiServer, Fault
 
-QUICK = Config(timeout_s=5, max_attempts=2, first_pause_s=0.0)
+QUICK = WebApiConfig(timeout_s=5, max_attempts=2, first_pause_s=0.0)
 SECRET = "sk-0123456789abcdef-secret"
 
 
@@ -26,7 +26,7 @@ def serve(*faults: Fault) -> ApiServer:
     return ApiServer(lambda asked: {"params": dict(asked.params), "body": asked.body}, faults=faults)
 
 
-def get(server: ApiServer, config: Config = QUICK, **params: str) -> Any:
+def get(server: ApiServer, config: WebApiConfig = QUICK, **params: str) -> Any:
     async def go() -> Any:
         service = Service("test", server.url, config)
         try:
@@ -37,7 +37,7 @@ def get(server: ApiServer, config: Config = QUICK, **params: str) -> Any:
     return asyncio.run(go())
 
 
-def failure(*faults: Fault, config: Config = QUICK) -> tuple[ToolServerError, ApiServer]:
+def failure(*faults: Fault, config: WebApiConfig = QUICK) -> tuple[ToolServerError, ApiServer]:
     with serve(*faults) as server:
         with pytest.raises(ToolServerError) as caught:
             get(server, config)
@@ -54,14 +54,14 @@ def test_asks_and_answers_in_json():
 
 def test_the_user_agent_is_sent():
     with serve() as server:
-        get(server, Config(user_agent="my-agent/1.0 (me@example.org)"))
+        get(server, WebApiConfig(user_agent="my-agent/1.0 (me@example.org)"))
         assert server.asked[0].headers["user-agent"] == "my-agent/1.0 (me@example.org)"
 
 
 @pytest.mark.parametrize("bad", ["", " ", "a\r\nX-Evil: 1", "naïve", "trailing "])
 def test_a_user_agent_that_no_header_can_carry_is_refused(bad: str):
     with pytest.raises(ValidationError):
-        Config(user_agent=bad)
+        WebApiConfig(user_agent=bad)
 
 
 TRANSIENT: list[Fault] = [429, 500, 503, 408, "reset", "truncate", "cut_json", "html", "huge", "bomb", Answer(body="")]
@@ -85,15 +85,15 @@ def test_a_failure_that_persists_is_a_retryable_error(fault: Fault):
 
 @pytest.mark.parametrize("fault", ["drip", "hang"])
 def test_time_is_bounded_as_a_whole(fault: str):
-    error, _ = failure(fault, config=Config(timeout_s=0.2, max_attempts=1))
+    error, _ = failure(fault, config=WebApiConfig(timeout_s=0.2, max_attempts=1))
     assert "no complete answer within 0.2 s" in error.what
 
 
 def test_size_is_bounded_while_it_is_read():
-    error, server = failure("huge", config=Config(max_attempts=1))
+    error, server = failure("huge", config=WebApiConfig(max_attempts=1))
     assert "longer than 8 MB" in error.what
     assert server.sent < 30 << 20  # what the sockets hold beyond our 8 MB
-    error, _ = failure("bomb", config=Config(max_attempts=1))
+    error, _ = failure("bomb", config=WebApiConfig(max_attempts=1))
     assert "longer than 8 MB" in error.what
 
 
@@ -147,7 +147,7 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(http.asyncio, "sleep", note)
     with pytest.raises(ToolServerError):
-        asyncio.run(retried(fail, Config(max_attempts=12, first_pause_s=1.0), "test"))
+        asyncio.run(retried(fail, WebApiConfig(max_attempts=12, first_pause_s=1.0), "test"))
     assert len(pauses) == 11
     assert all(0.5 * 2**i <= pause <= 2**i for i, pause in enumerate(pauses[:6]))
     assert pauses[-1] == http.LONGEST_PAUSE_S
@@ -212,7 +212,7 @@ def test_no_more_at_once_than_allowed_in_one_loop_after_another():
         return int(asked.params["n"])
 
     with ApiServer(slow) as server:
-        service = Service("test", server.url, Config(concurrency=3))
+        service = Service("test", server.url, WebApiConfig(concurrency=3))
 
         async def phase() -> list[Any]:
             return await asyncio.gather(*(service.request("GET", any_answer, params={"n": str(n)}) for n in range(20)))

@@ -15,7 +15,7 @@ from midstream.core.trajectory import Call
 from midstream.tools.web import page as pages
 from midstream.tools.web import web_page
 from midstream.tools.web.page import NoPage, Page
-from midstream.tools.web.web_page import Config, PageReader, WebPage
+from midstream.tools.web.web_page import PageReader, WebPage, WebPageConfig
 from support.page_server import PageServer, head, html
 
 # Takes a minute to take apart, and many megabytes.
@@ -63,7 +63,7 @@ def read(
     site: PageServer, path: str, query: str = "How high is the lighthouse?", engine: Summarist | None = None, **settings
 ) -> ToolResult:
     async def go() -> ToolResult:
-        tool = WebPage(Config(ports=(80, site.port), allow_private=("127.0.0.1",), **settings), engine)
+        tool = WebPage(WebPageConfig(ports=(80, site.port), allow_private=("127.0.0.1",), **settings), engine)
         assert isinstance(tool, Tool)
         try:
             return await call_tool(tool, {"url": site.url(path), "query": query})
@@ -144,7 +144,7 @@ def test_a_page_is_unchanged_except_for_control_characters(site: PageServer):
 
 def test_controls_in_addresses_and_reasons(site: PageServer):
     async def go() -> ToolResult:
-        return await WebPage(Config()).call({"url": "http://a\x1b[2J.example/", "query": "?"})
+        return await WebPage(WebPageConfig()).call({"url": "http://a\x1b[2J.example/", "query": "?"})
 
     result = asyncio.run(go())
     assert not result.ok

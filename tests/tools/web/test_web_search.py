@@ -17,7 +17,7 @@ from midstream.core.protocols import Request, Tool, ToolResult
 from midstream.core.trajectory import Call
 from midstream.report.run_results import tools_used
 from midstream.tools.web import web_search
-from midstream.tools.web.web_search import MAX_QUERY, Config, WebSearch
+from midstream.tools.web.web_search import MAX_QUERY, WebSearch, WebSearchConfig
 from support.api_server import Answer, Fault
 from support.serper_server import ANSWER_BOX, KEY, KNOWLEDGE_GRAPH, NO_CREDIT, TWO_PAGES, SerperServer, page
 
@@ -51,9 +51,9 @@ class Summarizer:
         raise AssertionError("the engine is not the tool's to close")
 
 
-def settings(server: SerperServer, **more: Any) -> Config:
+def settings(server: SerperServer, **more: Any) -> WebSearchConfig:
     quick = {"timeout_s": 5.0, "max_attempts": 2, "first_pause_s": 0.0}
-    return Config(provider="serper", base_url=server.search_url, **{**quick, **more})
+    return WebSearchConfig(provider="serper", base_url=server.search_url, **{**quick, **more})
 
 
 def search(server: SerperServer, query: str = "toubkal", engine: Any = None, **more: Any) -> ToolResult:
@@ -171,7 +171,7 @@ def test_a_wrong_key_and_an_empty_account_are_final(monkeypatch: pytest.MonkeyPa
 def test_a_missing_key_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SERPER_API_KEY")
     with pytest.raises(RecipeError, match="SERPER_API_KEY"):
-        WebSearch(Config(provider="serper"))
+        WebSearch(WebSearchConfig(provider="serper"))
 
 
 def test_a_server_of_ones_own_needs_no_key(monkeypatch: pytest.MonkeyPatch):
@@ -269,7 +269,7 @@ def ddgs(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
 
 def ask_ddgs(query: str = "toubkal", **more: Any) -> ToolResult:
     async def go() -> ToolResult:
-        tool = WebSearch(Config(**{"max_attempts": 2, "first_pause_s": 0.0, **more}))
+        tool = WebSearch(WebSearchConfig(**{"max_attempts": 2, "first_pause_s": 0.0, **more}))
         try:
             return await tool.call({"query": query})
         finally:
@@ -320,7 +320,7 @@ def test_ddgs_is_bounded_in_time(ddgs: type[StandIn]):
 
 
 def test_ddgs_serves_several_loops(ddgs: type[StandIn]):
-    tool = WebSearch(Config(concurrency=2))
+    tool = WebSearch(WebSearchConfig(concurrency=2))
 
     async def phase() -> list[ToolResult]:
         results = await asyncio.gather(*(tool.call({"query": f"q{n}"}) for n in range(10)))
@@ -336,7 +336,7 @@ def test_ddgs_serves_several_loops(ddgs: type[StandIn]):
 def test_an_unknown_backend_is_refused(backends: tuple[str, ...]):
     """ddgs would ask all of them instead, and say so in a log."""
     with pytest.raises(RecipeError, match="auto, brave, duckduckgo"):
-        WebSearch(Config(backends=backends))
+        WebSearch(WebSearchConfig(backends=backends))
 
 
 def test_ddgs_is_what_it_was():
@@ -344,7 +344,7 @@ def test_ddgs_is_what_it_was():
     assert list(inspect.signature(DDGS.text).parameters) == ["self", "query", "kwargs"]
     assert {"region", "max_results", "backend"} <= set(inspect.signature(DDGS._search_sync).parameters)
     assert "timeout" in inspect.signature(DDGS.__init__).parameters
-    assert set(Config().backends) <= set(ENGINES["text"])
+    assert set(WebSearchConfig().backends) <= set(ENGINES["text"])
     assert WebSearch().provider == "ddgs (duckduckgo, brave, startpage, mojeek)"
 
 
@@ -385,7 +385,7 @@ def test_a_recipe_names_it_with_or_without_an_engine(make_build: Any):
     assert build.tools[-1].provider == "serper (Google)"
     assert KEY not in json.dumps(build.resolved)
     config = parse_component("tool", {"type": "web_search", "engine": "helper"}, "tools.web_search").config
-    assert config == Config()
+    assert config == WebSearchConfig()
     assert tools_used(build.resolved).endswith("; web_search (provider serper)")
     asking = {"tools": {"web_search": {**config.model_dump(), "engine": "helper"}, "guess": {"largest": 9}}}
     assert tools_used(asking) == "web_search (provider ddgs, engine helper); guess"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.tools.local_search import Document, build_index
-from midstream.tools.web.wikipedia import Config, Section, Wikipedia, split, within
+from midstream.tools.web.wikipedia import Section, Wikipedia, WikipediaConfig, split, within
 from support.api_server import Answer, Fault
 from support.mediawiki_server import Entry, MediaWikiServer, error
 
@@ -43,7 +43,7 @@ def look_up(server: MediaWikiServer, arguments: dict[str, Any], **more: Any) -> 
     quick = {"timeout_s": 5.0, "max_attempts": 2, "first_pause_s": 0.0, "base_url": server.api_url}
 
     async def go() -> ToolResult:
-        tool = Wikipedia(Config(**{**quick, **more}))
+        tool = Wikipedia(WikipediaConfig(**{**quick, **more}))
         assert isinstance(tool, Tool)
         try:
             return await tool.call(arguments)
@@ -253,7 +253,7 @@ def test_a_wiki_without_extracts_is_named():
 
 def test_one_object_serves_many_loops():
     with MediaWikiServer(PAGES) as server:
-        tool = Wikipedia(Config(base_url=server.api_url, timeout_s=20))
+        tool = Wikipedia(WikipediaConfig(base_url=server.api_url, timeout_s=20))
 
         async def phase() -> list[ToolResult]:
             return await asyncio.gather(*(tool.call({"query": "highest peak"}) for _ in range(16)))
@@ -267,11 +267,11 @@ def test_one_object_serves_many_loops():
 @pytest.mark.parametrize("language", ["EN", "en.evil.example/", "", "e n", "en@host"])
 def test_a_language_is_no_address(language: str):
     with pytest.raises(ValidationError):
-        Config(language=language)
+        WikipediaConfig(language=language)
 
 
 def test_the_edition_is_named():
-    assert Wikipedia(Config(language="zh-yue")).provider == "Wikipedia (zh-yue)"
+    assert Wikipedia(WikipediaConfig(language="zh-yue")).provider == "Wikipedia (zh-yue)"
 
 
 # --- an index of one's own ----------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def index(tmp_path: Path) -> Path:
 
 def offline(index: Path, **arguments: str) -> ToolResult:
     async def go() -> ToolResult:
-        tool = Wikipedia(Config(index=index))
+        tool = Wikipedia(WikipediaConfig(index=index))
         assert tool.provider == "Wikipedia (index wiki.sqlite)"
         try:
             return await tool.call(arguments)
@@ -325,7 +325,7 @@ def test_an_index_says_what_it_lacks(index: Path):
 
 def test_a_missing_index_is_refused_at_once(tmp_path: Path):
     with pytest.raises(RecipeError, match="no search index"):
-        Wikipedia(Config(index=tmp_path / "none.sqlite"))
+        Wikipedia(WikipediaConfig(index=tmp_path / "none.sqlite"))
 
 
 # --- sections -----------------------------------------------------------------------------------------------------

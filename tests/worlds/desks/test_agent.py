@@ -8,21 +8,18 @@ from functools import cache
 
 import pytest
 
-from midstream.agents.interleaved import Config as LoopConfig
-from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig
+from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, without_clocks
-from midstream.engines.simulated import Config as EngineConfig
-from midstream.engines.simulated import SimulatedEngine
+from midstream.engines.simulated import SimulatedConfig, SimulatedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rewards.dialogue import DialogueSuccess
-from midstream.rollout import Config as RolloutConfig
-from midstream.rollout import Environment, rollout
+from midstream.rollout import Environment, RolloutConfig, rollout
 from midstream.worlds.desks.agent import agent_reply
 from midstream.worlds.desks.dialogue import Plan
-from midstream.worlds.desks.tasks import CATEGORIES, Config, Desks
+from midstream.worlds.desks.tasks import CATEGORIES, Desks, DesksConfig
 from support.errors import coded
 
 TEMPLATE = load_template("artist-function-calling")
@@ -30,14 +27,14 @@ TEMPLATE = load_template("artist-function-calling")
 
 @cache
 def source(difficulty="standard"):
-    return Desks(Config(difficulty=difficulty))
+    return Desks(DesksConfig(difficulty=difficulty))
 
 
 def environment(skill, world, concurrency=64):
-    engine = SimulatedEngine(agent_reply(TEMPLATE, skill), EngineConfig(plays="agent", skill=skill), "agent")
+    engine = SimulatedEngine(agent_reply(TEMPLATE, skill), SimulatedConfig(plays="agent", skill=skill), "agent")
     policy = ModelPolicy(PolicyConfig())
     return Environment(
-        agent=Interleaved(policy=policy, template=TEMPLATE, config=LoopConfig(max_tokens=100_000)),
+        agent=Interleaved(policy=policy, template=TEMPLATE, config=StreamConfig(max_tokens=100_000)),
         tools=(),
         engines={"policy": engine},
         reward=DialogueSuccess(),

@@ -28,7 +28,7 @@ from midstream.worlds.desks.dialogue import (
     replay,
 )
 from midstream.worlds.desks.goals import Wording
-from midstream.worlds.desks.tasks import CATEGORIES, DIFFICULTIES, LONG, Config, Desks, tight, without_one
+from midstream.worlds.desks.tasks import CATEGORIES, DIFFICULTIES, LONG, Desks, DesksConfig, tight, without_one
 from support.errors import coded
 
 SEEDS = st.integers(0, 10_000)
@@ -38,7 +38,7 @@ FAMILIES = st.sampled_from(CATEGORIES)
 
 @cache
 def world(**chosen):
-    return Desks(Config(**chosen))
+    return Desks(DesksConfig(**chosen))
 
 
 def one_task(level, family, seed, split="train"):
@@ -152,7 +152,7 @@ def test_tasks_repeat_and_no_split_shares_one():
     source = world(difficulty="easy")
     sets = {split: source.fixed(split, seed=1, per_family=25) for split in ("train", "validation", "test")}
     sampled = source.sample("train", 200, 5)
-    assert sampled == Desks(Config(difficulty="easy")).sample("train", 200, 5)
+    assert sampled == Desks(DesksConfig(difficulty="easy")).sample("train", 200, 5)
     assert sampled != source.sample("train", 200, 6)
     questions = {split: {task.question for task in tasks} for split, tasks in sets.items()}
     questions["train"] |= {task.question for task in sampled}
@@ -189,7 +189,7 @@ def test_a_count_is_shared_out_and_other_desks_give_other_tasks():
 )
 def test_names_that_do_not_exist_are_refused(chosen, code, value):
     with pytest.raises(RecipeError, check=coded(code, value)):
-        Desks(Config(**chosen))
+        Desks(DesksConfig(**chosen))
 
 
 def test_a_split_that_does_not_exist_and_a_task_of_another_world_are_refused():
@@ -201,7 +201,7 @@ def test_a_split_that_does_not_exist_and_a_task_of_another_world_are_refused():
 
 
 def test_more_tasks_than_there_are_are_refused():
-    sleepy = Desks(Config(difficulty="easy", desks=("vehicle",), families=("base",)))
+    sleepy = Desks(DesksConfig(difficulty="easy", desks=("vehicle",), families=("base",)))
     sleepy.make = lambda split, family, draws, task_id: Task(id=task_id, question="again", answer="")
     with pytest.raises(RecipeError, check=coded("too-few-tasks", "only 1 different 'base' tasks")):
         sleepy.fixed("test", seed=0, per_family=2)

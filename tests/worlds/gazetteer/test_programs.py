@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.agentflow import AgentFlow, Config
+from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.lessons import lines
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Verdict
@@ -30,12 +30,11 @@ from midstream.worlds.gazetteer.programs import (
     VerifiedResultGenerator,
 )
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner
-from midstream.worlds.gazetteer.tasks import Config as WorldConfig
-from midstream.worlds.gazetteer.tasks import Gazetteer
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 
 TURNS = {"lookup": {1}, "arith": {1}, "hop": {2}, "scale": {2}, "sum": {3}, "diff": {3}, "compare": {3}}
 FAMILIES = (*TURNS, "long")
-WORLD = Gazetteer(WorldConfig())
+WORLD = Gazetteer(GazetteerConfig())
 CONTEXT = ModuleContext()
 
 
@@ -53,7 +52,7 @@ def solve(planner: object, split: str, per_family: int, families: Sequence[str] 
             executor=SingleArgumentExecutor(),
             verifier=FormVerifier(),
             generator=VerifiedResultGenerator(),
-            config=Config(max_turns=10),
+            config=LoopConfig(max_turns=10),
         )
         environment = Environment(agent=agent, tools=tools(), engines={}, reward=ExactMatch())
         try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from midstream.agents.interleaved import Config, Interleaved, Stream
+from midstream.agents.interleaved import Interleaved, Stream, StreamConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import Piece, is_strict, stream_of, tags_present
@@ -25,13 +25,12 @@ from midstream.worlds.gazetteer.scripted import (
     action_words,
     stream_marks,
 )
-from midstream.worlds.gazetteer.tasks import Config as WorldConfig
-from midstream.worlds.gazetteer.tasks import Gazetteer
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from midstream.worlds.gazetteer.vocabulary import question_words
 from support.errors import coded
 
 TURNS = {"lookup": 1, "arith": 1, "hop": 2, "scale": 2, "sum": 3, "diff": 3, "compare": 3}
-WORLD = Gazetteer(WorldConfig())
+WORLD = Gazetteer(GazetteerConfig())
 TINY = load_template("tiny")
 NAMES = ("local_search", "python", "guess")
 
@@ -46,7 +45,7 @@ def play(sense: float, malformed: float, per_family: int, seed: int = 0) -> list
 
     async def go() -> list[Trajectory]:
         policy = ScriptedPolicy(ScriptedConfig(sense=sense, malformed=malformed))
-        agent = Interleaved(policy=policy, template=TINY, config=Config(max_turns=4, max_tokens=400))
+        agent = Interleaved(policy=policy, template=TINY, config=StreamConfig(max_turns=4, max_tokens=400))
         environment = Environment(agent=agent, tools=tools(), engines={}, reward=ExactMatch())
         try:
             tasks = WORLD.fixed("test", per_family=per_family, seed=1, families=tuple(TURNS))

@@ -14,13 +14,13 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
-from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Config, Gazetteer
+from midstream.worlds.gazetteer.tasks import DIFFICULTIES, Gazetteer, GazetteerConfig
 from midstream.worlds.gazetteer.vocabulary import question_words
 from support.errors import coded
 
 SPLITS = ("train", "validation", "test")
 FAMILIES = (*DIFFICULTIES["standard"], "long")
-WORLD = Gazetteer(Config(families=FAMILIES))
+WORLD = Gazetteer(GazetteerConfig(families=FAMILIES))
 FACTS = {(entity, attribute): value for _, text in WORLD.documents() for entity, attribute, value in [text.split()]}
 SAMPLES = {split: WORLD.sample(split, 4000, seed=1) for split in SPLITS}
 
@@ -88,7 +88,7 @@ def test_answers_are_spread():
 def test_difficulties_nest_and_leave_long_to_evaluation():
     assert set(DIFFICULTIES["easy"]) < set(DIFFICULTIES["standard"])
     assert all("long" not in families for families in DIFFICULTIES.values())
-    assert Gazetteer(Config(difficulty="easy")).families == DIFFICULTIES["easy"]
+    assert Gazetteer(GazetteerConfig(difficulty="easy")).families == DIFFICULTIES["easy"]
 
 
 def test_long_asks_for_three_to_seven_places():
@@ -149,7 +149,7 @@ def test_questions_name_places_of_their_own_split_only(split):
 def test_no_question_of_one_split_is_in_another(one, other):
     questions = {split: {task.question for task in SAMPLES[split]} for split in (one, other)}
     assert questions[one].isdisjoint(questions[other])
-    only_arithmetic = Gazetteer(Config(families=("arith",)))
+    only_arithmetic = Gazetteer(GazetteerConfig(families=("arith",)))
     operands = {
         split: {
             frozenset(int(word) for word in task.question.split() if word.isdigit())
@@ -195,7 +195,7 @@ def test_fixed_sets_are_complete_and_without_repeats(split):
 
 
 def test_fixed_may_ask_for_some_families():
-    easy = Gazetteer(Config(difficulty="easy"))
+    easy = Gazetteer(GazetteerConfig(difficulty="easy"))
     assert Counter(task.family for task in easy.fixed("test", per_family=3, seed=0, families=["long", "hop"])) == {
         "long": 3,
         "hop": 3,
@@ -210,8 +210,8 @@ def test_tasks_carry_nothing_but_question_answer_and_family():
 
 DIGEST = """
 import hashlib
-from midstream.worlds.gazetteer.tasks import Config, Gazetteer
-world = Gazetteer(Config(seed=4))
+from midstream.worlds.gazetteer.tasks import GazetteerConfig, Gazetteer
+world = Gazetteer(GazetteerConfig(seed=4))
 fixed = world.fixed("test", per_family=20, seed=2)
 made = [*world.documents(), *world.sample("train", 200, 1), *fixed, sorted(world.names("train"))]
 print(hashlib.sha256(repr(made).encode()).hexdigest())
@@ -232,7 +232,7 @@ def test_every_process_makes_the_same_world():
 
 
 def test_another_seed_is_another_world():
-    one, two = (list(Gazetteer(Config(countries=20, seed=seed)).documents()) for seed in (0, 1))
+    one, two = (list(Gazetteer(GazetteerConfig(countries=20, seed=seed)).documents()) for seed in (0, 1))
     assert not {text for _, text in one} & {text for _, text in two}
 
 
@@ -249,7 +249,7 @@ def test_another_seed_is_another_world():
 )
 def test_bad_settings(settings: dict[str, Any], code, value):
     with pytest.raises(RecipeError, check=coded(code, value)):
-        Gazetteer(Config(**settings))
+        Gazetteer(GazetteerConfig(**settings))
 
 
 def test_bad_requests():
@@ -260,7 +260,7 @@ def test_bad_requests():
     with pytest.raises(RecipeError, check=coded("unknown-family", "'hopp'")):
         WORLD.fixed("test", per_family=1, seed=0, families=["hop", "hopp"])
     with pytest.raises(RecipeError, check=coded("too-few-tasks", "different 'hop' tasks")):
-        Gazetteer(Config(countries=20)).fixed("validation", per_family=500, seed=0, families=["hop"])
+        Gazetteer(GazetteerConfig(countries=20)).fixed("validation", per_family=500, seed=0, families=["hop"])
 
 
 def test_a_set_without_numbers_has_sixty_tasks_of_each_family():
@@ -269,6 +269,6 @@ def test_a_set_without_numbers_has_sixty_tasks_of_each_family():
 
 
 def test_the_smallest_world_serves_every_family():
-    small = Gazetteer(Config(countries=20, families=FAMILIES))
+    small = Gazetteer(GazetteerConfig(countries=20, families=FAMILIES))
     for split in SPLITS:
         assert {task.family for task in small.sample(split, 500, seed=0)} == set(FAMILIES)

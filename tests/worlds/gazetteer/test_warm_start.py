@@ -10,10 +10,10 @@ from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Trajectory, Turn
 from midstream.rollout import Environment
-from midstream.worlds.gazetteer.tasks import Config, Gazetteer
+from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
 from support.rollouts import StubReward
 
-WORLD = Gazetteer(Config())
+WORLD = Gazetteer(GazetteerConfig())
 AMBER, OAK = WORLD.names()[:2]
 
 

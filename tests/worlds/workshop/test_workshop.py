@@ -12,14 +12,14 @@ from studies.gate import best_lessons
 from midstream.core.errors import RecipeError
 from midstream.tasks.finite import SPLITS
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES
-from midstream.worlds.workshop.tasks import LEAST, MOST, Config, Workshop
+from midstream.worlds.workshop.tasks import LEAST, MOST, Workshop, WorkshopConfig
 from support.errors import coded
 
 UNKNOWN = "When in doubt, think twice."
 
 
 def world(**settings):
-    return Workshop(Config(**settings))
+    return Workshop(WorkshopConfig(**settings))
 
 
 def all_tasks(workshop):

@@ -17,8 +17,7 @@ from midstream.core.protocols import ModuleContext, Request
 from midstream.core.text import neutral
 from midstream.core.trajectory import Memory, Message, Sampling, Score, Trajectory
 from midstream.engines.scripted import ScriptedEngine
-from midstream.engines.simulated import Config as EngineConfig
-from midstream.engines.simulated import SimulatedEngine
+from midstream.engines.simulated import SimulatedConfig, SimulatedEngine
 from midstream.evaluation import SetConfig
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Lesson, Library, render_modules
@@ -32,7 +31,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.rollout import Group, rollout
 from midstream.worlds.workshop.models import WRONG_CODES, agent_reply, lessons_of, reflector_reply
 from midstream.worlds.workshop.rules import FALSE
-from midstream.worlds.workshop.tasks import Config, Lapses, Workshop
+from midstream.worlds.workshop.tasks import Lapses, Workshop, WorkshopConfig
 from support.errors import coded
 from support.served_workshop import served_workshop
 
@@ -115,7 +114,7 @@ def test_tool_calls_fall_as_lessons_cover_the_marks(build):
 
 
 def test_the_same_request_is_answered_alike_and_another_seed_draws_again():
-    world = Workshop(Config(base=0.5, spread=0.0, reach=0.0))
+    world = Workshop(WorkshopConfig(base=0.5, spread=0.0, reach=0.0))
     reply, task = agent_reply(world), world.tasks("train")[0]
     replies = [reply(prompt_of(task.question), seed) for seed in range(400)]
     assert replies == [agent_reply(world)(prompt_of(task.question), seed) for seed in range(400)]
@@ -124,7 +123,7 @@ def test_the_same_request_is_answered_alike_and_another_seed_draws_again():
 
 
 def test_prompts_that_differ_by_one_lesson_draw_independently():
-    world = Workshop(Config(base=0.5, spread=0.0, reach=0.0, clutter=0.0))
+    world = Workshop(WorkshopConfig(base=0.5, spread=0.0, reach=0.0, clutter=0.0))
     reply, task = agent_reply(world), world.tasks("train")[0]
     one = [task.answer in reply(prompt_of(task.question, ["Be bold."]), seed) for seed in range(400)]
     other = [task.answer in reply(prompt_of(task.question, ["Be brave."]), seed) for seed in range(400)]
@@ -132,7 +131,7 @@ def test_prompts_that_differ_by_one_lesson_draw_independently():
 
 
 def test_an_order_that_goes_wrong_gets_one_of_few_codes():
-    world = Workshop(Config(base=0.1, spread=0.0, reach=0.0))
+    world = Workshop(WorkshopConfig(base=0.1, spread=0.0, reach=0.0))
     reply, task = agent_reply(world), world.tasks("train")[0]
     codes = Counter(reply(prompt_of(task.question), seed).split("Context: ")[1].split()[0] for seed in range(300))
     assert len(codes) == 1 + WRONG_CODES
@@ -154,14 +153,14 @@ def test_without_lessons_none_are_found_in_a_real_prompt():
 
 def test_a_query_of_another_world_is_refused():
     with pytest.raises(RecipeError, check=coded("foreign-prompt", "without an order")):
-        agent_reply(Workshop(Config()))(prompt_of("How high is Amberbank ?"), 1)
+        agent_reply(Workshop(WorkshopConfig()))(prompt_of("How high is Amberbank ?"), 1)
 
 
 # --- the reflector ----------------------------------------------------------------------------------------------------
 
 
 def reflector(world, asks=1, seed=0, **settings):
-    engine = SimulatedEngine(reflector_reply(world), EngineConfig(plays="reflector"), "reflector")
+    engine = SimulatedEngine(reflector_reply(world), SimulatedConfig(plays="reflector"), "reflector")
     config = PracticeConfig(reflector=RoleConfig(engine="reflector", asks=asks), **settings)
     return Reflector(config, dict.fromkeys(("summariser", "critic", "merger"), engine), Ledger(), seed)
 
@@ -206,7 +205,7 @@ def texts_of(found):
 
 
 def test_half_of_the_lessons_drawn_from_contrast_are_true():
-    world = Workshop(Config(share_true=0.5))
+    world = Workshop(WorkshopConfig(share_true=0.5))
     texts = texts_of(contrasted(world))
     true = sum(which == 0 for text in texts for _, which in world.meaning(text))
     assert len(texts) > 190
@@ -215,7 +214,7 @@ def test_half_of_the_lessons_drawn_from_contrast_are_true():
 
 @pytest.mark.parametrize("rewards", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0)])
 def test_without_contrast_a_lesson_is_a_guess(rewards):
-    world = Workshop(Config(share_true=1.0))
+    world = Workshop(WorkshopConfig(share_true=1.0))
     texts = texts_of(contrasted(world, rewards=rewards))
     true = sum(which == 0 for text in texts for _, which in world.meaning(text))
     chance = 1 / (1 + FALSE)
@@ -223,7 +222,7 @@ def test_without_contrast_a_lesson_is_a_guess(rewards):
 
 
 def test_lessons_from_questions_alone_are_guesses_too():
-    world = Workshop(Config(share_true=1.0))
+    world = Workshop(WorkshopConfig(share_true=1.0))
     roles = reflector(world, lessons_from="model")
 
     async def run():
@@ -234,7 +233,7 @@ def test_lessons_from_questions_alone_are_guesses_too():
 
 
 def test_a_lesson_is_about_a_mark_of_the_question_whose_true_lesson_the_library_lacks():
-    world = Workshop(Config())
+    world = Workshop(WorkshopConfig())
     rules = world.rules_of("press")
     library = library_of(*(rule.true for rule in rules[:8]), *(rule.false[0] for rule in rules[8:]))
     for task, operations in zip(world.tasks("train"), contrasted(world, library), strict=True):
@@ -246,14 +245,14 @@ def test_a_lesson_is_about_a_mark_of_the_question_whose_true_lesson_the_library_
 
 
 def test_nothing_is_proposed_where_every_true_lesson_is_there():
-    world = Workshop(Config())
+    world = Workshop(WorkshopConfig())
     library = library_of(*(rule.true for rule in world.rules_of("press")))
     assert texts_of(contrasted(world, library, tasks=40)) == []
 
 
 def test_each_lapse_shows_and_none_without_it():
     def found(library=None, answer=True, **lapses):
-        world = Workshop(Config(lapses=Lapses(**lapses), share_true=1.0))
+        world = Workshop(WorkshopConfig(lapses=Lapses(**lapses), share_true=1.0))
         return world, contrasted(world, library, tasks=40, answer=answer)
 
     world, plain = found()
@@ -271,7 +270,7 @@ def test_each_lapse_shows_and_none_without_it():
 
 
 def test_an_answer_that_is_in_no_prompt_cannot_be_copied():
-    world = Workshop(Config(lapses=Lapses(answer_copying=1.0)))
+    world = Workshop(WorkshopConfig(lapses=Lapses(answer_copying=1.0)))
     found = contrasted(world, rewards=(0.5, 0.0, 0.0), tasks=20, answer=False)
     answers = {task.answer for task in world.tasks("train")}
     assert any(
@@ -288,7 +287,7 @@ def merged(world, texts, **operations):
 
 
 def test_the_merger_leaves_one_lesson_a_mark_and_everything_else_as_it_was():
-    world = Workshop(Config())
+    world = Workshop(WorkshopConfig())
     one, other = world.rules_of("press")[:2]
     result = merged(world, [one.true, one.false[0], other.true, f"Remember: {other.true}", "Be bold."], delete="L2")
     kinds = Counter(operation.kind for operation in result.operations)
@@ -299,21 +298,21 @@ def test_the_merger_leaves_one_lesson_a_mark_and_everything_else_as_it_was():
 
 
 def test_a_careless_merger_lets_pairs_through():
-    rules = Workshop(Config()).rules_of("press")[:2]
+    rules = Workshop(WorkshopConfig()).rules_of("press")[:2]
     texts = [rules[0].true, rules[0].false[0], rules[1].true, f"Remember: {rules[1].true}"]
     for lapses, count in ((Lapses(contradictory=1.0), 3), (Lapses(duplicate=1.0), 3)):
-        assert len(merged(Workshop(Config(lapses=lapses)), texts).operations) == count
+        assert len(merged(Workshop(WorkshopConfig(lapses=lapses)), texts).operations) == count
 
 
 def test_a_summary_can_be_read():
-    world = Workshop(Config())
+    world = Workshop(WorkshopConfig())
     task = world.tasks("train")[0]
     [run] = group_of(task, (1.0,)).trajectories
     assert "a code was handed in" in asyncio.run(reflector(world).summarize(1, task.question, run, None)).value
 
 
 def test_a_prompt_of_no_known_role_is_refused():
-    engine = SimulatedEngine(reflector_reply(Workshop(Config())), EngineConfig(plays="reflector"), "o")
+    engine = SimulatedEngine(reflector_reply(Workshop(WorkshopConfig())), SimulatedConfig(plays="reflector"), "o")
     request = Request(role="critic", messages=(Message(role="system", content="# Planner"),), sampling=Sampling())
     with pytest.raises(RecipeError, check=coded("foreign-prompt", "'Planner'")):
         asyncio.run(engine.sample(request))
@@ -347,7 +346,7 @@ def updated(*overrides, library=None):
 
 
 def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
-    world = Workshop(Config())
+    world = Workshop(WorkshopConfig())
     made = []
     for fault_rate in (0.3, 0.0):
         with served_workshop({}, fault_rate) as served:
@@ -366,7 +365,7 @@ def test_an_update_learns_lessons_of_the_world_through_a_faulty_server():
     [("duplicate", "repeats"), ("over_long", "tokens"), ("answer_copying", "answer")],
 )
 def test_what_the_reflector_errs_in_the_library_refuses(lapse, reason):
-    known = [rule.true for rule in Workshop(Config()).rules_of("press")[:1]]
+    known = [rule.true for rule in Workshop(WorkshopConfig()).rules_of("press")[:1]]
     done = updated(f"tasks.lapses.{lapse}=1.0", library=library_of(*known))
     refused = [one.refused for one in done.record.proposed if one.refused]
     assert any(reason in text for text in refused), refused

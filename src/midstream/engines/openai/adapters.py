@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from midstream.core.errors import EngineError, StorageError
 from midstream.core.http import TransientError, retry
 from midstream.engines.openai.reply import may_pass
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
@@ -81,7 +81,7 @@ class AdapterCalls:
     `TransientError`.
     """
 
-    config: Config
+    config: OpenAIConfig
     send: Callable[[str, dict[str, str]], Awaitable[tuple[int, str]]]
 
     async def load(self, path: Path) -> str:

@@ -24,9 +24,9 @@ from midstream.engines.openai import adapters as lora
 from midstream.engines.openai import pool as http_pool
 from midstream.engines.openai.exchange import Exchange, Outgoing, outgoing
 from midstream.engines.openai.reply import Reply
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 
-__all__ = ["Config", "OpenAICompatibleEngine"]
+__all__ = ["OpenAICompatibleEngine", "OpenAIConfig"]
 
 _NO_REPLY = Reply(text="", finish_reason="", prompt_tokens=0, completion_tokens=0)
 
@@ -37,7 +37,7 @@ class OpenAICompatibleEngine:
     With `codec` set, prompts are sent as the token ids that it gives; a server that reads other ids is an error.
     """
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: OpenAIConfig, name: str) -> None:
         self.config, self.name = config, name
         self.token_exact = config.token_ids
         self.codec: Codec | None = None

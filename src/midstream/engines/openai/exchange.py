@@ -36,7 +36,7 @@ from midstream.engines.openai.reply import (
     redacted,
     reported_error,
 )
-from midstream.engines.openai.settings import Config
+from midstream.engines.openai.settings import OpenAIConfig
 from midstream.engines.openai.stream import DONE, EventParser, StreamedReply, event_object
 from midstream.engines.openai.tool_calls import as_fields
 
@@ -63,7 +63,7 @@ class Outgoing:
     sent: dict[str, JsonValue]
 
 
-def outgoing(request: Request, config: Config, model: str, prompt_ids: Sequence[int] | None = None) -> Outgoing:
+def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Sequence[int] | None = None) -> Outgoing:
     """The body of a request: chat messages go to chat/completions, a text prompt or `prompt_ids` to completions.
 
     `config.extra_body` overrides every field.
@@ -103,7 +103,7 @@ def outgoing(request: Request, config: Config, model: str, prompt_ids: Sequence[
 class Exchange:
     """Talks to one server for one engine. Its only state: whether the server ever answered, and ever with token ids."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: OpenAIConfig, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
         self._reached = self._exact = False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
 
 
-class Config(EngineConfig):
+class OpenAIConfig(EngineConfig):
     """Where the model is and how patiently to ask for it.
 
     `provider` gives `base_url` and `api_key_env` where they are not set, and the commands that errors show. Engines

@@ -32,7 +32,7 @@ DOMAINS = ("GorillaFileSystem", "VehicleControlAPI", "TradingBot", "TravelAPI")
 class Bfcl(Finite):
     """The dialogues as tasks; a `core.protocols.TaskSource` and `core.protocols.Dialogues`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: BfclConfig) -> None:
         self.config = config
         sizes = {"train": config.train, "validation": config.validation}
         super().__init__("BFCL", [split for split in SPLITS if sizes.get(split, 1)])
@@ -89,7 +89,7 @@ class Bfcl(Finite):
         return self._entries
 
 
-class Config(TasksConfig):
+class BfclConfig(TasksConfig):
     """Categories (`families`), and the split of the 200 scenarios.
 
     `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the

@@ -53,7 +53,7 @@ How to play:
 - As soon as all that you want is done, or you were handed over to a person, write {stop} and nothing else."""
 
 
-class Config(TasksConfig):
+class TauBenchConfig(TasksConfig):
     """Path of a clone of tau-bench, its domains (`families`), and limits of a conversation.
 
     `sampling` is that of the user's model; upstream leaves it to the provider, whose default is temperature 1.
@@ -81,7 +81,7 @@ class TauBench(Finite):
     `engine` has the model that acts as the user; without it, tasks can be listed but no dialogue opened.
     """
 
-    def __init__(self, config: Config, engine: Engine | None = None) -> None:
+    def __init__(self, config: TauBenchConfig, engine: Engine | None = None) -> None:
         self.config, self.engine = config, engine
         super().__init__("tau-bench", [split for split in SPLITS if split == "test" or "retail" in config.families])
         self._domains: dict[str, Domain] = {}

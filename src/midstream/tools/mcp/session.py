@@ -23,7 +23,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.version import __version__
-from midstream.tools.mcp.tools import Config, Refused
+from midstream.tools.mcp.tools import McpConfig, Refused
 from midstream.tools.mcp.transports import TOO_LONG, Link
 
 PROBE_S = 5.0  # a server that answers within it is alive, and only the call was slow
@@ -59,7 +59,9 @@ class Server:
         clean: removes keys and control characters from text of the server.
     """
 
-    def __init__(self, name: str, config: Config, make_link: Callable[[], Link], clean: Callable[[str], str]) -> None:
+    def __init__(
+        self, name: str, config: McpConfig, make_link: Callable[[], Link], clean: Callable[[str], str]
+    ) -> None:
         self._name, self._make_link, self._clean = name, make_link, clean
         self._connect_timeout_s, self._timeout_s = config.connect_timeout_s, config.timeout_s
         # Of a whole call: connecting again, the call, the request that checks the server, and ending it.

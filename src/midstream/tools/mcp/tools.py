@@ -46,7 +46,7 @@ warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-class Config(ToolConfig):
+class McpConfig(ToolConfig):
     """Settings of an MCP server: either `command` or `url`.
 
     `env_pass` and `headers_env` name environment variables; what those hold goes to the server and nowhere else.
@@ -69,7 +69,7 @@ class Config(ToolConfig):
     max_reply_mb: float = Field(default=8.0, gt=0, le=256)
 
     @model_validator(mode="after")
-    def _is_one_server(self) -> Config:
+    def _is_one_server(self) -> McpConfig:
         if bool(self.command) == bool(self.url):
             raise ValueError("give either `command` or `url`")
         if self.url and (self.env_pass or self.cwd):
@@ -111,7 +111,7 @@ class Config(ToolConfig):
         return make(self, context.name)
 
 
-def make(config: Config, name: str) -> list[McpTool]:
+def make(config: McpConfig, name: str) -> list[McpTool]:
     """The tools of the server that the table `[tools.NAME]` describes, connected.
 
     Raises:
@@ -164,7 +164,7 @@ def make(config: Config, name: str) -> list[McpTool]:
     return [McpTool(name, tool, server, config.output_tokens, users, hide) for name, tool in offered.items()]
 
 
-def _link(config: Config, secrets: Mapping[str, str]) -> Link:
+def _link(config: McpConfig, secrets: Mapping[str, str]) -> Link:
     from mcp.client.stdio import get_default_environment
 
     from midstream.tools.mcp.transports import HttpLink, StdioLink
@@ -180,7 +180,7 @@ def _link(config: Config, secrets: Mapping[str, str]) -> Link:
 
 
 def _check(
-    config: Config, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
+    config: McpConfig, name: str, listed: Sequence[Tool], wanted: Sequence[Tool], refused: Mapping[str, str]
 ) -> None:
     """Refuse settings that select no tool, too many, or one that is missing or unusable."""
     names = ", ".join(clean(tool.name, 40) for tool in listed[:50])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
     from mcp.shared._stream_protocols import ReadStream, WriteStream
 
-    from midstream.tools.mcp.tools import Config
+    from midstream.tools.mcp.tools import McpConfig
 
 TOO_LONG = -32413  # our own error code: a reply that was not read because of its size
 OPEN_REQUESTS = 16  # requests of the server (sampling and the like) that may wait for their refusal at a time
@@ -166,7 +166,7 @@ class StdioLink(Link):
     that children which hold its pipes end, too. The last bytes of its standard error are kept for errors.
     """
 
-    def __init__(self, config: Config, environment: dict[str, str]) -> None:
+    def __init__(self, config: McpConfig, environment: dict[str, str]) -> None:
         super().__init__(config.max_reply_mb)
         self._command, self._cwd, self._environment = config.command, config.cwd, environment
         self._stderr, self._noise, self._signaled = b"", b"", False
@@ -413,7 +413,7 @@ class HttpLink(Link):
     for that one call. Without this the SDK would end the session, and with it every call in progress.
     """
 
-    def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
+    def __init__(self, config: McpConfig, headers: Mapping[str, str]) -> None:
         super().__init__(config.max_reply_mb)
         self._url = config.url
         # Calls have their own limit; this one only ends a stream that the server forgot.

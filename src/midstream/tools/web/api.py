@@ -39,7 +39,7 @@ _IDLE_S = 4.0
 _RETRIED_STATUS = {408, 425, 429}
 
 
-class Config(Frozen):
+class WebApiConfig(Frozen):
     """Settings of requests to a web service.
 
     `timeout_s`: seconds of one attempt. `first_pause_s`: the pause before the second attempt; each later one is twice
@@ -78,7 +78,7 @@ class Key:
         )
 
 
-async def retried(attempt: Callable[[], Awaitable[T]], config: Config, service: str) -> T:
+async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, service: str) -> T:
     """The first result of `attempt` that is not a `TransientError`.
 
     Raises:
@@ -135,7 +135,7 @@ class Service:
         RecipeError: `url` is not an address of a service.
     """
 
-    def __init__(self, name: str, url: str, config: Config, *, key: Key | None = None) -> None:
+    def __init__(self, name: str, url: str, config: WebApiConfig, *, key: Key | None = None) -> None:
         try:
             self._url = httpx2.URL(url)
         except httpx2.InvalidURL:

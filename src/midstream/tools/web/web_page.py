@@ -46,7 +46,7 @@ Page: {title}
 Query, once more: {query}"""
 
 
-class Config(Limits, ToolConfig):
+class WebPageConfig(Limits, ToolConfig):
     """Settings of the web page tool: `Limits` of what may be fetched, and how it is read.
 
     `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
@@ -87,8 +87,8 @@ class WebPage:
         url="the page's address, beginning with https:// or http://", query="what you want to know from the page"
     )
 
-    def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
-        config = config or Config()
+    def __init__(self, config: WebPageConfig | None = None, engine: Engine | None = None) -> None:
+        config = config or WebPageConfig()
         missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
         if missing:
             raise UnsupportedError(
@@ -201,4 +201,4 @@ class PageReader:
         return answer
 
 
-Config.tool = WebPage
+WebPageConfig.tool = WebPage

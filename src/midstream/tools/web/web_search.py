@@ -55,7 +55,7 @@ class Serper:
 
     label = "serper (Google)"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: WebSearchConfig) -> None:
         key = api.Key(header="X-API-KEY", env=config.api_key_env) if config.api_key_env else None
         if key:
             key.read()  # a missing key is an error before a run starts
@@ -112,7 +112,7 @@ class Ddgs:
     requests has an equal part of `timeout_s`. `ddgs` reads its proxy from DDGS_PROXY alone.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: WebSearchConfig) -> None:
         backends = config.backends
         ddgs, engines = _ddgs_and_engines()
         known = sorted(engines["text"])
@@ -189,8 +189,8 @@ def _ddgs_and_engines() -> tuple[Any, Any]:
     return DDGS, ENGINES
 
 
-class Config(api.Config, ToolConfig):
-    """Settings of web search, next to those of `tools.web.api.Config`.
+class WebSearchConfig(api.WebApiConfig, ToolConfig):
+    """Settings of web search, next to those of `tools.web.api.WebApiConfig`.
 
     `region` is country and language of the results. `backends` are the search engines that `ddgs` queries, in this
     order. The default leaves out encyclopedias, which `auto` puts first: one is written by a language model, one has
@@ -236,8 +236,8 @@ class WebSearch:
     parameters: Mapping[str, Any] = text_arguments(query="what to search for")
     timeout_s = api.NEVER_S
 
-    def __init__(self, config: Config | None = None, engine: Engine | None = None) -> None:
-        self._config = config or Config()
+    def __init__(self, config: WebSearchConfig | None = None, engine: Engine | None = None) -> None:
+        self._config = config or WebSearchConfig()
         self._engine = engine
         self._source = Serper(self._config) if self._config.provider == "serper" else Ddgs(self._config)
         self._sampling = Sampling(temperature=self._config.temperature, max_tokens=self._config.max_tokens)
@@ -284,4 +284,4 @@ def _folded(text: str, limit: int) -> str:
     return folded if len(folded) <= limit else folded[:limit] + " ..."
 
 
-Config.tool = WebSearch
+WebSearchConfig.tool = WebSearch

@@ -58,7 +58,7 @@ class Page:
 class MediaWiki:
     """One wiki; `url` is its api.php."""
 
-    def __init__(self, url: str, config: api.Config) -> None:
+    def __init__(self, url: str, config: api.WebApiConfig) -> None:
         self._service = api.Service("MediaWiki", url, config)
 
     async def search(self, words: str, limit: int) -> tuple[list[str], str]:
@@ -171,8 +171,8 @@ def _first(value: Any) -> dict[str, Any]:
     return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
 
 
-class Config(api.Config, ToolConfig):
-    """Settings of Wikipedia, next to those of `tools.web.api.Config`.
+class WikipediaConfig(api.WebApiConfig, ToolConfig):
+    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`.
 
     `language` is the edition. `base_url` is another wiki's api.php. `index` is a file of `local_search`, whose
     documents are then the pages, without any network. `max_characters` bounds a section's text.
@@ -219,13 +219,13 @@ class Wikipedia:
     }
     timeout_s = api.NEVER_S
 
-    def __init__(self, config: Config | None = None) -> None:
-        self._config = config = config or Config()
+    def __init__(self, config: WikipediaConfig | None = None) -> None:
+        self._config = config = config or WikipediaConfig()
         self.output_tokens = config.max_characters // 4 + _EXTRA_TOKENS
         self._wiki = self._index = None
         if config.index is not None:
             self.provider = f"Wikipedia (index {config.index.name})"
-            self._index = LocalSearch(local_search.Config(index=config.index, match="any"))
+            self._index = LocalSearch(local_search.LocalSearchConfig(index=config.index, match="any"))
         else:
             url = config.base_url or f"https://{config.language}.wikipedia.org/w/api.php"
             self.provider = f"Wikipedia ({config.base_url or config.language})"
@@ -323,5 +323,5 @@ def _listed(what: str, names: Sequence[str]) -> str:
     return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""
 
 
-Config.component = Wikipedia
-Config.tool = Wikipedia
+WikipediaConfig.component = Wikipedia
+WikipediaConfig.tool = Wikipedia

@@ -63,7 +63,7 @@ DIFFICULTIES = {
 }
 
 
-class Config(TasksConfig):
+class DesksConfig(TasksConfig):
     """Settings of the desks: the categories (`families`) and desks of the tasks, and their difficulty.
 
     easy: one or two user turns of one goal; standard: two or three, of up to two goals; hard: three to five of two or
@@ -89,7 +89,7 @@ class Desks(Endless):
 
     splits = SPLITS
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: DesksConfig) -> None:
         self.config = config
         super().__init__(
             "the desks",

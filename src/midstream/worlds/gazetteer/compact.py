@@ -61,7 +61,7 @@ class CompactPlanner:
 
     shows_lessons = True
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: CompactConfig) -> None:
         self.sampling = config.sampling
 
     async def plan(
@@ -84,7 +84,7 @@ class CompactPlanner:
         return parse_action(call.completion, tools, memory), (call,)
 
 
-class Config(ComponentConfig):
+class CompactConfig(ComponentConfig):
     """Sampling of the planner; an action of the offline world takes at most 20 tokens."""
 
     asks = "always"

@@ -47,7 +47,7 @@ LONG = "long"
 SMALLEST, LARGEST = 11, 199
 
 
-class Config(TasksConfig):
+class GazetteerConfig(TasksConfig):
     """Settings of the gazetteer; every country makes nine facts."""
 
     endless = True
@@ -69,9 +69,9 @@ class Config(TasksConfig):
 class Gazetteer(Endless):
     """Facts, documents and questions. Immutable after construction; a `core.protocols.TrainableWorld`."""
 
-    teacher = Config.teacher
+    teacher = GazetteerConfig.teacher
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
             "the gazetteer's questions",
             known=(*DIFFICULTIES["standard"], LONG),
@@ -156,7 +156,7 @@ class Gazetteer(Endless):
         names = set(self.names())
         asked = [task for task in tasks if names & set(task.question.split())]
         looked_up = copied = 0
-        for group in await rollout(environment, asked, group_size=Config.gate_samples, seed=seed):
+        for group in await rollout(environment, asked, group_size=GazetteerConfig.gate_samples, seed=seed):
             places = names & set(group.task.question.split())
             for trajectory in group.trajectories:
                 action = trajectory.turns[0].action if trajectory.turns else None

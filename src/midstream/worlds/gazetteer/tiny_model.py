@@ -42,7 +42,7 @@ PIECES = r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*|
 LARGEST_NUMBER = 199
 
 
-class Config(EngineConfig):
+class TinyModelConfig(EngineConfig):
     """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters."""
 
     in_process = True
@@ -60,7 +60,7 @@ class Config(EngineConfig):
         return True
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Config:
+    def _heads_divide(self) -> TinyModelConfig:
         if self.hidden_size % (2 * self.heads):
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of twice the {self.heads} heads")
         return self
@@ -83,7 +83,13 @@ class Config(EngineConfig):
 
 
 def make_planner(
-    config: Config, world: Gazetteer, tools: Sequence[str], *, template: Template | None, lessons: bool, seed: int
+    config: TinyModelConfig,
+    world: Gazetteer,
+    tools: Sequence[str],
+    *,
+    template: Template | None,
+    lessons: bool,
+    seed: int,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """An untrained model and a tokenizer with every word of a world and of the agent that acts in it.
 
@@ -129,7 +135,7 @@ def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[st
     )
 
 
-def make_model(config: Config, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
+def make_model(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
     """An untrained decoder whose last `names` tokens are names and the 200 before them numbers."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -56,7 +56,7 @@ class Lapses(Frozen):
     bad_json: float = Field(default=0.0, ge=0, le=1)
 
 
-class Config(TasksConfig):
+class WorkshopConfig(TasksConfig):
     """Settings of the workshop; all effects are in probability of success.
 
     Tasks come from `domains`, each with separate `rules`; `reach` is the share of a domain's orders that bear a rule's
@@ -117,7 +117,7 @@ class Workshop(Finite):
     kiln.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: WorkshopConfig) -> None:
         super().__init__("the workshop", SPLITS)
         check_known("family", config.domains, DOMAINS, "the workshop", "correct `domains` in [tasks]")
         if config.train + config.validation + config.test > MOST_ORDERS:
