@@ -38,8 +38,8 @@ class StepOutcome:
 class FlowGRPO:
     """The algorithm.
 
-    `role` is the module that is trained. `publish` hands new weights to the engine that samples (a no-op but for the
-    version where engine and learner share one model). `success` is each family's running success.
+    `role` is the module that is trained. `publish(step)` hands the weights after that step to the engine that samples;
+    an engine that shares the learner's model has them already. `success` is each family's running success.
     """
 
     config: TrainingConfig

@@ -24,9 +24,9 @@ from midstream.core.protocols import LossStats, Row
 from midstream.prefix_tree.cost import Cost
 from midstream.prefix_tree.support import choose
 from midstream.prefix_tree.tree import Tree, tree_of
-from midstream.training.batch import Chunk
 from midstream.training.losses import PolicyLoss
 from midstream.training.passes import (
+    Chunk,
     Plan,
     at_least_single,
     head,

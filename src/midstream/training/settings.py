@@ -135,16 +135,9 @@ class OverlongConfig(Frozen):
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": {"aggregation": "seq-mean-token-mean", "kl_coefficient": 0.04}},
     "bnpo": {"loss": {"aggregation": "token-mean"}},
-    "dr_grpo": {
-        "loss": {"aggregation": "seq-mean-token-sum-norm", "kl_coefficient": 0.0},
-        "normalize_by_std": False,
-    },
+    "dr_grpo": {"loss": {"aggregation": "seq-mean-token-sum-norm", "kl_coefficient": 0.0}, "normalize_by_std": False},
     "dapo": {"loss": {"aggregation": "token-mean", "clip_high": 0.28, "kl_coefficient": 0.0}},
-    "rloo": {
-        "loss": {"aggregation": "seq-mean-token-sum"},
-        "baseline": "leave_one_out",
-        "normalize_by_std": False,
-    },
+    "rloo": {"loss": {"aggregation": "seq-mean-token-sum"}, "baseline": "leave_one_out", "normalize_by_std": False},
 }
 
 _OTHER_LOSSES = {
