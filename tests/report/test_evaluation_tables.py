@@ -25,7 +25,7 @@ def test_before_is_the_first_evaluated_step_and_after_the_last():
 
 def test_one_evaluation_has_no_after():
     [found] = evaluation_tables.comparisons([evaluation(0.0, 0)])
-    assert found.after == ()
+    assert found.after == []
 
 
 def test_results_without_a_step_are_of_no_point_of_the_run():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from midstream.report.study_tables import StudyRow, study_table, study_tables
+from midstream.report.study_tables import StudyRow, study_tables
 
 
 def shown(renderable: object, width: int = 80) -> str:
@@ -31,7 +31,8 @@ def test_a_table_shows_mean_and_interval_of_every_arm():
         StudyRow(name="flow-grpo", metric="sampled success", values=(0.6, 0.6, 0.6)),
         StudyRow(name="shuffled reward", metric="greedy success", values=(0.3,)),
     ]
-    text = shown(study_table(rows), 100)
+    [table] = study_tables(rows, "control", "")
+    text = shown(table, 100)
     assert cells(text, "flow-grpo") == ["3", "70.0", "±", "5.0", "60.0", "±", "0.0"]
     assert cells(text, "shuffled reward") == ["1", "30.0", "(one", "seed)", "-"]
     assert "Student t" in text
@@ -57,4 +58,5 @@ def test_tables_fit_a_terminal_and_leave_no_metric_out(metrics: int, seeds: int,
 
 def test_a_number_that_no_seed_has_is_a_dash():
     rows = [StudyRow(name="a", metric="recovered", values=()), StudyRow(name="a", metric="errors", values=(0.1, 0.1))]
-    assert cells(shown(study_table(rows)), "a") == ["0", "to", "2", "-", "10.0", "±", "0.0"]
+    [table] = study_tables(rows, "control", "")
+    assert cells(shown(table), "a") == ["0", "to", "2", "-", "10.0", "±", "0.0"]

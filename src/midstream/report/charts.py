@@ -125,16 +125,14 @@ def area_chart(series: Sequence[Series], *, summary: str) -> str:
 def change_bar(before: float | None, after: float | None, *, summary: str) -> str:
     """A track from 0 to 100 % with a hollow dot before, a filled one after and the way between them."""
     width, height, pad = 110.0, 18.0, 7.0
-    places = [None if value is None else pad + value * (width - 2 * pad) for value in (before, after)]
+    first, last = (None if value is None else pad + value * (width - 2 * pad) for value in (before, after))
+    color = "c1" if first is None or last is None or last >= first else "bad"
     parts = [f'<line class="track" x1="{pad}" x2="{width - pad}" y1="9" y2="9"/>']
-    first, last = places
     if first is not None and last is not None:
-        color = "c1" if last >= first else "bad"
         parts.append(f'<line class="way {color}" x1="{first:.1f}" x2="{last:.1f}" y1="9" y2="9"/>')
     if first is not None:
         parts.append(f'<circle class="hollow" cx="{first:.1f}" cy="9" r="4.5"/>')
     if last is not None:
-        color = "bad" if first is not None and last < first else "c1"
         parts.append(f'<circle class="dot {color}" cx="{last:.1f}" cy="9" r="5.5"/>')
     return svg(width, height, summary, "".join(parts))
 

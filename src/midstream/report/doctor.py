@@ -262,11 +262,8 @@ def rates_table(roles: Sequence[RoleResult]) -> Table:
     """Every check of every role: in how many cases it passed, and what the role took."""
     models = list(dict.fromkeys(role.model for role in roles if role.model))
     wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
-    table = plain_table(Text(visible(f"Can {listed(models)} {wanted}?")))
-    for head in ("role", "check"):
-        table.add_column(head, overflow="fold")
-    for head in ("right", "asks", "median s", "tokens in", "out"):
-        table.add_column(head, justify="right")
+    heads = ("right", "asks", "median s", "tokens in", "out")
+    table = plain_table(Text(visible(f"Can {listed(models)} {wanted}?")), left=("role", "check"), right=heads)
     for role in (role for role in roles if role.cases):
         costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
         for place, (check, rate) in enumerate(role.rates.items()):

@@ -22,17 +22,28 @@ _MOST_TOOLS = 16
 _TEXT_LIMIT = 300
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One set before and after training; each side holds every sampling that was evaluated there."""
 
-    set_name: str
-    split: str
-    before: tuple[EvaluationResult, ...]
-    after: tuple[EvaluationResult, ...]
+    before: Sequence[EvaluationResult]
+    after: Sequence[EvaluationResult]
+
+    def by_kind(self) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
+        """("sampled" or "greedy", its results before, its results after), in this order, of the kinds there are."""
+        found = [(kind, _pick(self.before, kind), _pick(self.after, kind)) for kind in ("sampled", "greedy")]
+        return [side for side in found if side[1] or side[2]]
+
+    def by_family(self) -> Iterator[tuple[str | None, int, list[tuple[float | None, float | None]]]]:
+        """(family, its tasks, success before and after of every `by_kind`); the last family is None: all tasks."""
+        both = [*self.before, *self.after]
+        for family in (*families(both), None):
+            sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
+            shares = [(success(first, family), success(last, family)) for _, first, last in self.by_kind()]
+            yield family, max((each.tasks for each in sets), default=0), shares
 
 
-def where(result: EvaluationResult | Comparison) -> str:
+def where(result: EvaluationResult) -> str:
     """The set by name, with its split where that says more."""
     return result.set_name if result.set_name == result.split else f"{result.set_name}/{result.split}"
 
@@ -45,28 +56,6 @@ def is_greedy(result: EvaluationResult) -> bool:
 def _pick(results: Iterable[EvaluationResult], kind: str) -> list[EvaluationResult]:
     """The "greedy" results, or the "sampled" ones."""
     return [result for result in results if is_greedy(result) == (kind == "greedy")]
-
-
-def before_after(
-    before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]
-) -> list[tuple[str, list[EvaluationResult], list[EvaluationResult]]]:
-    """("sampled" or "greedy", its results before, its results after), in this order, of the kinds that either has."""
-    found = [(kind, _pick(before, kind), _pick(after, kind)) for kind in ("sampled", "greedy")]
-    return [side for side in found if side[1] or side[2]]
-
-
-Shares = tuple[float | None, float | None]
-
-
-def by_family(
-    before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]
-) -> Iterator[tuple[str | None, int, list[Shares]]]:
-    """(family, its tasks, success before and after by kind as `before_after` has them); the last is all tasks, None."""
-    both = [*before, *after]
-    for family in (*families(both), None):
-        sets = both if family is None else [each.by_family[family] for each in both if family in each.by_family]
-        shares = [(success(first, family), success(last, family)) for _, first, last in before_after(before, after)]
-        yield family, max((each.tasks for each in sets), default=0), shares
 
 
 def families(results: Iterable[EvaluationResult]) -> list[str]:
@@ -123,8 +112,7 @@ def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
             first, last = results[0].step, results[-1].step
             before += [result for result in results if result.step == first]
             after += [result for result in results if result.step == last != first]
-        set_name, split = before[0].set_name, before[0].split
-        found.append(Comparison(set_name=set_name, split=split, before=tuple(before), after=tuple(after)))
+        found.append(Comparison(before, after))
     return sorted(found, key=lambda comparison: -comparison.before[0].tasks)
 
 

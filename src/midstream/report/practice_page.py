@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.pairs import Paired
 from midstream.practice.commit import UpdateRecord
 from midstream.practice.gate import Test
 from midstream.practice.library import Effect, Lesson
@@ -99,20 +98,10 @@ def cards(data: PracticeData) -> list[html.Card]:
 
 def results(data: PracticeData) -> list[str]:
     """The paired comparison of every test set, then sets of several families by family, and all evaluations."""
-    notes = [f'<p class="soft">{text(note)}</p>' for note in data.notes]
-    several = any(len(result.by_family) > 1 for result in data.evaluations)
-    rest = results_of(data.evaluations) if several else [all_evaluations(data.evaluations)]
-    return [paired(data.compared), *notes, *rest]
-
-
-def paired(compared: Sequence[Paired]) -> str:
-    """Each set without and with lessons, task by task, with the interval of the difference."""
-    if not compared:
-        return ""
-    effects = [Effect(mean=pair.difference, interval=pair.interval, pairs=pair.tasks) for pair in compared]
+    effects = [Effect(mean=pair.difference, interval=pair.interval, pairs=pair.tasks) for pair in data.compared]
     span = whisker_span(effects)
     rows = []
-    for pair, effect in zip(compared, effects, strict=True):
+    for pair, effect in zip(data.compared, effects, strict=True):
         gained = gain(pair.difference)
         cells = [cell(f"{pair.tasks:,}"), cell(percent(pair.first_success)), cell(percent(pair.other_success))]
         cells.append(html.shift(gained) if pair.verdict in ("better", "worse") else cell(gained))
@@ -122,7 +111,11 @@ def paired(compared: Sequence[Paired]) -> str:
     head = heads("Set", "Tasks", "No lessons", "With lessons", "Points")
     head += heads("", "95% interval", "Won / lost / tied", "Left out")
     caption = "The same held-out tasks without and with lessons, paired. Left out: no result on one side."
-    return html.table(caption, head, rows) + "".join(f"<p>{text(verdict(pair))}.</p>" for pair in compared)
+    found = [html.table(caption, head, rows)] if rows else []
+    found.append("".join(f"<p>{text(verdict(pair))}.</p>" for pair in data.compared))
+    found += [f'<p class="soft">{text(note)}</p>' for note in data.notes]
+    several = any(len(result.by_family) > 1 for result in data.evaluations)
+    return found + (results_of(data.evaluations) if several else [all_evaluations(data.evaluations)])
 
 
 # --- curves and counts ------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from rich.text import Text
 from midstream.report.evaluation_tables import plain_table
 from midstream.report.numbers import percent, t_interval, visible
 
-CAPTION = "percent, mean over seeds ± half-width of the 95% Student t interval"
-PLAIN_CAPTION = CAPTION.removeprefix("percent, ")
+CAPTION = "mean over seeds ± half-width of the 95% Student t interval"
 SHORT = 16  # characters of a name that leaves room for four numbers on a terminal of 80; else three
 
 
@@ -26,33 +25,29 @@ class StudyRow:
     as_percent: bool = True
 
 
-def study_table(rows: Sequence[StudyRow], head: str = "control", title: str = "") -> Table:
-    """Arms of a study side by side: each metric's mean over seeds with its 95 % Student t interval."""
-    metrics = list(dict.fromkeys(row.metric for row in rows))
-    table = plain_table(Text(title) if title else None)
-    table.caption = CAPTION if any(row.as_percent for row in rows) else PLAIN_CAPTION
-    table.add_column(head)
-    table.add_column("seeds", justify="right", no_wrap=True)
-    for metric in metrics:
-        table.add_column(Text(visible(metric)), justify="right")
-    for name in dict.fromkeys(row.name for row in rows):
-        found = {row.metric: row for row in rows if row.name == name}
-        seeds = sorted({len(row.values) for row in found.values()})
-        cells = [_interval(found.get(metric)) for metric in metrics]
-        table.add_row(Text(visible(name)), " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *cells)
-    return table
-
-
 def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]:
-    """`study_table` in pieces that fit a terminal: shares, then other numbers, a few columns each."""
+    """Arms of a study side by side, each metric's mean over seeds with its 95 % Student t interval.
+
+    Shares come first, then other numbers, a few columns a table: each fits a terminal.
+    """
     tables: list[Table] = []
     for as_percent in (True, False):
         picked = [row for row in rows if row.as_percent == as_percent]
         metrics = list(dict.fromkeys(row.metric for row in picked))
         columns = 4 if max((len(row.name) for row in picked), default=0) <= SHORT else 3
         for start in range(0, len(metrics), columns):
-            some = metrics[start : start + columns]
-            tables.append(study_table([row for row in picked if row.metric in some], head, title))
+            shown = metrics[start : start + columns]
+            table = plain_table(Text(title), left=[head])
+            table.caption = f"percent, {CAPTION}" if as_percent else CAPTION
+            table.add_column("seeds", justify="right", no_wrap=True)
+            for metric in shown:
+                table.add_column(Text(visible(metric)), justify="right")
+            for name in dict.fromkeys(row.name for row in picked if row.metric in shown):
+                found = {row.metric: row for row in picked if row.name == name and row.metric in shown}
+                seeds = sorted({len(row.values) for row in found.values()})
+                several = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+                table.add_row(Text(visible(name)), several, *(_interval(found.get(metric)) for metric in shown))
+            tables.append(table)
     return tables
 
 

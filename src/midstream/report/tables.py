@@ -15,8 +15,7 @@ from midstream.core.trajectory import Score, Trajectory
 from midstream.evaluation.pairs import Paired
 from midstream.report import turn_rows
 from midstream.report.evaluation_tables import (
-    before_after,
-    by_family,
+    Comparison,
     evaluation_table,
     label,
     loss,
@@ -57,10 +56,11 @@ def before_after_table(before: list[EvaluationResult], after: list[EvaluationRes
     table = plain_table(Text(visible(f"Success{on}: {label(before, 'before')} -> {label(after, 'after')}")))
     table.add_column("family")
     table.add_column("tasks", justify="right", style="dim")
-    for kind, _, _ in before_after(before, after):
+    comparison = Comparison(before, after)
+    for kind, _, _ in comparison.by_kind():
         for head in (f"{kind}\nbefore", "\nafter", "\nchange"):
             table.add_column(head, justify="right")
-    for family, tasks, shares in by_family(before, after):
+    for family, tasks, shares in comparison.by_family():
         cells: list[RenderableType] = []
         for first, last in shares:
             cells += [percent(first), Text(percent(last), "bold"), _colored(change(first, last))]

@@ -11,8 +11,6 @@ from midstream.report import html
 from midstream.report.charts import Series, area_chart, change_bar, line_chart
 from midstream.report.evaluation_tables import (
     Comparison,
-    before_after,
-    by_family,
     comparisons,
     curves,
     families,
@@ -65,7 +63,7 @@ def summary(data: ReportData) -> str:
     sentences = [f"{steps:,} training steps were run." if steps else "No training step has finished yet."]
     if found := comparisons(data.evaluations):
         # Greedy if that was evaluated.
-        kind, before, after = before_after(found[0].before, found[0].after)[-1]
+        kind, before, after = found[0].by_kind()[-1]
         how = "taking its most likely choices" if kind == "greedy" else f"sampling at {before[0].sampling}"
         tasks = f"{before[0].tasks:,} held-out tasks ({where(before[0])})"
         first, last = percent(success(before)), percent(success(after))
@@ -101,7 +99,7 @@ def cards(data: ReportData) -> list[html.Card]:
     """The numbers at the top of the page: success, tool errors and turns before and after, training time."""
     found: list[html.Card] = []
     for comparison in comparisons(data.evaluations)[:1]:
-        for kind, before, after in reversed(before_after(comparison.before, comparison.after)):
+        for kind, before, after in reversed(comparison.by_kind()):
             name = "Success, greedy" if kind == "greedy" else f"Success, {before[0].sampling}"
             value = html.arrow(percent(success(before)), percent(success(after)))
             found.append((name, value, f"{before[0].tasks:,} held-out tasks"))
@@ -149,19 +147,19 @@ def _numbers(caption: str, evaluations: Sequence[EvaluationResult]) -> str:
 def before_and_after(comparison: Comparison) -> str:
     """Success by family and in all on one set, before and after, with how sure that is and what is missing."""
     both = [*comparison.before, *comparison.after]
-    kinds = [kind for kind, _, _ in before_after(comparison.before, comparison.after)]
+    kinds = [kind for kind, _, _ in comparison.by_kind()]
     head = heads("Family")
     for kind in reversed(kinds):
         head += [*heads(f"{kind.capitalize()}: before", "after", "points", left=0), "<td></td>"]
     rows = []
-    for family, tasks, shares in by_family(comparison.before, comparison.after):
+    for family, tasks, shares in comparison.by_family():
         cells = []
         for kind, (first, last) in reversed(list(zip(kinds, shares, strict=True))):
             bar = change_bar(first, last, summary=f"{kind}: {percent(first)} before, {percent(last)} after")
             cells += [cell(percent(first)), cell(percent(last)), html.shift(change(first, last)), f"<td>{bar}</td>"]
         rows.append(html.row(family or "All tasks", *cells, cell(f"{tasks:,}"), total=family is None))
     names = f"{label(comparison.before, 'before')}, against {label(comparison.after, 'nothing yet')}"
-    caption = f"Success on {where(comparison)}: {names}. Hollow dot before, filled dot after."
+    caption = f"Success on {where(both[0])}: {names}. Hollow dot before, filled dot after."
     parts = [html.table(caption, [*head, *heads("Tasks", left=0)], rows)]
     if widths := [(high - low) / 2 for low, high in filter(None, (result.interval for result in both))]:
         parts.append(
