@@ -1,13 +1,12 @@
-"""Pages: charsets, compression, redirects by meta tags."""
+"""Pages: charsets, redirects by meta tags."""
 
 import codecs
-import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.web.page import NoPage, Page, characters, check_readable, redirect_of, unpacker, without_controls
+from midstream.tools.web.page import NoPage, Page, characters, check_readable, redirect_of, without_controls
 from support.page_server import FIXED
 
 
@@ -65,33 +64,6 @@ def test_utf_8_is_read_unchanged(text: str):
 
 def test_controls_become_spaces():
     assert without_controls("a\x1b[2J\x07\u202eb\tc\nd\x9be") == "a [2J  b\tc\nd e"
-
-
-@given(
-    st.binary(min_size=1, max_size=3000),
-    st.sampled_from(["gzip", "x-gzip", "deflate", "raw", "", "identity"]),
-    st.data(),
-)
-def test_unpacks_a_body_in_any_pieces(body: bytes, encoding: str, data: st.DataObject):
-    bits = {"gzip": 31, "x-gzip": 31, "deflate": 15, "raw": -15}.get(encoding)
-    packer = zlib.compressobj(wbits=bits) if bits else None
-    packed = packer.compress(body) + packer.flush() if packer else body
-    unpack = unpacker("deflate" if encoding == "raw" else encoding)
-    cut = data.draw(st.integers(0, len(packed)))
-    pieces = [piece for piece in (packed[:cut], packed[cut:]) if piece]
-    assert b"".join(unpack(piece, 10**6) for piece in pieces) == body
-
-
-@given(st.integers(1, 5000))
-def test_a_bomb_gives_no_more_than_the_limit(most: int):
-    packed = zlib.compress(b"x" * 10**6)
-    assert len(unpacker("deflate")(packed, most)) == most
-
-
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-def test_other_encodings_are_refused(encoding: str):
-    with pytest.raises(NoPage, match="not requested"):
-        unpacker(encoding)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated
@@ -25,7 +24,7 @@ from midstream.core.errors import ToolServerError
 from midstream.core.http import certificates, usable_proxy
 from midstream.core.version import __version__
 from midstream.tools.web.destinations import Resolver, parsed, resolve, targets_of
-from midstream.tools.web.page import NoPage, Page, check_readable, redirect_of, unpacker
+from midstream.tools.web.page import NoPage, Page, check_readable, redirect_of
 
 _ADDRESSES_TRIED = 3
 _CONNECT_S = 4.0  # for one address
@@ -176,18 +175,19 @@ class Fetcher:
         content_type = response.headers.get("content-type", "")
         media_type = content_type.partition(";")[0].strip().lower()
         check_readable(media_type)
-        # At most `max_kb` of the body, as sent and decompressed.
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            raise NoPage(f"the page is compressed as {encoding[:40]!r}, which was not requested")
+        # At most `max_kb` of the body, as sent and decompressed; httpx2 decompresses in small pieces.
         limit = self._limits.max_kb * 1000
-        unpack = unpacker(response.headers.get("content-encoding", ""))
-        arrived, body, cut = 0, bytearray(), False
+        body, cut = bytearray(), False
         try:
-            async for piece in response.aiter_raw():
-                arrived += len(piece)
-                body += unpack(piece, limit + 1 - len(body))
-                if arrived > limit or len(body) > limit:
+            async for piece in response.aiter_bytes():
+                body += piece
+                if max(len(body), response.num_bytes_downloaded) > limit:
                     cut = True
                     break
-        except zlib.error as error:
+        except httpx2.DecodingError as error:
             raise NoPage(f"the page is damaged: {error}") from error
         except (httpx2.RemoteProtocolError, httpx2.ReadError):
             if not body:

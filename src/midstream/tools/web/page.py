@@ -10,8 +10,6 @@ import contextlib
 import json
 import re
 import sys
-import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from html import unescape
 
@@ -94,30 +92,6 @@ def check_readable(media_type: str, body: bytes = b"") -> None:
         raise NoPage(f"this is not text but {media_type[:80]!r}")
     if b"\0" in body[:1000] and not body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise NoPage("this is not text but binary data")
-
-
-def unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
-    """A function that decompresses a body piece by piece: (piece, limit) -> at most `limit` bytes.
-
-    It raises `zlib.error` for a damaged body.
-
-    Raises:
-        NoPage: the Content-Encoding was not requested.
-    """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return lambda piece, limit: piece[:limit]
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise NoPage(f"the page is compressed as {encoding[:40]!r}, which was not requested")
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16) if "gzip" in encoding else None
-
-    def unpack(piece: bytes, limit: int) -> bytes:
-        nonlocal decoder
-        if decoder is None:  # "deflate" is sent with zlib's header or without
-            decoder = zlib.decompressobj(zlib.MAX_WBITS if piece[0] & 15 == 8 else -zlib.MAX_WBITS)
-        return decoder.decompress(piece, limit)
-
-    return unpack
 
 
 def redirect_of(page: Page) -> str | None:
