@@ -232,15 +232,7 @@ def tool(
     timeout_s: float = ...,
     output_tokens: int = ...,
 ) -> FunctionTool[P, R]: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float = TIMEOUT_S,
-    output_tokens: int = OUTPUT_TOKENS,
-) -> Any:
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, or an object's method, a tool: `@tool`, `@tool(timeout_s=5)`, `tool(store.find)`.
 
     Args:
@@ -253,9 +245,7 @@ def tool(
     Raises:
         UsageError: the function cannot be a tool.
     """
-    make = functools.partial(
-        FunctionTool, name=name, description=description, timeout_s=timeout_s, output_tokens=output_tokens
-    )
+    make = functools.partial(FunctionTool, **options)
     return make if function is None else make(function)
 
 

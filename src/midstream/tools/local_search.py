@@ -222,11 +222,7 @@ def open_index(path: Path | None) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
     except sqlite3.Error as error:
-        raise RecipeError(
-            f"{path} cannot be opened: {error}",
-            code="file-unreadable",
-            fix=f"ls -l {path}",
-        ) from error
+        raise RecipeError(f"{path} cannot be opened: {error}", code="file-unreadable", fix=f"ls -l {path}") from error
     try:
         connection.execute(QUERY, ('"probe"', 1)).fetchall()
     except sqlite3.Error as error:

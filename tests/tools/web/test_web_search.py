@@ -200,12 +200,10 @@ def test_a_model_summarizes_and_everything_says_so():
     engine = Summarizer()
     with SerperServer() as server:
         result = search(server, engine=engine, max_tokens=99)
-        tool = WebSearch(settings(server), engine)
     assert result.text == (
         "summary by model small-7b of results from serper (Google)\nToubkal [1].\n"
         "Pages:\n1. https://page1.example/\n2. https://page2.example/"
     )
-    assert tool.provider == "serper (Google), summarized by engine helper"
     assert [call.completion for call in result.calls] == ["Toubkal [1]."]
     (request,) = engine.requests
     assert FIRST_TWO.split("\n", 1)[1] in request.messages[0].content
@@ -345,7 +343,7 @@ def test_ddgs_is_what_it_was():
     assert {"region", "max_results", "backend"} <= set(inspect.signature(DDGS._search_sync).parameters)
     assert "timeout" in inspect.signature(DDGS.__init__).parameters
     assert set(WebSearchConfig().backends) <= set(ENGINES["text"])
-    assert WebSearch().provider == "ddgs (duckduckgo, brave, startpage, mojeek)"
+    assert WebSearch()._source.label == "ddgs (duckduckgo, brave, startpage, mojeek)"
 
 
 def test_the_real_ddgs_where_engines_refuse(monkeypatch: pytest.MonkeyPatch):
@@ -382,7 +380,7 @@ def test_without_ddgs_the_fix_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_recipe_names_it_with_or_without_an_engine(make_build: Any):
     build = make_build("tools.web_search.provider=serper")
-    assert build.tools[-1].provider == "serper (Google)"
+    assert build.tools[-1]._source.label == "serper (Google)"
     assert KEY not in json.dumps(build.resolved)
     config = parse_component("tool", {"type": "web_search", "engine": "helper"}, "tools.web_search").config
     assert config == WebSearchConfig()

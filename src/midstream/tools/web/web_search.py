@@ -218,8 +218,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
 class WebSearch:
     """Queries a provider; with an engine, which its owner closes, a model summarizes the results for the query.
 
-    `provider` names who answers and who summarizes, since a run's results depend on both. The first line of every
-    result repeats it.
+    The first line of every result names who answers and who summarizes, since a run's results depend on both.
 
     Raises:
         RecipeError: a backend that does not exist, or no key.
@@ -241,8 +240,6 @@ class WebSearch:
         self._engine = engine
         self._source = Serper(self._config) if self._config.provider == "serper" else Ddgs(self._config)
         self._sampling = Sampling(temperature=self._config.temperature, max_tokens=self._config.max_tokens)
-        summary = f", summarized by engine {engine.name}" if engine else ""
-        self.provider = self._source.label + summary
         self.output_tokens = 500 * (self._config.top_k + 3)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
