@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
-from midstream.core.protocols import Engine, Request, ToolResult
+from midstream.core.protocols import Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Message, Sampling
@@ -61,7 +61,7 @@ class BaseGeneratorConfig(ToolConfig):
         return BaseGenerator(context.engine, self)
 
 
-class BaseGenerator:
+class BaseGenerator(Tool):
     """Sends the request to an engine as one user message, unchanged (see `ask` for which engines can be used)."""
 
     name = "base_generator"
@@ -82,9 +82,6 @@ class BaseGenerator:
             ToolServerError: the engine failed.
         """
         return await ask(self._engine, self.name, str(arguments["query"]), self._sampling)
-
-    async def close(self) -> None:
-        """Do nothing: the engine's owner closes it."""
 
 
 BaseGeneratorConfig.tool = BaseGenerator

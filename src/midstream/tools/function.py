@@ -64,7 +64,7 @@ _SHOWN_MESSAGE = 500  # characters
 _EXAMPLE = 'e.g. function = "my_tools.py:word_count" or "my_package.tools:word_count"'
 
 
-class FunctionTool(Generic[P, R]):
+class FunctionTool(Tool, Generic[P, R]):
     """A function as a tool; calling the object calls the function.
 
     `timeout_s` bounds one call and `output_tokens` its text. An `async` function runs in the event loop, any other in
@@ -157,9 +157,6 @@ class FunctionTool(Generic[P, R]):
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
         return await asyncio.wrap_future(done)
-
-    async def close(self) -> None:
-        """Do nothing; the `Tool` protocol requires it."""
 
     def _validated(self, arguments: Mapping[str, JsonValue]) -> dict[str, Any]:
         """The arguments converted to the types of the hints; a missing one keeps the function's default."""

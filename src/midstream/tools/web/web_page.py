@@ -18,15 +18,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import ToolServerError, UnsupportedError
-from midstream.core.protocols import Engine, ToolResult
+from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
-from midstream.tools.web.api import LoopSemaphore
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls
 
@@ -69,7 +69,7 @@ class WebPageConfig(Limits, ToolConfig):
         return WebPage(self, context.engine)
 
 
-class WebPage:
+class WebPage(Tool):
     """Fetches one page (`fetch.py`), extracts its passages (`page.py`), and has its engine, if any, summarize them.
 
     Raises:
@@ -123,9 +123,6 @@ class WebPage:
         answer = await ask(self._engine, self.name, prompt, self._sampling)
         return ToolResult(text=head + answer.text if answer.ok else found, calls=answer.calls)
 
-    async def close(self) -> None:
-        """Do nothing: no connection and no process outlives a call, and the engine's owner closes it."""
-
 
 class PageReader:
     """Reads each page in its own process, a few at once.
@@ -141,7 +138,7 @@ class PageReader:
 
     def __init__(self, parse_s: float, passage_characters: int) -> None:
         self._parse_s, self._passage_characters = parse_s, passage_characters
-        self._semaphore = LoopSemaphore(_PROCESSES)
+        self._semaphore = anyio.Semaphore(_PROCESSES)
 
     async def read(self, page: Page, query: str, limit: int) -> Reading:
         """About `limit` characters of a page's text.
@@ -152,7 +149,7 @@ class PageReader:
         """
         fields = {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut}
         request = {"page": fields, "query": query, "size": self._passage_characters, "limit": limit}
-        async with self._semaphore.here():
+        async with self._semaphore:
             answer = await self._answer(json.dumps(request).encode() + b"\n" + page.body)
         if not answer:
             raise NoPage(f"the page is too large or too complex to be read within {self._parse_s:g} s")
