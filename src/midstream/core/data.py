@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 _MAX_DEPTH = 32
 
@@ -14,6 +14,15 @@ class Frozen(BaseModel):
     """Immutable, compared by value; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+def problems_of(failure: ValidationError) -> list[str]:
+    """What is wrong with each invalid value, with its place: "messages.0.role: Field required"."""
+    found = []
+    for error in failure.errors(include_url=False):
+        place, reason = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+        found.append(f"{place}: {reason}" if place else reason)
+    return found
 
 
 def unfit(value: object) -> str | None:

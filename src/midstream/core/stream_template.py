@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import RecipeError
 from midstream.core.text import PLACE, fill
 
@@ -124,17 +124,10 @@ def load_template(name: str | Path) -> Template:
     try:
         return Template.model_validate(_table(name))
     except (tomllib.TOMLDecodeError, ValidationError) as failure:
-        problem = str(failure)
-        if isinstance(failure, ValidationError):
-            problems = [
-                (".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, "))
-                for error in failure.errors()
-            ]
-            problem = "; ".join(f"{where}: {what}" if where else what for where, what in problems)[:500]
         raise RecipeError(
             f"the agent template {str(name)!r} is invalid",
             code="template-invalid",
-            cause=problem,
+            cause="; ".join(problems_of(failure))[:500] if isinstance(failure, ValidationError) else str(failure),
             fix="correct the file; core/stream_template.py describes each setting",
         ) from failure
 

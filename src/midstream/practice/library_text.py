@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
+from midstream.core.data import problems_of
 from midstream.core.errors import UsageError
 from midstream.core.lessons import digest
 from midstream.practice.library import (
@@ -169,10 +170,8 @@ def from_json(text: str) -> Library:
     try:
         library = Library.model_validate_json(text)
     except ValidationError as failure:
-        first = failure.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(
-            f"{place}: {first['msg']}",
+            problems_of(failure)[0],
             code="library-text-invalid",
             cause="it is no library as midstream writes it",
             fix="midstream library show RUN --json shows the format",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, StrictBool, ValidationError
 
 from midstream.core.component import RewardConfig
+from midstream.core.data import problems_of
 from midstream.core.errors import RewardError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
@@ -54,12 +55,13 @@ def outcome_of(trajectory: Trajectory, reward: str) -> Outcome:
     try:
         return Outcome.model_validate(trajectory.outcome)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
         raise RewardError(
             f"the reward {reward!r} finds no outcome of a dialogue in task {trajectory.task_id!r}: "
             f"{trajectory.outcome!r:.80}",
             code="outcome-missing",
-            cause=problems if trajectory.outcome else "it scores tasks with a user and a state",
+            cause="; ".join(problems_of(error)[:3])
+            if trajectory.outcome
+            else "it scores tasks with a user and a state",
             fix="choose tasks that are dialogues, or another reward",
             retryable=False,
         ) from error

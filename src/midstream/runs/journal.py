@@ -18,6 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from midstream.core.data import problems_of
 from midstream.core.errors import RunError
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
@@ -120,8 +121,7 @@ def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
         try:
             found.append(model.model_validate(record))
         except ValidationError as error:
-            problem = f"is no {model.__name__}: {error.errors()[0]['msg']} at {error.errors()[0]['loc']}"
-            raise _damaged_line(path, number, problem) from error
+            raise _damaged_line(path, number, f"is no {model.__name__}: {problems_of(error)[0]}") from error
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from midstream.core.data import problems_of
 from midstream.core.errors import RunError
 from midstream.core.trajectory import Trajectory
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
@@ -162,7 +163,7 @@ def _parse(path: Path, line: bytes) -> Trajectory:
     try:
         return Trajectory.model_validate_json(line)
     except ValidationError as error:
-        raise _damaged_segment(path, f"{error.errors()[0]['msg']} at {error.errors()[0]['loc']}") from error
+        raise _damaged_segment(path, problems_of(error)[0]) from error
 
 
 def _damaged_segment(path: Path, problem: str) -> RunError:

@@ -20,7 +20,7 @@ from typing import Self
 
 from pydantic import JsonValue, ValidationError, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, problems_of
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Request, Row
 from midstream.core.stream import POLICY, stream_of
@@ -88,10 +88,8 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
         try:
             yield number, Transcript.model_validate_json(line)
         except ValidationError as failure:
-            problem = failure.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
             raise RecipeError(
-                f"{path}, line {number}: " + ": ".join(filter(None, [place, problem["msg"]])),
+                f"{path}, line {number}: {problems_of(failure)[0]}",
                 code="file-invalid",
                 fix='e.g. {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
             ) from failure

@@ -21,6 +21,7 @@ import mcp_types as types
 from mcp import Client, MCPError
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from midstream.core.data import problems_of
 from midstream.core.errors import MidstreamError, ToolServerError
 from midstream.core.version import __version__
 from midstream.tools.mcp.tools import McpConfig, Refused
@@ -211,7 +212,7 @@ class Server:
             elif isinstance(cause, MCPError) and cause.code == types.CONNECTION_CLOSED:
                 cause = self._unusable(cause.message, link)
             elif not isinstance(cause, MCPError | MidstreamError):
-                why = _first_error(cause) if isinstance(cause, ValidationError) else str(cause)
+                why = problems_of(cause)[0] if isinstance(cause, ValidationError) else str(cause)
                 cause = self._unusable(f"it does not speak MCP: {why}", link)
             ready.set_exception(cause)
         finally:
@@ -262,7 +263,7 @@ class Server:
                     raise self._broke(connection, f"hangs: no result within {self._timeout_s:g} s") from failure
             raise Refused(f"no result within {self._timeout_s:g} s") from failure
         except ValidationError as failure:
-            raise self._broke(connection, f"returned an invalid result: {_first_error(failure)}") from failure
+            raise self._broke(connection, f"returned an invalid result: {problems_of(failure)[0]}") from failure
         self._failures = 0
         if isinstance(result, types.InputRequiredResult):
             raise Refused("it requests input from a person or a model, which is not available here")
@@ -286,12 +287,6 @@ class Server:
             cause=cause,
             fix=f"start it by hand as [tools.{self._name}] describes it, and look at its output",
         )
-
-
-def _first_error(failure: ValidationError) -> str:
-    """The place of the first invalid value, and the reason."""
-    error = failure.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
 
 
 async def _tools_of(client: Client) -> list[types.Tool]:
