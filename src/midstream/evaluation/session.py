@@ -30,7 +30,7 @@ from midstream.evaluation.run import SetEvaluation, evaluate
 from midstream.evaluation.settings import sampling_name
 from midstream.rollout import OnDone, Place
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
-from midstream.runs.journal import Report, warn
+from midstream.runs.journal import Report, filter_records, warn
 
 
 class Store(Protocol):
@@ -203,7 +203,7 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
         if part.key[:2] in broken:
             trajectories = run.trajectories.read(part.name)
             store.keep(part, [trajectory for trajectory in trajectories if trajectory.status == "ok"])
-    run.evaluations.filter(lambda record: (record["set_name"], record["sampling"]) not in broken)
+    filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
 
 
 # --- training and practice --------------------------------------------------------------------------------------------

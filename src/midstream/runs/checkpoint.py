@@ -67,16 +67,11 @@ class Checkpoints:
         return hashlib.sha256((self.path(step) / MANIFEST).read_bytes()).hexdigest()
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Save a checkpoint, then remove all but the newest two. Write the step's records first.
+        """Save the checkpoint of `step` finished steps, then remove all but the newest two; returns its directory.
 
-        Args:
-            step: the number of finished steps.
-            write: fills the (empty) directory it is given. It should write through files that it opens itself, so that
-                a full disk shows as an `OSError` here, also below another exception (`torch.save(state, file)`).
-
-        Returns:
-            The checkpoint's directory. An earlier checkpoint of the same step is replaced. After a `StorageError`
-            earlier checkpoints are untouched, and the half-written one is removed.
+        Write the step's records first. `write` fills the empty directory it is given, through files that it opens
+        itself (`torch.save(state, file)`), so that a full disk shows as an `OSError` here. An earlier checkpoint of the
+        same step is replaced. After a `StorageError` earlier ones are untouched, and the half-written one is removed.
         """
         final, temporary = self.path(step), self.root / f".tmp-{step}"
         with storage_errors(final):
@@ -109,12 +104,8 @@ class Checkpoints:
     ) -> tuple[int, T] | None:
         """Load the newest intact checkpoint, at or before `max_step` if given.
 
-        Call `RunDirectory.rewind` with the returned step before training on.
-
-        Args:
-            read: builds the state from a checkpoint's verified directory; its exceptions propagate.
-            max_step: skip later checkpoints, without touching them.
-            report: called with one line of text for each damaged checkpoint that was set aside.
+        `read` builds the state from a checkpoint's verified directory, `report` receives a line of text for each
+        damaged checkpoint that was set aside. Call `RunDirectory.rewind` with the returned step before training on.
 
         Returns:
             The step and the result of `read`, or None if there never was a checkpoint.

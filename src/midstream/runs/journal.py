@@ -31,16 +31,10 @@ _BLOCK = 1 << 16
 
 
 class Journal:
-    """An open journal to append to; a context manager.
+    """An open journal to append to, created if missing; a context manager. Raises `StorageError`.
 
     Appended records survive the death of this process at once; they survive a power cut once `close` has returned.
-
-    Args:
-        path: the file, created if missing.
-        report: called with one line of text if a torn tail had to be cut off.
-
-    Raises:
-        StorageError: the file cannot be opened for writing.
+    `report` receives a line of text if a torn tail had to be cut off.
     """
 
     def __init__(self, path: Path, *, report: Report = warn) -> None:
@@ -109,10 +103,6 @@ class Records(Generic[ModelT]):
         with Journal(self.path) as journal:
             journal.append(record)
 
-    def filter(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Atomically remove the records for which `keep` is false. Raises `StorageError`."""
-        filter_records(self.path, keep)
-
 
 def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
     """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
@@ -127,16 +117,11 @@ def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
 
 def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Atomically remove the records for which `keep` is false; the others stay byte for byte. Returns how many went."""
-    kept: list[bytes] = []
-    removed = 0
-    for _, line, record in read_records(path):
-        if keep(record):
-            kept.append(line)
-        else:
-            removed += 1
-    if removed:
+    records = list(read_records(path))
+    kept = [line for _, line, record in records if keep(record)]
+    if len(kept) < len(records):
         atomic_write(path, b"".join(kept))
-    return removed
+    return len(records) - len(kept)
 
 
 def read_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:

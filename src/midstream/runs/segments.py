@@ -71,14 +71,9 @@ class Segments:
     def find(self, id_or_prefix: str, unfinished: Sequence[tuple[str, Trajectory]] = ()) -> Trajectory:
         """Find the only trajectory with this id, or else the only one whose id starts with it.
 
-        Args:
-            id_or_prefix: an id or its beginning. `<segment>/<id>`, as the error about several matches lists them,
-                searches one segment only.
-            unfinished: trajectories of segments that are not written yet or will be rewritten, each with the name of
-                its segment. They replace the written ones.
-
-        Raises:
-            RunError: no trajectory matches, or several do.
+        `<segment>/<id>`, as the error about several matches lists them, searches one segment only. `unfinished` are
+        trajectories of segments that are not written yet or will be rewritten, each with its segment's name; they
+        replace the written ones. Raises `RunError` if no trajectory matches, or several do.
         """
         paths = [path for path in sorted(self.root.glob("*" + SUFFIX)) if not path.name.startswith(".")]
         count, wanted = len(paths), id_or_prefix

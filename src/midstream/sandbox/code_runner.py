@@ -67,13 +67,8 @@ class ProgramRunner:
 
     It has a separate `PythonPool`, so that programs may call the `python` tool.
 
-    Args:
-        config: limits.
-        sandbox: what holds programs back.
-        check: returns what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`).
-
-    Raises:
-        UnsupportedError: the sandbox's tier has no channel for programs.
+    `check` returns what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`). Raises
+    `UnsupportedError` if the sandbox's tier has no channel for programs.
     """
 
     def __init__(self, config: CodeRunnerConfig, check: Check, sandbox: Sandbox) -> None:

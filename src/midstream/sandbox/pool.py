@@ -1,9 +1,8 @@
 """A pool of warm workers that run short pieces of Python, each piece in a new process.
 
 What holds code back depends on the tier (`tiers`, `launch`, docs/sandbox.md); on tier "unsafe" only limits do. Tier
-"arithmetic" has no workers: it evaluates expressions in this process, as their size is bounded (`arithmetic`).
-
-A program with a tool (`code_runner`) has a worker to itself until it ends (`PythonPool.on_worker`).
+"arithmetic" has no workers: it evaluates expressions in this process, as their size is bounded (`arithmetic`). A
+program with a tool (`code_runner`) has a worker to itself until it ends (`PythonPool.on_worker`).
 
 A call costs one fork of a small process (`inside/zygote.py`), not the start of an interpreter. Code gets the standard
 library and the packages of this Python, a directory to write into that is emptied after it, the sandbox's environment,
@@ -34,20 +33,12 @@ class PythonPool:
     Workers start when they are first needed and serve any number of event loops one after the other. `libraries` are
     those of `limits.libraries` that code can import (unknown, so empty, in a container).
 
-    Args:
-        limits: what one piece of code may use up; waiting for a worker does not count.
-        sandbox: what holds it back (`tiers.choose`).
-        queue_s: seconds that a call waits for a worker at most; None: without end.
-        table: the recipe's table that these settings come from, for the fixes of errors.
+    Waiting for a worker does not count towards `limits`; it takes `queue_s` seconds at most (None: without end).
+    `sandbox` holds code back (`tiers.choose`). `table` is the recipe's table of these settings, for errors.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        sandbox: Sandbox,
-        *,
-        queue_s: float | None = QUEUE_S,
-        table: str = "tools.python",
+        self, limits: Limits, sandbox: Sandbox, *, queue_s: float | None = QUEUE_S, table: str = "tools.python"
     ) -> None:
         self.tier: Tier = sandbox.tier
         local = sandbox.tier not in ("arithmetic", "remote")

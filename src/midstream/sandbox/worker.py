@@ -67,12 +67,7 @@ class Worker:
     """One zygote, in a new session, and the host's end of its socket; not bound to an event loop.
 
     After anything that ends a run early (an error, a cancellation) the caller must end the worker, which may be in the
-    middle of an answer.
-
-    Args:
-        limits: of one piece of code.
-        tier: what holds it back; `image` is that of tier "remote".
-        table: the recipe's table that the limits come from, for the fixes of errors.
+    middle of an answer. `image` is that of tier "remote", `table` the recipe's table of the limits, for errors.
 
     Raises:
         SandboxError: the process could not be started. `ready` then finds out whether it works.
@@ -98,18 +93,17 @@ class Worker:
                 env=start.environment,
                 start_new_session=True,
             )
-        except OSError as error:
+        except BaseException as error:
             self._socket.close()
             self._remove_scratch()
+            if not isinstance(error, OSError):
+                raise
             raise SandboxError(
                 f"could not start a Python worker: {error}",
                 code="worker-not-started",
                 cause="the system is out of processes, memory or room for temporary files, or a program was moved",
                 fix=f"free some memory, or run fewer workers ([{table}] workers = 1)",
             ) from error
-        except BaseException:
-            self._socket.close()
-            raise
         finally:
             other.close()
 

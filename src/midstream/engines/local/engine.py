@@ -46,7 +46,11 @@ class TransformersLocal(Engine):
     ) -> None:
         self.model, self.name, self.max_batch = model, name, max_batch
         self.tokenizer: Any = tokenizer  # its stubs allow for batches everywhere
-        self.codec = TokenizerCodec(tokenizer, name, chat_template_kwargs, end_ids=_end_ids(model, tokenizer))
+        # Both the tokenizer and the model's generation settings may name tokens that end a completion.
+        configured = getattr(model.generation_config, "eos_token_id", None)
+        ends = (self.tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured]))
+        end_ids = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
+        self.codec = TokenizerCodec(tokenizer, name, chat_template_kwargs, end_ids=end_ids)
         self.policy_version = 0
         self._live: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
@@ -164,14 +168,6 @@ class TransformersLocal(Engine):
                 )
                 error.__cause__ = failure
                 waiting.future.set_exception(error)
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Token ids that end a completion: the tokenizer's and those of the model's generation settings."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    listed = configured if isinstance(configured, list) else [configured]
-    ids = (tokenizer.eos_token_id, *listed)
-    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))  # type: ignore[arg-type]
 
 
 Sampled = tuple[tuple[int, ...], tuple[float, ...]]

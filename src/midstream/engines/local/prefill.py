@@ -92,13 +92,9 @@ class Prefixes:
     def keep(self, asked: Mapping[Asker, Prompt], paths: Mapping[Prompt, Ints], room: int) -> Ints:
         """Hold a batch's prompts, and the other live ones if that takes no more than one batch's own cache.
 
-        Args:
-            asked: the batch's prompts by who asked.
-            paths: where their tokens are: below the old _P among those that were held, from there on among new ones.
-            room: tokens of the batch's cache; the largest since `clear` counts.
-
-        Returns:
-            In the terms of `paths`, where the keys and values of the new _P tokens are; `layers` are left to set.
+        `paths` say where the prompts' tokens are: below the old _P among those that were held, from there on among new
+        ones. `room` is the number of tokens of the batch's cache; the largest since `clear` counts. Returns, in the
+        terms of `paths`, where the keys and values of the new _P tokens are; `layers` are left to set.
         """
         self._room = max(self._room, room)
         self._asked |= asked

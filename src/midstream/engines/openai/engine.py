@@ -9,7 +9,6 @@ at once, with its fix.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from dataclasses import replace
@@ -21,7 +20,6 @@ from midstream.core.protocols import Codec, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines.openai import adapters as lora
-from midstream.engines.openai import pool as http_pool
 from midstream.engines.openai.exchange import Exchange, Outgoing, outgoing
 from midstream.engines.openai.reply import Reply
 from midstream.engines.openai.settings import OpenAIConfig
@@ -43,9 +41,8 @@ class OpenAICompatibleEngine:
         self.codec: Codec | None = None
         self._model = config.model
         self._policy_version: int | None = None
-        self._base_url = config.base_url.rstrip("/")
         self._exchange = Exchange(config, name)
-        self._adapters = lora.AdapterCalls(config, self._post)
+        self._adapters = lora.AdapterCalls(config, self._exchange.post)
 
     async def sample(self, request: Request) -> Call:
         """Answer one request.
@@ -90,25 +87,14 @@ class OpenAICompatibleEngine:
 
     async def close(self) -> None:
         """Leave this event loop's connections; they close with their last user. A later request opens new ones."""
-        await (await http_pool.endpoint_of(self._base_url)).leave(self)
-
-    async def _endpoint(self) -> http_pool.Endpoint:
-        """The running loop's connections to the server."""
-        endpoint = await http_pool.endpoint_of(self._base_url)
-        endpoint.join(self, self.config.max_concurrency)
-        return endpoint
-
-    async def _post(self, path: str, body: dict[str, str]) -> tuple[int, str]:
-        return await self._exchange.post(await self._endpoint(), path, json.dumps(body).encode())
+        await self._exchange.close()
 
     async def _valid_reply(self, asked: Outgoing, request: Request, failures: list[str]) -> Reply:
         """The first valid reply; `failures` collects the reasons of the attempts before it."""
 
         async def attempt() -> Reply:
-            endpoint = await self._endpoint()
             try:
-                async with endpoint.slots:
-                    return await self._exchange.reply(endpoint, asked, request.emit)
+                return await self._exchange.reply(asked, request.emit)
             except TransientError as failure:
                 failures.append(str(failure))
                 request.emit("retry", str(failure))
@@ -119,7 +105,7 @@ class OpenAICompatibleEngine:
             return await retry(attempt, max_attempts=attempts, pause_s=lambda failed: self._pause_s(failed, request))
         except TransientError as failure:
             raise EngineError(
-                f"{self.name} at {self._base_url} failed {attempts} times, last: {failure}",
+                f"{self.name} at {asked.sent['base_url']} failed {attempts} times, last: {failure}",
                 code="endpoint-failed",
                 fix="look at the server's log; lower max_concurrency, or raise max_attempts or timeout_s",
             ) from failure

@@ -101,19 +101,32 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
 
 
 class Exchange:
-    """Talks to one server for one engine. Its only state: whether the server ever answered, and ever with token ids."""
+    """Talks to one server for one engine, through the running loop's connections to it.
+
+    Its own state: whether the server ever answered, and ever with token ids.
+    """
 
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
         self._reached = self._exact = False
 
-    async def post(self, endpoint: http_pool.Endpoint, path: str, body: bytes) -> tuple[int, str]:
+    async def close(self) -> None:
+        """Leave the running loop's connections."""
+        await (await http_pool.endpoint_of(self._base_url)).leave(self)
+
+    async def _endpoint(self) -> http_pool.Endpoint:
+        endpoint = await http_pool.endpoint_of(self._base_url)
+        endpoint.join(self, self._config.max_concurrency)
+        return endpoint
+
+    async def post(self, path: str, body: dict[str, str]) -> tuple[int, str]:
         """Status and text of any answer. Raises `TransientError` or `EngineError`."""
+        url, endpoint = _url(f"{self._base_url}/{path}"), await self._endpoint()
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
-                endpoint.post(_url(f"{self._base_url}/{path}"), body, self._headers()) as response,
+                endpoint.post(url, json.dumps(body).encode(), self._headers()) as response,
             ):
                 text = (await _whole(response)).decode("utf-8", "replace")
         except TimeoutError as failure:
@@ -123,12 +136,14 @@ class Exchange:
         self._reached = True
         return response.status_code, redacted(text[:LONGEST_WORDS], self._key())
 
-    async def reply(self, endpoint: http_pool.Endpoint, asked: Outgoing, emit: Emit) -> Reply:
+    async def reply(self, asked: Outgoing, emit: Emit) -> Reply:
         """The checked reply, or `TransientError` or `EngineError`; of a stream, `emit` receives each piece of text."""
         streamed, model = StreamedReply(), str(asked.sent["model"])
         data: dict[str, Any] | None = None
+        endpoint = await self._endpoint()
         try:
             async with (
+                endpoint.slots,  # the time that a request waits for its slot does not count
                 asyncio.timeout(self._config.timeout_s) as clock,
                 endpoint.post(_url(f"{self._base_url}/{asked.path}"), asked.body, self._headers()) as response,
             ):

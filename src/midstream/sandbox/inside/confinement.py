@@ -17,13 +17,8 @@ DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
 class Confinement:
     """Landlock rules and a seccomp program, for the children of this process.
 
-    Args:
-        readable: what children may read: the system's libraries, Python, its packages.
-        scratch: the directory that children may write into.
-        least: the Landlock version without which this is no sandbox; 0: it may be missing.
-
-    Raises:
-        OSError: the kernel or the processor lacks something; the text says what.
+    Children may read what is beneath `readable` and write into `scratch`. `least` is the Landlock version without which
+    this is no sandbox; 0: it may be missing. Raises `OSError` if the kernel or the processor lacks something.
     """
 
     def __init__(self, readable: list[str], scratch: str, least: int) -> None:

@@ -35,10 +35,12 @@ import time
 import types
 
 from . import running, scratch
-from .limits import MEGABYTE, OPEN_FILES, address_space, limit
 from .running import read, send
 
 HEADER = 5  # bytes before a request's code and an answer's text
+PAGE = mmap.PAGESIZE
+MEGABYTE = 1024 * 1024
+OPEN_FILES = 64
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
 PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
 SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
@@ -104,7 +106,10 @@ class Zygote:
             if self.channel is not None:
                 os.close(self.channel)
             expired, status, used_s = self.wait()
-            self.check()
+            try:  # the child reports its confinement, which it does before it runs anything foreign
+                os.read(self.held, 1)
+            except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
+                raise OSError("a child was not confined") from error
             answer = self.answer(status, expired or used_s >= math.ceil(self.settings.timeout_s))
             scratch.empty(self.scratch)
             send(self.sink, answer)
@@ -129,17 +134,6 @@ class Zygote:
                 raise HostGone
             if child:
                 return expired, status, usage.ru_utime + usage.ru_stime
-
-    def check(self) -> None:
-        """Check that the child reported its confinement, which it does before it runs anything foreign.
-
-        Raises:
-            OSError: it did not. It may not have read its request to the end, so the input cannot be used any more.
-        """
-        try:
-            os.read(self.held, 1)
-        except BlockingIOError as error:
-            raise OSError("a child was not confined") from error
 
     def run_child(self, size: int) -> None:
         """Read the request in this fresh child and run its code, leave the answer in shared memory, and end.
@@ -213,6 +207,48 @@ def frame(reason: int, text: str) -> bytes:
     """An answer as it is sent."""
     body = text.encode()
     return bytes([reason]) + len(body).to_bytes(4, "big") + body
+
+
+def limit(kind: int, soft: int, hard: int | None = None) -> None:
+    """Set a soft and a hard limit; a system that does not know this one (macOS: memory) goes without."""
+    allowed = resource.getrlimit(kind)[1]
+    hard = soft if hard is None else hard
+    if allowed != resource.RLIM_INFINITY:
+        soft, hard = min(soft, allowed), min(hard, allowed)
+    try:  # noqa: SIM105 - every child runs this, and contextlib would cost more memory pages
+        resource.setrlimit(kind, (soft, hard))
+    except (ValueError, OSError):
+        pass
+
+
+def address_space() -> int:
+    """Bytes of address space that this process holds: the least limit under which one more page can be mapped.
+
+    Found by trying, because /proc may be missing. 0 on a system that does not bound it.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    low, high = 0, 2**47 // PAGE
+    if not _fits(high * PAGE, before[1]):
+        return 0
+    try:
+        while low < high:
+            middle = (low + high) // 2
+            if _fits(middle * PAGE, before[1]):
+                high = middle
+            else:
+                low = middle + 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    return low * PAGE
+
+
+def _fits(size: int, hard: int) -> bool:
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+        mmap.mmap(-1, PAGE).close()
+    except (OSError, MemoryError, ValueError):
+        return False
+    return True
 
 
 def warm_up(libraries: list[str]) -> list[str]:
