@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, last_box, letter_of, make_task, whole
+from midstream.core.text import last_box
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, make_task, whole
 from midstream.tasks.records import BadRowError
 
 
@@ -123,9 +124,9 @@ def test_whole_numbers(value, text):
         (r"so \boxed{12}.", "12"),
         (r"first \boxed{1}, then \boxed{\frac{1}{2}} is it", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"no box", None),
-        (r"\boxed{}", None),
-        (r"\boxed{1", None),
+        (r"no box", ""),
+        (r"\boxed{}", ""),
+        (r"\boxed{1", ""),
     ],
 )
 def test_boxed_answers(solution, answer):

@@ -17,12 +17,11 @@ from itertools import groupby
 from typing import Literal, cast
 
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
-from midstream.core.text import neutral
+from midstream.core.text import last_box, neutral
 from midstream.core.trajectory import Trajectory
 
 POLICY = "policy"  # role of the calls that sampled the stream
 BlockKind = Literal["think", "call", "output", "answer", "text"]
-_BOX = "\\boxed{"
 _TOOL_NAME = r"[A-Za-z_][\w.-]*"  # in place of {tool} in a mark
 
 
@@ -128,7 +127,7 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
     else:
         answers = [block for block in blocks(pieces, template) if block.kind == "answer" and block.closed]
         text = answers[-1].body if answers else ""
-    return (_boxed(text) if template.boxed else text).strip() or None
+    return (last_box(text) if template.boxed else text).strip() or None
 
 
 def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:
@@ -141,17 +140,6 @@ def said(pieces: Sequence[Piece], template: Template) -> str:
     """The text sampled since the environment last appended text, without thoughts and calls."""
     text = "".join(block.body for block in latest(pieces, template) if block.kind == "text")
     return text.rpartition(template.think.close)[2].strip() if template.think else text.strip()
-
-
-def _boxed(text: str) -> str:
-    """The content of the last \\boxed{}; "" if it is missing or never closed."""
-    start = text.rfind(_BOX) + len(_BOX)
-    depth = 1
-    for place in range(start, len(text) if start >= len(_BOX) else 0):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start:place]
-    return ""
 
 
 def _runs(pieces: Sequence[Piece], template: Template) -> Iterator[tuple[bool, list[Block]]]:

@@ -120,3 +120,15 @@ def _compile_error(code: str) -> str | None:
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes; nested too deeply
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def last_box(text: str) -> str:
+    """The content of the last \\boxed{}; "" if it is missing or never closed."""
+    box = "\\boxed{"
+    start = text.rfind(box) + len(box)
+    depth = 1
+    for place in range(start, len(text) if start >= len(box) else 0):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place]
+    return ""

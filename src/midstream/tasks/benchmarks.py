@@ -18,7 +18,7 @@ from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.protocols import TaskSource
 from midstream.core.task import Task
 from midstream.tasks import conversions
-from midstream.tasks.finite import Finite
+from midstream.tasks.finite import Finite, check_known
 from midstream.tasks.questions import Fields, make_task
 from midstream.tasks.records import BadRowError, Faults, LeftOutError, Record, read_records
 
@@ -98,12 +98,12 @@ class BenchmarkConfig(TasksConfig):
         """
         benchmark = find(self.name)
         made = bool(benchmark.tasks) and self.file is None
-        useless = {
+        unused = {
             "file": benchmark.use == "world",
             "revision": bool(benchmark.tasks or self.file),
             "instruction": made,
         }
-        if names := [name for name, refused in useless.items() if refused and getattr(self, name) is not None]:
+        if names := [name for name, refused in unused.items() if refused and getattr(self, name) is not None]:
             raise RecipeError(
                 f"benchmark {benchmark.name} has no use for {' and '.join(names)}",
                 code="setting-conflict",
@@ -121,12 +121,9 @@ def find(name: str) -> Benchmark:
     Raises:
         RecipeError: it does not exist.
     """
-    if name not in BENCHMARKS:
-        raise RecipeError(
-            f"benchmark {name!r} does not exist",
-            code="unknown-benchmark",
-            fix=f'name one of: {", ".join(BENCHMARKS)}; or read your own questions by type = "file"',
-        )
+    check_known(
+        "benchmark", [name], BENCHMARKS, "midstream", 'name one of them, or read your own questions by type = "file"'
+    )
     return BENCHMARKS[name]
 
 
@@ -137,12 +134,6 @@ class BenchmarkTasks(Finite):
         self.benchmark, self.config = benchmark, config
         splits = [benchmark.main_split] if config.file else list(benchmark.splits)
         super().__init__(f"benchmark {benchmark.name}", splits)
-
-    def split_fix(self, split: str) -> str:
-        """A file of a benchmark holds one split."""
-        if self.config.file is None:
-            return super().split_fix(split)
-        return f"""set `split = "{self.benchmark.main_split}"`, or read the file by `type = "file"` with `splits`"""
 
     def load(self, split: str) -> list[Task]:
         """Convert every row; a few bad ones in a large training set are left out and counted.
@@ -193,7 +184,7 @@ class BenchmarkTasks(Finite):
     def _task(self, record: Record, family: str) -> Task:
         """The task of a row. Raises `BadRowError` for a row of another benchmark."""
         benchmark, instruction = self.benchmark, self.config.instruction
-        if conversions.is_released(record.fields):
+        if "query" in record.fields and "pid" in record.fields:
             fields = conversions.released(record.fields)
         elif benchmark.convert:
             convert: Callable[[Mapping[str, Any]], Fields] = getattr(conversions, benchmark.convert)
@@ -262,19 +253,15 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
         return datasets.load_dataset(repository, config or None, split=split, revision=revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        pin = f"look at {page}; pin a `revision` that works, or {file}"
+        code, fix = "hub-changed", f"look at {page}; pin a `revision` that works, or {file}"
+        cause = f"{repository} was moved, closed or changed"
         if isinstance(error, ConnectionError):
-            code, failed = "hub-unreachable", "could not be downloaded"
+            code, fix = "hub-unreachable", f"connect it; or download {page} elsewhere and {file}"
             cause = "this machine does not reach the Hugging Face Hub, or HF_HUB_OFFLINE is set"
-            fix = f"connect it; or download {page} elsewhere and {file}"
-        elif not isinstance(error, DatasetsError | OSError):  # no such config or split, or the repository runs code
-            code, failed, fix = "hub-changed", "is not what it was", pin
-            cause = f"{repository} has changed its configs or splits"
-        elif benchmark.gated:
-            code, failed = "hub-access", "could not be downloaded"
+        elif benchmark.gated and isinstance(error, DatasetsError | OSError):
+            code, fix = (
+                "hub-access",
+                f"accept them at {page}, then hf auth login (was: huggingface-cli login); or {file}",
+            )
             cause = "its owners ask you to accept its conditions first, and you are not logged in or have not"
-            fix = f"accept them at {page}, then hf auth login (older: huggingface-cli login); or {file}"
-        else:
-            code, failed, fix = "hub-changed", "could not be downloaded", pin
-            cause = f"{repository} was moved, closed or changed"
-        raise UsageError(f"{what} {failed}: {reason}", code=code, cause=cause, fix=fix) from error
+        raise UsageError(f"{what} could not be downloaded: {reason}", code=code, cause=cause, fix=fix) from error

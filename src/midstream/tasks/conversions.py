@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from midstream.core.seeds import derive_seed
-from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, last_box, letter_of, whole
+from midstream.core.text import last_box
+from midstream.tasks.questions import Fields, as_text, as_texts, by_letter, letter_of, whole
 from midstream.tasks.records import BadRowError, LeftOutError, shorten
 
 Row = Mapping[str, Any]
@@ -44,8 +45,8 @@ def mathematics(row: Row) -> Fields:
     question = _first(row, "problem", "question")
     found = row.get("answer", row.get("final_answer"))
     if found is None:
-        found = last_box(_first(row, "solution"))
-        if found is None:
+        found = last_box(_first(row, "solution")).strip()
+        if not found:
             raise LeftOutError("its solution has no boxed answer")
     answer = ", ".join(as_texts(found, "answer"))  # several values are one answer
     kept = {name: row[name] for name in ("level", "difficulty", "unit") if row.get(name) is not None}
@@ -115,11 +116,6 @@ def simple_question(row: Row) -> Fields:
     return Fields(
         question=_first(row, "problem"), answer=as_text(row.get("answer"), "answer"), family=topic[1] if topic else ""
     )
-
-
-def is_released(row: Row) -> bool:
-    """Whether a row has the form of AgentFlow's repository."""
-    return "query" in row and "pid" in row
 
 
 def released(row: Row) -> Fields:

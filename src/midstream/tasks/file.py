@@ -32,15 +32,12 @@ class FileTasks(Finite):
 
     def __init__(self, config: FileTasksConfig) -> None:
         self.config = config
-        self._by_split: dict[str, list[Task]] | None = None
         splits = SPLITS if config.split_field else [split for split in SPLITS if split in config.splits]
         super().__init__(str(config.path), splits)
 
     def split_fix(self, split: str) -> str:
         """A file serves the splits that its settings name."""
-        if split == "train" and self.splits == ("test",):
-            return "share it out: splits = { train = 0.8, test = 0.2 }; or all of it is to train on: { train = 1 }"
-        return f'give the split a share in `splits`, or set `split = "{self.splits[0]}"`'
+        return f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
 
     def load(self, split: str) -> list[Task]:
         """Read the file once for all splits.
@@ -48,31 +45,30 @@ class FileTasks(Finite):
         Raises:
             UsageError: rows are bad, or the file holds no question.
         """
-        if self._by_split is None:
-            found: dict[str, list[Task]] = {name: [] for name in SPLITS}
-            faults = Faults(str(self.config.path))
-            self.left_out = {}
-            ids: dict[str, str] = {}
-            seen: dict[str, tuple[str, Task]] = {}
-            for record in read_records(self.config.path, faults):
-                try:
-                    name, task = self._task(record)
-                    new = self._is_new(record, task, ids, seen)
-                except BadRowError as reason:
-                    faults.add(record.place, reason)
-                    continue
-                if new:
-                    found[name].append(task)
-                else:
-                    self.left_out.setdefault(name, Counter())["it repeats an earlier question"] += 1
-            faults.refuse(
-                'a row must be such as {"question": "...", "answer": "..."}',
-                "correct them, or name other fields by question_field and answer_field",
-            )
-            if not any(found.values()):
-                raise UsageError(f"{self.config.path} has no question", code="no-questions", fix="add some, one a line")
-            self._by_split = found
-        return self._by_split[split]
+        found: dict[str, list[Task]] = {name: [] for name in SPLITS}
+        faults = Faults(str(self.config.path))
+        self.left_out = {}
+        ids: dict[str, str] = {}
+        seen: dict[str, tuple[str, Task]] = {}
+        for record in read_records(self.config.path, faults):
+            try:
+                name, task = self._task(record)
+                new = self._is_new(record, task, ids, seen)
+            except BadRowError as reason:
+                faults.add(record.place, reason)
+                continue
+            if new:
+                found[name].append(task)
+            else:
+                self.left_out.setdefault(name, Counter())["it repeats an earlier question"] += 1
+        faults.refuse(
+            'a row must be such as {"question": "...", "answer": "..."}',
+            "correct them, or name other fields by question_field and answer_field",
+        )
+        if not any(found.values()):
+            raise UsageError(f"{self.config.path} has no question", code="no-questions", fix="add some, one a line")
+        self._loaded.update(found)
+        return found[split]
 
     def _is_new(self, record: Record, task: Task, ids: dict[str, str], seen: dict[str, tuple[str, Task]]) -> bool:
         """Add a row's id and question to those seen; return whether to keep the row."""

@@ -125,16 +125,3 @@ def whole(value: Any, name: str) -> str:
     text = as_text(value, name)
     found = re.fullmatch(r"0*(\d+)(?:\.0*)?", text)
     return found[1] if found else text
-
-
-def last_box(solution: str) -> str | None:
-    r"""Content of the last `\boxed{...}` of a solution, braces matched; None without one."""
-    start = solution.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len(r"\boxed{")
-    for place in range(begin, len(solution)):
-        depth += {"{": 1, "}": -1}.get(solution[place], 0)
-        if depth == 0:
-            return solution[begin:place].strip() or None
-    return None

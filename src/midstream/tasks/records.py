@@ -214,16 +214,13 @@ def _parse(data: bytes) -> Any:
 
     try:
         return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
-    except UnicodeDecodeError as error:
-        raise BadRowError(f"it is no UTF-8: {error.reason} at byte {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        raise BadRowError(f"it is no JSON: {error.msg} at character {error.pos + 1}") from error
-    except RecursionError as error:
-        raise BadRowError("it is nested too deeply") from error
     except BadRowError:
         raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise BadRowError(f"it cannot be read: {error}") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no UTF-8, no JSON, nested too deeply, a number of too many digits
+        raise BadRowError(f"it is no JSON: {error}") from error
 
 
 def _object(place: str, value: Any, faults: Faults) -> Iterator[Record]:

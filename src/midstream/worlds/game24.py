@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
 
-from midstream.core.component import Context, TasksConfig
+from midstream.core.component import TasksConfig
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
@@ -30,18 +30,6 @@ QUESTION = (
     "exactly once and no other number, with the operators +, -, * and / and with parentheses. Answer with the "
     "expression alone."
 )
-
-
-class Game24Config(TasksConfig):
-    """Settings of the Game of 24: `seed` decides which hand is in which split."""
-
-    endless = True
-
-    seed: int = 0
-
-    def build(self, context: Context) -> GameOf24:
-        """Build it."""
-        return GameOf24(self)
 
 
 class GameOf24(Finite):
@@ -71,6 +59,15 @@ class GameOf24(Finite):
                 )
             )
         return tasks
+
+
+class Game24Config(TasksConfig):
+    """Settings of the Game of 24: `seed` decides which hand is in which split."""
+
+    endless = True
+    component = GameOf24
+
+    seed: int = 0
 
 
 @cache

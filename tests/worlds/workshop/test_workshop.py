@@ -58,7 +58,8 @@ def test_an_order_can_be_read_back_from_any_text_that_holds_its_question():
         assert order is not None
         assert (f"{order.domain}-{order.number}", order.code) == (task.id, task.answer)
         assert [rule.mark for rule in order.rules if rule.mark not in task.question] == []
-    assert workshop.order("How high is Amberbank ?") is None
+    with pytest.raises(RecipeError, check=coded("foreign-prompt")):
+        workshop.order("How high is Amberbank ?")
 
 
 def test_an_order_without_marks_has_no_rules():

@@ -54,9 +54,7 @@ class Package:
         spec = importlib.util.find_spec("bfcl_eval")
         if spec is None or spec.origin is None:
             raise RecipeError(
-                "BFCL's data is not installed: there is no package bfcl_eval",
-                code="data-not-found",
-                fix=_FIX,
+                "BFCL's data is not installed: there is no package bfcl_eval", code="data-not-found", fix=_FIX
             )
         self._read_documents: dict[str, dict[str, FunctionSpec]] = {}
         self._data = Path(spec.origin).parent / "data"

@@ -22,6 +22,7 @@ import decimal
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,7 @@ from midstream.tasks.functions import FunctionSpec, Invocation, matched_calls
 
 MOST_DIGITS = 10_000  # of a result: a longer computation is refused
 _BITS_PER_DIGIT = 3.33
+Match = tuple[int, int]  # how many match, of how many
 
 
 class State:
@@ -112,17 +114,11 @@ class Judge:
         wanted = [self._truth.call(call).text for call in expected]
         self._results += [result for _, result in made]
         if not expected:
-            self._add([0, 0], [0, 0], [0, 0], "", finished=finished)
+            self._add((0, 0), (0, 0), (0, 0), "", finished=finished)
             return
         truth, found = self._truth.public(), state.public()
         differ = [name for name, value in truth.items() if not _same(found.get(name), value)]
-        # Each result stands for one expected result.
-        left, missing = list(self._results), 0
-        for result in wanted:
-            if result in left:
-                left.remove(result)
-            else:
-                missing += 1
+        missing = (Counter(wanted) - Counter(self._results)).total()  # each result stands for one expected result
         if not finished:
             why = "the agent did not end its turn"
         elif not made:
@@ -133,24 +129,26 @@ class Judge:
             why = f"{missing} expected results are missing" if missing else ""
         complete = self._truth.complete
         calls = matched_calls([complete(call) for call, _ in made], [complete(call) for call in expected])
-        attributes: list[JsonValue] = [len(truth) - len(differ), len(truth)]
-        results: list[JsonValue] = [len(wanted) - missing, len(wanted)]
-        self._add(attributes, [calls, len(expected)], results, why, finished=finished)
+        self._add(
+            (len(truth) - len(differ), len(truth)),
+            (calls, len(expected)),
+            (len(wanted) - missing, len(wanted)),
+            why,
+            finished=finished,
+        )
 
     def outcome(self) -> dict[str, JsonValue]:
         """Return success and the facts of every turn; turns that were never reached matched nothing."""
         attributes = len(self._truth.public())
         for expected in self._expected[len(self.turns) :]:
             count = len(expected)
-            self._add([0, attributes if count else 0], [0, count], [0, count], "never reached", finished=False)
+            self._add((0, attributes if count else 0), (0, count), (0, count), "never reached", finished=False)
         reasons = [f"turn {number}: {turn['why']}" for number, turn in enumerate(self.turns, 1) if turn["why"]]
         turns: list[JsonValue] = [*self.turns]
         return {"success": not reasons, "why": reasons[0] if reasons else "", "turns": turns}
 
-    def _add(
-        self, state: list[JsonValue], calls: list[JsonValue], results: list[JsonValue], why: str, *, finished: bool
-    ) -> None:
-        facts = {"state": state, "calls": calls, "results": results}
+    def _add(self, state: Match, calls: Match, results: Match, why: str, *, finished: bool) -> None:
+        facts: dict[str, JsonValue] = {"state": [*state], "calls": [*calls], "results": [*results]}
         self.turns.append({**facts, "passed": not why, "why": why, "finished": finished})
 
 

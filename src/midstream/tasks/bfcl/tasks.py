@@ -13,6 +13,8 @@ Results are for a model's own development; rows of the public leaderboard are ma
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.component import TasksConfig
@@ -36,7 +38,6 @@ class Bfcl(Finite):
         self.config = config
         sizes = {"train": config.train, "validation": config.validation}
         super().__init__("BFCL", [split for split in SPLITS if sizes.get(split, 1)])
-        self._entries: dict[str, Entry] = {}
 
     def load(self, split: str) -> list[Task]:
         """Make the split's tasks, category by category.
@@ -48,7 +49,7 @@ class Bfcl(Finite):
         """
         # The scenarios of all splits in order: drawn within each domain, then one of each domain after the other.
         ranks: dict[str, list[tuple[int, int]]] = {}
-        for scenario, classes in {entry.scenario: entry.classes for entry in self._all().values()}.items():
+        for scenario, classes in {entry.scenario: entry.classes for entry in self._entries.values()}.items():
             domain = next((name for name in DOMAINS if name in classes), classes[0])
             rank = derive_seed("bfcl split", self.config.split_seed, scenario)
             ranks.setdefault(domain, []).append((rank, scenario))
@@ -65,7 +66,7 @@ class Bfcl(Finite):
                 family=entry.category,
                 metadata={"entry": entry.id, "scenario": entry.scenario, "user_turns": len(entry.users)},
             )
-            for entry in self._all().values()
+            for entry in self._entries.values()
             if entry.scenario in chosen
         ]
 
@@ -75,7 +76,7 @@ class Bfcl(Finite):
 
     def entry(self, task: Task) -> Entry:
         """BFCL's own entry of a task, with its ground truth."""
-        return self._all()[str(task.metadata["entry"])]
+        return self._entries[str(task.metadata["entry"])]
 
     def expected(self, task: Task) -> list[list[Invocation]]:
         """The calls that BFCL expects in each turn of a task."""
@@ -83,10 +84,9 @@ class Bfcl(Finite):
         state = State(package(), entry)
         return [[state.invocation(call) for call in turn] for turn in entry.truth]
 
-    def _all(self) -> dict[str, Entry]:
-        if not self._entries:
-            self._entries = {entry.id: entry for name in self.config.families for entry in package().entries(name)}
-        return self._entries
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        return {entry.id: entry for name in self.config.families for entry in package().entries(name)}
 
 
 class BfclConfig(TasksConfig):

@@ -90,8 +90,7 @@ class TauBench(Finite):
     def load(self, split: str) -> list[Task]:
         """Make the split's tasks, domain by domain.
 
-        The question is what the user wants, the answer the calls and texts that do it, both for people: an agent sees
-        only the user's messages.
+        Question (what the user wants) and answer are for people: an agent sees only the user's messages.
 
         Raises:
             RecipeError: tau-bench cannot be read.
@@ -229,13 +228,7 @@ class TauDialogue(Dialogue):
             "passed": not why,
             "why": why,
         }
-        return {
-            "success": not why,
-            "why": why,
-            "turns": [facts],
-            "ended": self._ended,
-            "do_nothing": self._do_nothing,
-        }
+        return {"success": not why, "why": why, "turns": [facts], "ended": self._ended, "do_nothing": self._do_nothing}
 
     async def _user_turn(self, heard: str) -> UserTurn:
         """Ask the model for the customer's next message; in its chat the agent is the user."""

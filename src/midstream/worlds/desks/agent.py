@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -31,11 +31,11 @@ from midstream.core.seeds import derive_seed
 from midstream.core.stream import Piece, blocks
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Message
+from midstream.engines.simulated import Reply
 from midstream.worlds.desks.desk import Function
 from midstream.worlds.desks.dialogue import DESKS, GOALS
 from midstream.worlds.desks.goals import Goal, Step, Values, Wording
 
-Reply = Callable[[Sequence[Message], int], str]
 Said = str | list[dict[str, JsonValue]]  # words for the user, or calls
 
 FUNCTIONS: dict[str, Function] = {

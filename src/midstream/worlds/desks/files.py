@@ -228,8 +228,5 @@ GOALS = (
         steps=(Step("count_words", {"file": "{file}"}),),
         draw=_file,
     ),
-    Goal(
-        texts=("Which files are in this folder?",),
-        steps=(Step("list_folder"),),
-    ),
+    Goal(texts=("Which files are in this folder?",), steps=(Step("list_folder"),)),
 )

@@ -17,7 +17,7 @@ build on the results of earlier ones ("find the file and read it"). In a plan th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Literal
 
@@ -28,7 +28,8 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Message
+from midstream.engines.simulated import Reply
+from midstream.tasks.finite import check_known
 from midstream.worlds.desks import agent
 from midstream.worlds.desks.desk import State
 from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay
@@ -63,27 +64,6 @@ DIFFICULTIES = {
 }
 
 
-class DesksConfig(TasksConfig):
-    """Settings of the desks: the categories (`families`) and desks of the tasks, and their difficulty.
-
-    easy: one or two user turns of one goal; standard: two or three, of up to two goals; hard: three to five of two or
-    three goals, at two desks. A turn that only completes another is not counted.
-    """
-
-    endless = True
-    dialogues = True
-    plays = ("agent",)
-
-    families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
-    desks: tuple[str, ...] = Field(default=tuple(DESKS), min_length=1)
-    difficulty: Literal["easy", "standard", "hard"] = "standard"
-    seed: int = 0
-
-    def build(self, context: Context) -> Desks:
-        """Build it."""
-        return Desks(self)
-
-
 class Desks(Endless):
     """A `core.protocols.TaskSource` whose tasks are dialogues (`core.protocols.Dialogues`)."""
 
@@ -98,15 +78,9 @@ class Desks(Endless):
             sampled=("desk tasks", config.seed),
             fixed=("desk set", config.seed),
         )
-        for name in config.desks:
-            if name not in DESKS:
-                raise RecipeError(
-                    f"there is no desk {name!r}",
-                    code="unknown-desk",
-                    fix=f"name some of {', '.join(DESKS)} as `desks` in [tasks] or in the evaluation set",
-                )
+        check_known("desk", config.desks, DESKS, self.what, "correct `desks` in [tasks] or in the evaluation set")
 
-    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+    def play(self, role: str, skill: float, context: Context) -> Reply:
         """The program that plays the agent, in the template of the recipe's agent."""
         assert context.template is not None
         return agent.agent_reply(context.template, skill)
@@ -139,6 +113,24 @@ class Desks(Endless):
             answer.append(", ".join(calls) or "(asks)")
         metadata = plan.model_dump(mode="json")
         return Task(id=task_id, question=question, answer="\n".join(answer), family=family, metadata=metadata)
+
+
+class DesksConfig(TasksConfig):
+    """Settings of the desks: the categories (`families`) and desks of the tasks, and their difficulty.
+
+    easy: one or two user turns of one goal; standard: two or three, of up to two goals; hard: three to five of two or
+    three goals, at two desks. A turn that only completes another is not counted.
+    """
+
+    endless = True
+    dialogues = True
+    plays = ("agent",)
+    component = Desks
+
+    families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
+    desks: tuple[str, ...] = Field(default=tuple(DESKS), min_length=1)
+    difficulty: Literal["easy", "standard", "hard"] = "standard"
+    seed: int = 0
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

@@ -41,12 +41,7 @@ class Vehicle(Desk):
     @function()
     def vehicle_status(self) -> Result:
         """Reports the fuel in liters, and whether doors are locked, the brake is set and the motor runs."""
-        return {
-            "fuel_l": self.fuel_l,
-            "locked": self.locked,
-            "brake_set": self.brake_set,
-            "motor_on": self.motor_on,
-        }
+        return {"fuel_l": self.fuel_l, "locked": self.locked, "brake_set": self.brake_set, "motor_on": self.motor_on}
 
     @function(liters="how many liters")
     def fill_tank(self, liters: float) -> Result:
@@ -234,8 +229,5 @@ GOALS = (
         vague=(("Set the destination for me.", "We are going to {town}, of course."),),
         hold="set_destination",
     ),
-    Goal(
-        texts=("How is the car doing, and how much fuel is left?",),
-        steps=(Step("vehicle_status"),),
-    ),
+    Goal(texts=("How is the car doing, and how much fuel is left?",), steps=(Step("vehicle_status"),)),
 )

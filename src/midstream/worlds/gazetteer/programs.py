@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ComponentConfig, Context, ToolConfig
+from midstream.core.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, Observation, Verdict
 from midstream.worlds.gazetteer.plans import places, read_question
@@ -105,16 +105,6 @@ class GeneratorConfig(ComponentConfig):
     component = VerifiedResultGenerator
 
 
-class GuessConfig(ToolConfig):
-    """Settings of the guess: its number is between 0 and `largest`."""
-
-    largest: int = Field(default=999, ge=0)
-
-    def build(self, context: Context) -> ConfidentGuess:
-        """Build it."""
-        return ConfidentGuess(self)
-
-
 class ConfidentGuess(Tool):
     """Tool that answers every question with a confident sentence and a meaningless number: a distractor.
 
@@ -145,4 +135,9 @@ class ConfidentGuess(Tool):
         return ToolResult(text=f"{OPENINGS[opening]} {number % (self._largest + 1)}")
 
 
-GuessConfig.tool = ConfidentGuess
+class GuessConfig(ToolConfig):
+    """Settings of the guess: its number is between 0 and `largest`."""
+
+    tool = component = ConfidentGuess
+
+    largest: int = Field(default=999, ge=0)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from midstream.agents.interleaved import Stream
-from midstream.core.component import ComponentConfig, Context
+from midstream.core.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import POLICY, blocks
@@ -46,41 +46,6 @@ WELL_FORMED = "{open} {thought}{close}{act}"
 # Replies that violate the form: no thought, a thought that is never closed, nothing but a thought.
 MALFORMED_REPLIES = ("{act}", "{open} {thought}{act}", "{open} {thought}{close}")
 _RESULT = re.compile(r".*?(-?\d+|[A-Z][a-z]+)")  # a line that ends in a number, a place, True or False
-
-
-class ScriptedConfig(ComponentConfig):
-    """Each decision is the sensible one with probability `sense`, otherwise uniformly random.
-
-    A share `malformed` of the actions cannot be parsed. A lesson about a decision overrides both.
-    """
-
-    teaches = "compact"
-
-    sense: float = Field(default=0.3, ge=0, le=1)
-    malformed: float = Field(default=0.1, ge=0, le=1)
-
-    @property
-    def needs_world(self) -> bool:
-        """It decides by the world's names."""
-        return True
-
-    def build(self, context: Context) -> ScriptedPlanner | ScriptedPolicy:
-        """Build the planner."""
-        return ScriptedPlanner(self)
-
-
-class ScriptedPolicyConfig(ScriptedConfig):
-    """The same settings for the policy."""
-
-    teaches = "model"
-
-    def check_template(self, template: Template) -> None:
-        """Refuse a template with other marks than the policy can write."""
-        scripted_marks(template)
-
-    def build(self, context: Context) -> ScriptedPolicy:
-        """Build the policy."""
-        return ScriptedPolicy(self)
 
 
 def action_words() -> set[str]:
@@ -240,3 +205,34 @@ class StreamSituation(Situation):
     def answer(self) -> str:
         """The newest result, Python's True and False as yes and no."""
         return SPOKEN.get(self.values[-1], self.values[-1])
+
+
+class ScriptedConfig(ComponentConfig):
+    """Each decision is the sensible one with probability `sense`, otherwise uniformly random.
+
+    A share `malformed` of the actions cannot be parsed. A lesson about a decision overrides both.
+    """
+
+    teaches = "compact"
+
+    component = ScriptedPlanner
+
+    sense: float = Field(default=0.3, ge=0, le=1)
+    malformed: float = Field(default=0.1, ge=0, le=1)
+
+    @property
+    def needs_world(self) -> bool:
+        """It decides by the world's names."""
+        return True
+
+
+class ScriptedPolicyConfig(ScriptedConfig):
+    """The same settings for the policy."""
+
+    teaches = "model"
+
+    def check_template(self, template: Template) -> None:
+        """Refuse a template with other marks than the policy can write."""
+        scripted_marks(template)
+
+    component = ScriptedPolicy

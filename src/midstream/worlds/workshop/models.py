@@ -15,18 +15,17 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Message
+from midstream.engines.simulated import Reply
 from midstream.worlds.workshop.rules import FALSE, Rule
 
 if TYPE_CHECKING:
-    from midstream.worlds.workshop.tasks import Order, Workshop
-
-Reply = Callable[[Sequence[Message], int], str]
+    from midstream.worlds.workshop.tasks import Workshop
 
 WRONG_CODES = 3  # of an order: few enough that wrong answers can agree
 _LESSONS = "# Lessons from earlier tasks\n\n"
@@ -66,7 +65,7 @@ def agent_reply(world: Workshop) -> Reply:
 
     def reply(messages: Sequence[Message], seed: int) -> str:
         prompt = "\n\n".join(message.content for message in messages)
-        order = _order(world, messages[-1].content)  # the query; the whole prompt would take long to search
+        order = world.order(messages[-1].content)  # the query; the whole prompt would take long to search
         held = world.held(lessons_of(prompt))
         strange = [rule for rule in order.rules if rule.number not in held.true and rule.number not in held.false]
         asked = ask_master.__name__ in prompt.rpartition(_MEMORY)[2]
@@ -124,28 +123,15 @@ def reflector_reply(world: Workshop) -> Reply:
     return reply
 
 
-def _order(world: Workshop, text: str) -> Order:
-    order = world.order(text)
-    if order is None:
-        raise RecipeError(
-            "a simulated model of the workshop got a prompt without an order",
-            code="foreign-prompt",
-            cause="it can be the planner or the reflector on tasks of type workshop, and no other module",
-            fix='set tasks.type = "workshop" and give other modules programs or another engine, as '
-            "recipes/training-free-simulated.toml does",
-        )
-    return order
-
-
 def _summarize(world: Workshop, sections: Mapping[str, str], draws: random.Random) -> dict[str, Any]:
-    order = _order(world, sections.get("Question", "").strip())
+    order = world.order(sections.get("Question", "").strip())
     marks = ", ".join(rule.mark for rule in order.rules) or "no mark"
     return {"summary": f"The order had {marks}; it was worked on, and a code was handed in."}
 
 
 def _contrast(world: Workshop, sections: Mapping[str, str], draws: random.Random) -> dict[str, Any]:
     """Propose a lesson on one of the question's marks whose true lesson the library lacks."""
-    order = _order(world, sections.get("Question", "").strip())
+    order = world.order(sections.get("Question", "").strip())
     library = [lesson["text"] for lesson in _objects(sections["Library"])]
     known = {meaning for text in library for meaning in world.meaning(text)}
     left = [rule for rule in order.rules if (rule.number, 0) not in known]

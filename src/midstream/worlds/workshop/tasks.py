@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -29,7 +29,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Message
+from midstream.engines.simulated import Reply
 from midstream.tasks.finite import SPLITS, Finite, check_known
 from midstream.worlds.workshop import models
 from midstream.worlds.workshop.rules import DOMAINS, MOST_RULES, Rule, make_rules
@@ -54,40 +54,6 @@ class Lapses(Frozen):
     over_long: float = Field(default=0.0, ge=0, le=1)
     answer_copying: float = Field(default=0.0, ge=0, le=1)
     bad_json: float = Field(default=0.0, ge=0, le=1)
-
-
-class WorkshopConfig(TasksConfig):
-    """Settings of the workshop; all effects are in probability of success.
-
-    Tasks come from `domains`, each with separate `rules`; `reach` is the share of a domain's orders that bear a rule's
-    mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help` to orders of its
-    rule, each false one subtracts `harm`, and every lesson in the prompt, known or not, subtracts `clutter` from all
-    orders. `share_true` is the probability that a lesson which the simulated reflector draws from rollouts is true,
-    `lapses` are its other errors. `train`, `validation` and `test` are the orders of each domain in a split; all splits
-    share the rules, so that lessons learned on one apply to the others. An evaluation set on another domain is a
-    `tasks` table of the same `seed`: the simulated agent uses the rules and effects of the recipe's own.
-    """
-
-    plays = ("agent", "reflector")
-
-    domains: tuple[str, ...] = Field(default=("press",), min_length=1)
-    rules: int = Field(default=16, ge=1, le=MOST_RULES)
-    base: float = Field(default=0.35, ge=0, le=1)
-    spread: float = Field(default=0.15, ge=0, le=1)
-    help: float = Field(default=0.06, ge=0, le=1)
-    harm: float = Field(default=0.05, ge=0, le=1)
-    reach: float = Field(default=0.5, ge=0, le=1)
-    clutter: float = Field(default=0.006, ge=0, le=1)
-    share_true: float = Field(default=0.5, ge=0, le=1)
-    lapses: Lapses = Lapses()
-    train: int = Field(default=200, ge=1)
-    validation: int = Field(default=200, ge=1)
-    test: int = Field(default=400, ge=1)
-    seed: int = 0
-
-    def build(self, context: Context) -> Workshop:
-        """Build it."""
-        return Workshop(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +99,7 @@ class Workshop(Finite):
         self._meanings: dict[str, tuple[tuple[int, int], ...]] = {}
         self._orders: dict[str, Order] = {}
 
-    def play(self, role: str, skill: float, context: Context) -> Callable[[Sequence[Message], int], str]:
+    def play(self, role: str, skill: float, context: Context) -> Reply:
         """The program that plays the agent or the reflector."""
         return models.agent_reply(self) if role == "agent" else models.reflector_reply(self)
 
@@ -160,11 +126,21 @@ class Workshop(Finite):
         """The code of an order's finished piece: six digits."""
         return str(100_000 + derive_seed("workshop code", self.config.seed, number) % 900_000)
 
-    def order(self, text: str) -> Order | None:
-        """The order in a text, None without one."""
+    def order(self, text: str) -> Order:
+        """The order in a text.
+
+        Raises:
+            RecipeError: there is none, so the text is another module's prompt.
+        """
         found = _ORDER.search(text)
         if found is None:
-            return None
+            raise RecipeError(
+                "a simulated model of the workshop got a prompt without an order",
+                code="foreign-prompt",
+                cause="it can be the planner or the reflector on tasks of type workshop, and no other module",
+                fix='set tasks.type = "workshop" and give other modules programs or another engine, as '
+                "recipes/training-free-simulated.toml does",
+            )
         if found[0] not in self._orders:
             domain, number = found[1], int(found[2])
             rules = [self._by_mark.get((domain, mark)) for mark in found[3].split(", ")]
@@ -217,9 +193,35 @@ class Workshop(Finite):
     def mean_success(self, tasks: Sequence[Task], lessons: Sequence[str]) -> float:
         """The exact mean probability that the simulated agent solves these tasks with these lessons in its prompt."""
         held = self.held(lessons)
-        chances: list[float] = []
-        for task in tasks:
-            order = self.order(task.question)
-            assert order is not None, "tasks of this world hold an order"
-            chances.append(self.chance(order, held))
-        return fmean(chances)
+        return fmean(self.chance(self.order(task.question), held) for task in tasks)
+
+
+class WorkshopConfig(TasksConfig):
+    """Settings of the workshop; all effects are in probability of success.
+
+    Tasks come from `domains`, each with separate `rules`; `reach` is the share of a domain's orders that bear a rule's
+    mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help` to orders of its
+    rule, each false one subtracts `harm`, and every lesson in the prompt, known or not, subtracts `clutter` from all
+    orders. `share_true` is the probability that a lesson which the simulated reflector draws from rollouts is true,
+    `lapses` are its other errors. `train`, `validation` and `test` are the orders of each domain in a split; all splits
+    share the rules, so that lessons learned on one apply to the others. An evaluation set on another domain is a
+    `tasks` table of the same `seed`: the simulated agent uses the rules and effects of the recipe's own.
+    """
+
+    plays = ("agent", "reflector")
+    component = Workshop
+
+    domains: tuple[str, ...] = Field(default=("press",), min_length=1)
+    rules: int = Field(default=16, ge=1, le=MOST_RULES)
+    base: float = Field(default=0.35, ge=0, le=1)
+    spread: float = Field(default=0.15, ge=0, le=1)
+    help: float = Field(default=0.06, ge=0, le=1)
+    harm: float = Field(default=0.05, ge=0, le=1)
+    reach: float = Field(default=0.5, ge=0, le=1)
+    clutter: float = Field(default=0.006, ge=0, le=1)
+    share_true: float = Field(default=0.5, ge=0, le=1)
+    lapses: Lapses = Lapses()
+    train: int = Field(default=200, ge=1)
+    validation: int = Field(default=200, ge=1)
+    test: int = Field(default=400, ge=1)
+    seed: int = 0
