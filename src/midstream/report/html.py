@@ -86,11 +86,7 @@ def run_info(info: RunInfo) -> dict[str, object]:
 
 
 def save_page(path: Path, page: str) -> None:
-    """Write a page to `path`.
-
-    Raises:
-        StorageError: the file could not be written.
-    """
+    """Write a page to `path`. Raises `StorageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")

@@ -284,10 +284,7 @@ def update_charts(metrics: Sequence[StepMetrics], timings: Sequence[StepTiming])
 
 
 def stream_charts(metrics: Sequence[StepMetrics]) -> str:
-    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); "" without any such policy.
-
-    Reasoning for each call, calls and how many of them were right, calls on the way to an answer.
-    """
+    """Use of tools by interleaved policies, as ARTIST analyzes it (arXiv 2505.01441); "" without any such policy."""
     measured = [(step.step, step.streams) for step in metrics if step.streams]
     if not measured:
         return ""
