@@ -30,7 +30,7 @@ from midstream.tools.base_generator import ask
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls
 
-_PROCESSES = 4  # that read pages at once
+_PROCESSES = os.cpu_count() or 1  # that read pages at once
 _START_S = 60.0
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _LIBRARIES = ("trafilatura", "lxml_html_clean")
@@ -181,12 +181,12 @@ class PageReader:
                     if ready:
                         limit.reschedule(asyncio.get_running_loop().time() + self._parse_s)
                         answer, _ = await process.communicate(request)
-            except TimeoutError:
-                pass  # it is killed
-            finally:
-                if process.returncode is None:
-                    process.kill()
+                    await process.wait()  # not killed: that would take the status of a process that ends by itself
+            except BaseException as error:  # a limit is reached, or the call is cancelled
+                process.kill()
                 await process.wait()
+                if not isinstance(error, TimeoutError):
+                    raise
             problem = f"it ended with status {process.returncode} before it was ready"
         if not ready:
             raise ToolServerError(
