@@ -135,21 +135,16 @@ async def embedding_similarity(config: EmbeddingConfig, texts: Sequence[str]) ->
 
 def _vectors(answer: Any, count: int) -> list[list[float]] | None:
     """The vectors of an answer in the order of the texts, None where the answer cannot be used."""
-    data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, list) or len(data) != count or not all(isinstance(item, dict) for item in data):
-        return None
-    # A server may answer in another order.
-    by_index = {str(item.get("index", place)): item.get("embedding") for place, item in enumerate(data)}
-    vectors: list[list[float]] = []
-    for place in range(count):
-        vector = by_index.get(str(place))
-        if not isinstance(vector, list) or not vector:
-            return None
+    try:
+        # A server may answer in another order.
+        by_index = {str(item.get("index", place)): item["embedding"] for place, item in enumerate(answer["data"])}
+        vectors = [list(by_index[str(place)]) for place in range(count)]
         # The comparison is false for NaN, too.
-        if not all(isinstance(value, int | float) and -_LARGEST < value < _LARGEST for value in vector):
-            return None
-        vectors.append(vector)
-    return vectors if len({len(vector) for vector in vectors}) == 1 else None
+        finite = all(-_LARGEST < value < _LARGEST for vector in vectors for value in vector)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    usable = finite and vectors[0] and len(by_index) == count and len({len(vector) for vector in vectors}) == 1
+    return vectors if usable else None
 
 
 @dataclass(frozen=True, slots=True)
