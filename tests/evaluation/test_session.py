@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
+from midstream.core.events import Note, RunEvent, RunFinished
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
@@ -121,6 +122,8 @@ class Steps(Session):
 
     def __init__(self, stop_after: int = 9, spent_at: object = None) -> None:
         self.stop_after, self.spent_at, self.done = stop_after, spent_at, []
+        self.events: list[RunEvent] = []
+        self.listener = self.events.append
 
     def reach(self, what: object) -> None:
         if what == self.spent_at:
@@ -136,9 +139,6 @@ class Steps(Session):
 
     async def finish(self) -> None:
         self.reach("finish")
-
-    def note(self, text: str) -> None:
-        assert text == "spent"
 
     def reason_to_stop(self) -> str:
         return "enough" if len(self.done) > self.stop_after else ""
@@ -156,3 +156,4 @@ class Steps(Session):
 def test_a_session_begins_makes_its_steps_and_finishes(session, ended, done):
     assert asyncio.run(session.run()) == ended
     assert session.done == done
+    assert session.events == [*([Note("spent")] if ended == "spent" else []), RunFinished()]

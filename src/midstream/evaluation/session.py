@@ -215,6 +215,8 @@ class Session(ABC):
     A subclass says what its steps are; everything it does must be safe to repeat after a kill.
     """
 
+    listener: Listener
+
     @abstractmethod
     async def begin(self) -> range:
         """Restore the run, or prepare it and evaluate for the first time; returns the steps that are left."""
@@ -231,9 +233,9 @@ class Session(ABC):
         """Why no further step is made, "" to continue; asked before every step and after the last."""
         return ""
 
-    @abstractmethod
     def note(self, text: str) -> None:
-        """Report why the run ended before its last step."""
+        """Emit a `Note`."""
+        self.listener(Note(text))
 
     async def run(self) -> str:
         """Run to the end from where the directory is; returns why it ended before its last step, "" if it did not.
@@ -254,5 +256,6 @@ class Session(ABC):
             await self.finish()
         except BudgetError as error:
             self.note(str(error))
-            return error.what
+            ended = error.what
+        self.listener(RunFinished())
         return ended

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted
+from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.protocols import Engine
 from midstream.core.seeds import derive_seed
@@ -100,9 +100,7 @@ class PracticeSession(Session):
         """
         self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
         try:
-            ended = await super().run()
-            self.listener(RunFinished())
-            return ended
+            return await super().run()
         finally:
             self.committer.ledger.close()
             self.budget.close()
@@ -163,10 +161,6 @@ class PracticeSession(Session):
         self.budget.release()
         if self.updates:
             await self._evaluate(WITH, len(self.updates))
-
-    def note(self, text: str) -> None:
-        """Emit a `Note`."""
-        self.listener(Note(text))
 
     async def _evaluate(self, policy: str, step: int) -> None:
         """Evaluate every set at every temperature, without lessons or with the newest library."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from midstream.core.component import Component
 from midstream.core.errors import CheckpointError
-from midstream.core.events import EvaluationFinished, Listener, Note, Phase, RunFinished, RunStarted, StepFinished
+from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming
 from midstream.core.protocols import TaskSource
 from midstream.core.seeds import derive_seed
@@ -176,11 +176,6 @@ class TrainingSession(Session):
         self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
         await self._evaluate_sets(TRAINED, steps)
-        self.listener(RunFinished())
-
-    def note(self, text: str) -> None:
-        """Emit a warning."""
-        self.listener(Note(text))
 
     async def _evaluate_sets(self, policy: str, step: int) -> None:
         for chosen in self.parts.evaluation.sets:
