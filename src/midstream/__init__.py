@@ -37,58 +37,35 @@ _NAMES = {
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
+# fmt: off
 if TYPE_CHECKING:
     # isort: off
     from midstream.agents.agentflow import AgentFlow as AgentFlow
     from midstream.agents.interleaved import Interleaved as Interleaved
     from midstream.core.errors import (
-        EngineError as EngineError,
-        InfrastructureError as InfrastructureError,
-        MidstreamError as MidstreamError,
-        RecipeError as RecipeError,
-        RewardError as RewardError,
-        ToolServerError as ToolServerError,
-        TrainingError as TrainingError,
-        UsageError as UsageError,
+        EngineError as EngineError, InfrastructureError as InfrastructureError, MidstreamError as MidstreamError,
+        RecipeError as RecipeError, RewardError as RewardError, ToolServerError as ToolServerError,
+        TrainingError as TrainingError, UsageError as UsageError,
     )
     from midstream.core.protocols import (
-        Agent as Agent,
-        Engine as Engine,
-        Executor as Executor,
-        Generator as Generator,
-        ModuleContext as ModuleContext,
-        Planner as Planner,
-        Request as Request,
-        Reward as Reward,
-        Tool as Tool,
-        ToolResult as ToolResult,
+        Agent as Agent, Engine as Engine, Executor as Executor, Generator as Generator, ModuleContext as ModuleContext,
+        Planner as Planner, Request as Request, Reward as Reward, Tool as Tool, ToolResult as ToolResult,
         Verifier as Verifier,
     )
     from midstream.core.task import Task as Task
     from midstream.core.trajectory import (
-        Action as Action,
-        Call as Call,
-        Command as Command,
-        Memory as Memory,
-        Message as Message,
-        Observation as Observation,
-        Sampling as Sampling,
-        Score as Score,
-        Trajectory as Trajectory,
-        Turn as Turn,
-        Verdict as Verdict,
+        Action as Action, Call as Call, Command as Command, Memory as Memory, Message as Message,
+        Observation as Observation, Sampling as Sampling, Score as Score, Trajectory as Trajectory,
+        Turn as Turn, Verdict as Verdict,
     )
     from midstream.engines.openai.engine import OpenAICompatibleEngine as OpenAICompatibleEngine
     from midstream.recipe.build import Build as Build
-    from midstream.recipe.schema import (
-        Recipe as Recipe,
-        load_recipe as load_recipe,
-        parse_recipe as parse_recipe,
-    )
+    from midstream.recipe.schema import Recipe as Recipe, load_recipe as load_recipe, parse_recipe as parse_recipe
     from midstream.rewards.exact_match import ExactMatch as ExactMatch
     from midstream.rollout import Environment as Environment
     from midstream.runs import RunDirectory as RunDirectory
     from midstream.tools.function import tool as tool
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

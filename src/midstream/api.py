@@ -44,13 +44,7 @@ from midstream.engines.local.settings import require_torch
 from midstream.evaluation import SetEvaluation, result_name
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
-from midstream.evaluation.session import (
-    JournalStore,
-    check_unchanged,
-    evaluate_sets,
-    reopen,
-    task_digests,
-)
+from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
 from midstream.practice.ledger import Ledger
@@ -287,16 +281,13 @@ def compare(*runs: str) -> Comparison:
     for text in runs:
         opened.append(_open_compared(text, {other.name for other in opened}))
     first, *others = opened
-
-    def listed(compared: ComparedRun) -> str:
-        return ", ".join(" ".join(key) for key in compared.results)
-
     for other in others:
         if not first.results.keys() & other.results.keys():
+            ours, theirs = (", ".join(map(" ".join, compared.results)) for compared in (first, other))
             raise UsageError(
                 f"{first.name} and {other.name} have no set and sampling in common",
                 code="not-comparable",
-                cause=f"one has {listed(first)}, the other {listed(other)}",
+                cause=f"one has {ours}, the other {theirs}",
                 fix="evaluate both on the same set at the same temperature: midstream eval ... --temperature T",
             )
     found: list[Paired] = []
@@ -471,11 +462,7 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 
 
 def trained_run(target: str | Path) -> RunDirectory | None:
-    """The training or practice run at the path `target`; None if it names a recipe.
-
-    Raises:
-        RunError: an evaluation is there, which cannot be evaluated.
-    """
+    """The training or practice run at `target`; None for a recipe. Raises `RunError` if an evaluation is there."""
     text = str(target)
     is_path = os.sep in text and not text.endswith(".toml")
     if not is_path and not (Path(target) / "run.json").exists():
@@ -491,11 +478,7 @@ def trained_run(target: str | Path) -> RunDirectory | None:
 
 
 def _same_evaluation(begun: RunDirectory, recipe: Recipe, asked: EvaluationInfo) -> EvaluationInfo:
-    """What the directory evaluates, if that is what is asked for.
-
-    Raises:
-        RunError: it is not.
-    """
+    """What the directory evaluates, if that is what is asked for. Raises `RunError` if it is not."""
     held = begun.info().evaluation
     given = {"run", "unsafe", "record", "replay"}
     if held is None or held.model_dump(include=given) != asked.model_dump(include=given):

@@ -138,11 +138,7 @@ class StudyFile(Frozen):
 
 
 def read_study(name: str | Path) -> StudyFile:
-    """The study in a TOML file, given by path or by the name of a study that comes with midstream.
-
-    Raises:
-        RecipeError: there is no such file, or it is invalid.
-    """
+    """The study in a TOML file, by path or by the name of one that comes with midstream. Raises `RecipeError`."""
     packaged = Path(__file__).parent / "studies"  # else the checkout that midstream is installed from
     shipped = packaged if packaged.is_dir() else Path(__file__).parents[2] / "studies"
     path = Path(name) if str(name).endswith(".toml") else shipped / f"{name}.toml"

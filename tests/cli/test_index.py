@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.cli import main as cli
-from midstream.cli.index import Counts, Fields, read_documents
+from midstream.cli.index import Counts, read_documents
 from midstream.core.errors import UsageError
 from midstream.tasks.records import Faults
 from midstream.tools.local_search import LocalSearch, LocalSearchConfig
@@ -207,7 +207,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path):
 def test_no_line_is_another_error(lines: list[bytes]):
     faults, counts = Faults("lines"), Counts()
     try:
-        found = list(read_documents(io.BytesIO(b"\n".join(lines)), faults, counts, Fields()))
+        found = list(read_documents(io.BytesIO(b"\n".join(lines)), faults, counts))
     except UsageError:
         assert faults.total or not counts.documents
     else:

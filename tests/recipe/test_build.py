@@ -252,7 +252,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(ten_steps, cas
     ("override", "text"),
     [
         ("training.tasks_per_step=4", r"4 tasks of [\s\S]*there are 3[\s\S]*training.tasks_per_step"),
-        ("tasks={type='benchmark',name='aime24'}", r"aime24 has no split 'train'"),
+        ("tasks={type='benchmark',name='aime24'}", "no split 'train' in benchmark aime24"),
         ("evaluation.sets=[{name='own',count=9,tasks={type='file',path='FILE'}}]", "no split 'test'|9 tasks of"),
     ],
 )

@@ -29,12 +29,7 @@ from midstream.tasks.benchmarks import Benchmark, find
 from midstream.tasks.finite import Finite
 
 # Headings of the groups in tasks/benchmarks.toml.
-_HEADINGS = {
-    "questions": "Questions",
-    "mathematics": "Mathematics",
-    "training": "To train on",
-    "worlds": "Made here",
-}
+_HEADINGS = {"questions": "Questions", "mathematics": "Mathematics", "training": "To train on", "worlds": "Made here"}
 _FAMILIES_SHOWN = 8
 
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     out, size = _target(source, options.out), options.passage_characters
     if size is not None and size < 100:
         raise UsageError(f"--passage-characters {size} is too small", code="setting-range", fix="give 100 or more")
-    fields = Fields(id=options.id_field, text=options.text_field, title=options.title_field)
+    fields = (options.id_field, options.text_field, options.title_field)
     counts, started = Counts(), time.monotonic()
     with ExitStack() as stack:
         lines: IO[bytes] = sys.stdin.buffer
@@ -108,33 +108,29 @@ class Counts:
     without_text: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fields:
-    """The names under which a line holds its document's parts; without a `title`, it has none."""
-
-    id: str = "id"
-    text: str = "text"
-    title: str = "title"
-
-
 def read_documents(
-    lines: IO[bytes], faults: Faults, counts: Counts, fields: Fields, passage_characters: int | None = None
+    lines: IO[bytes],
+    faults: Faults,
+    counts: Counts,
+    fields: tuple[str, str, str] = ("id", "text", "title"),
+    passage_characters: int | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of JSON lines, none after the first fault; split longer texts into passages.
 
-    Raises:
-        UsageError: lines are bad, or there is no document.
+    `fields` are the names under which a line holds its document's id, text and title (if any).
+    Raises `UsageError` if lines are bad, or there is no document.
     """
+    id_field, text_field, title_field = fields
     with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
         seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
         for record in read_lines(lines, faults):
-            identity, text, title = (record.fields.get(name) for name in (fields.id, fields.text, fields.title))
+            identity, text, title = map(record.fields.get, fields)
             if isinstance(identity, bool) or not isinstance(identity, str | int):
-                faults.add(record.place, f"{fields.id!r} must be text or a whole number, not {shorten(identity)}")
+                faults.add(record.place, f"{id_field!r} must be text or a whole number, not {shorten(identity)}")
             elif not isinstance(text, str):
-                faults.add(record.place, f"{fields.text!r} must be text, not {shorten(text)}")
+                faults.add(record.place, f"{text_field!r} must be text, not {shorten(text)}")
             elif not isinstance(title, str | None):
-                faults.add(record.place, f"{fields.title!r} must be text, not {shorten(title)}")
+                faults.add(record.place, f"{title_field!r} must be text, not {shorten(title)}")
             elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), record.place)).rowcount:
                 (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
                 faults.add(record.place, f"id {str(identity)!r} was on {first} already")
@@ -157,9 +153,8 @@ def read_documents(
         fix="correct these lines, or name other fields by --id-field, --text-field, --title-field",
     )
     if not counts.documents:
-        empty = f"every line has an empty {fields.text!r}"
         raise UsageError(
-            "there is no document to index" + (f": {empty}" if counts.without_text else ""),
+            "there is no document to index" + f": every line has an empty {text_field!r}" * bool(counts.without_text),
             code="file-invalid",
             fix='give lines such as {"id": "1", "text": "..."}, or name another field by --text-field',
         )

@@ -27,15 +27,7 @@ from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import edited, to_json, to_markdown
 from midstream.practice.operations import Rules, diff
 from midstream.recipe.check import check
-from midstream.recipe.library import (
-    EditableLibrary,
-    check_shown,
-    editable_library,
-    history,
-    read,
-    shows_lessons,
-    split,
-)
+from midstream.recipe.library import EditableLibrary, check_shown, editable_library, history, read, shows_lessons, split
 from midstream.recipe.overrides import run_recipe, validation_recipe
 from midstream.recipe.schema import MODULES, to_toml
 from midstream.recipe.sessions import validation_settings
@@ -75,13 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
 
-    for action in (show, versions, comparison, rollback, edit, validate):
+    functions = {
+        show: show_library, versions: list_versions, comparison: show_diff,
+        rollback: roll_back, edit: edit_library, validate: validate_library,
+    }  # fmt: skip
+    for action, function in functions.items():
         shared.add(action, *shared.OUTPUT)
+        action.set_defaults(run_action=function)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `midstream library ACTION`."""
-    return ACTIONS[options.action](options)
+    return options.run_action(options)
 
 
 def show_library(options: argparse.Namespace) -> int:
@@ -199,9 +196,8 @@ def validate_library(options: argparse.Namespace) -> int:
             recipe = validation_recipe(place, options.recipe, **changes)
         gate, _ = validation_settings(recipe)
         print(to_toml(check(recipe)))
-        print(
-            f"# At most {2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
-        )
+        most = f"{2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
+        print(f"# At most {most}")
         return 0
     console = Console(stderr=True)
     with nullcontext() if options.quiet else console.status("validating") as status, shared.progress(options) as show:
@@ -251,13 +247,3 @@ def _print_change(options: argparse.Namespace, before: Library, after: Library, 
 
 def _print(renderable: RenderableType) -> None:
     Console().print(renderable, soft_wrap=isinstance(renderable, Text))
-
-
-ACTIONS = {
-    "show": show_library,
-    "versions": list_versions,
-    "diff": show_diff,
-    "rollback": roll_back,
-    "edit": edit_library,
-    "validate": validate_library,
-}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from midstream import api
 from midstream.core.events import AgentBuilt, Listener, RunEvent
 from midstream.recipe.check import check
 from midstream.recipe.estimate import describe
@@ -71,18 +72,16 @@ def progress(options: argparse.Namespace) -> Iterator[Listener]:
     """Show a run on standard error while it works; with `--quiet` its warnings only."""
     console = Console(stderr=True)
     with ExitStack() as screen:
-        display = terminal_progress("training", console, quiet=True)  # shows warnings before the agent is built
+        display: Listener = api.print_warnings  # until the agent is built
 
         def listen(event: RunEvent) -> None:
             nonlocal display
             if not isinstance(event, AgentBuilt):
                 display(event)
                 return
-            if not options.quiet:
-                lines = [f"sandbox {event.sandbox}"] * bool(event.sandbox)
-                lines += [f"tools   replayed from {event.replay}"] * bool(event.replay)
-                for line in lines:
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+            for name, value in (("sandbox ", event.sandbox), ("tools   replayed from ", event.replay)):
+                if value and not options.quiet:
+                    console.print(name + value, markup=False, highlight=False, soft_wrap=True)
             if event.work in ("training", "practice", "evaluation"):
                 display = screen.enter_context(terminal_progress(event.work, console, quiet=options.quiet))
 

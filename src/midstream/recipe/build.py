@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midstream import rollout
-from midstream.agents import agentflow, formats, interleaved
+from midstream.agents import formats
+from midstream.agents.agentflow import AgentFlow
+from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
 from midstream.core.component import Component, config_class, registered, validate
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
@@ -122,11 +124,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         return self._sources[key]
 
     def set_tasks(self, chosen: SetConfig) -> list[Task]:
-        """The tasks of an evaluation set.
-
-        Raises:
-            RecipeError: one of them cannot be scored.
-        """
+        """The tasks of an evaluation set. Raises `RecipeError` if one of them cannot be scored."""
         tasks = draw(self.tasks(chosen.tasks or self.recipe.tasks), chosen)
         reward = self.reward(set_reward(self.recipe, chosen))
         for task in tasks:
@@ -145,11 +143,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     @cached_property
     def tools(self) -> list[Tool]:
-        """The tools, in the recipe's order.
-
-        Raises:
-            RecipeError: two have the same name.
-        """
+        """The tools, in the recipe's order. Raises `RecipeError` if two have the same name."""
         recorded = self.recording  # first: an unusable recording must be refused before a server starts
         built: dict[str, tuple[Tool, str]] = {}
         for table, component in self.recipe.tools.items():
@@ -239,33 +233,32 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
         if planner is not None:
             components.pop(trained)
         elif temperature is not None and components[trained].config.asks != "never":
-            components[trained] = _at_temperature(components[trained], temperature, f"agent.{trained}")
+            config: Any = components[trained].config
+            sampling = {**config.sampling.model_dump(), "temperature": temperature}
+            sampling = validate(type(config.sampling), sampling, f"agent.{trained}.sampling")
+            config = config.model_copy(update={"sampling": sampling})
+            components[trained] = components[trained].model_copy(update={"config": config})
         engines = {name: self.engine(part.engine) for name, part in components.items() if part.engine is not None}
         modules: dict[str, Any] = {
             name: component.config.build(BuildContext(self, component, name)) for name, component in components.items()
         }
         modules.setdefault(trained, planner)
         table = self.recipe.agent
-        loop = interleaved.StreamConfig if isinstance(table, InterleavedConfig) else agentflow.LoopConfig
-        settings: dict[str, Any] = {name: getattr(table, name) for name in loop.model_fields}
         if chosen is not None and chosen.max_turns is not None:
-            settings["max_turns"] = chosen.max_turns
+            table = table.model_copy(update={"max_turns": chosen.max_turns})
         agent: Agent
         if isinstance(table, InterleavedConfig):
-            template = load_template(table.template)
-            agent = interleaved.Interleaved(
-                policy=modules["policy"], template=template, config=interleaved.StreamConfig(**settings)
-            )
+            agent = Interleaved(policy=modules["policy"], template=load_template(table.template), config=table)
         else:
-            runner = self.code_runner if self.writes_code else None
-            agent = agentflow.AgentFlow(**modules, config=agentflow.LoopConfig(**settings), code_runner=runner)
+            agent = AgentFlow(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.
-        counted = self.budget is not None and not replaced
+        if self.budget is not None and not replaced:
+            agent = BudgetedAgent(agent, self.budget)
         source = self.source if chosen is None else self.tasks(chosen.tasks or self.recipe.tasks)
         # Another planner may be a program, which shows no lessons.
         lessons = {name: text for name, text in self.lessons.items() if getattr(modules[name], "shows_lessons", False)}
         return rollout.Environment(
-            agent=BudgetedAgent(agent, self.budget) if self.budget is not None and counted else agent,
+            agent=agent,
             tools=self.tools,
             engines=engines,
             reward=self.reward(set_reward(self.recipe, chosen) if chosen else self.recipe.reward),
@@ -378,14 +371,6 @@ class BuildContext:
         return self.build.reward(component)
 
 
-def _at_temperature(component: Component, temperature: float, where: str) -> Component:
-    """A module that samples at another temperature."""
-    config: Any = component.config
-    table = {**config.sampling.model_dump(), "temperature": temperature}
-    sampling = validate(type(config.sampling), table, f"{where}.sampling")
-    return component.model_copy(update={"config": config.model_copy(update={"sampling": sampling})})
-
-
 @dataclass
 class Policy:
     """The trained weights of a build."""
@@ -403,11 +388,7 @@ class Policy:
         return LocalLearner(model, self.build.recipe.learner)
 
     def engine(self) -> Engine:
-        """The engine of planner or policy.
-
-        Raises:
-            UnsupportedError: it is a program.
-        """
+        """The engine of planner or policy. Raises `UnsupportedError` if it is a program."""
         recipe = self.build.recipe
         module = recipe.modules[recipe.trained]
         if module.engine is None:

@@ -7,7 +7,7 @@ Parsing (`schema.py`) has validated each component's settings. This check runs b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from midstream.core.component import (
@@ -33,12 +33,10 @@ from midstream.recipe.schema import InterleavedConfig, Recipe
 
 
 def check(recipe: Recipe) -> Table:
-    """Check that a recipe's components fit each other; returns its table with every default.
+    """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    The table names a library with its current version.
-
-    Raises:
-        RecipeError: they do not.
+    Returns:
+        The recipe's table with every default, and a library with its current version.
     """
     _check_engines(recipe)
     _check_tasks(recipe)
@@ -104,28 +102,14 @@ def warm_seed(recipe: Recipe) -> int:
 def draw(source: TaskSource, chosen: SetConfig) -> list[Task]:
     """Draw the tasks of an evaluation set."""
     return source.fixed(
-        chosen.split,
-        seed=chosen.seed,
-        families=chosen.families,
-        per_family=chosen.per_family,
-        count=chosen.count,
+        chosen.split, seed=chosen.seed, families=chosen.families, per_family=chosen.per_family, count=chosen.count
     )
-
-
-@dataclass(frozen=True)
-class _TasksOnly:
-    """A `core.component.Context` of task sources that ask no engine."""
-
-    name: str = "tasks"
-    engine: None = None
-
-    def tasks(self, component: Component) -> TaskSource:
-        return component.config.build(self)  # type: ignore[arg-type]
 
 
 def task_source(component: Component) -> TaskSource:
     """Build only a task source. Without an engine, a source that needs one can list its tasks but not run them."""
-    return _TasksOnly().tasks(component)
+    context: Any = SimpleNamespace(name="tasks", engine=None, tasks=task_source)
+    return component.config.build(context)
 
 
 def no_engine(recipe: Recipe, what: str) -> RecipeError:

@@ -28,7 +28,7 @@ from midstream.training.settings import TrainingConfig
 _MAX_ASKS = 2  # executor, verifier, generator and judge ask again if a reply cannot be used
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Trajectories of one purpose.
 
@@ -78,8 +78,7 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
     practice = recipe.practice if training else None
     lines += _call_lines(recipe, batches, practice.most_requests() if practice else ())
     if practice:
-        limits = practice.budget.model_dump(exclude_none=True)
-        listed = ", ".join(f"{name} = {value:,}" for name, value in limits.items())
+        listed = ", ".join(f"{name} = {value:,}" for name, value in practice.budget.limits.items())
         lines.append(f"Limits of the whole run: {listed or 'none (practice.budget)'}")
     if training and recipe.training:
         updates = recipe.training.steps * recipe.training.minibatches
@@ -92,10 +91,8 @@ def describe(recipe: Recipe, *, training: bool) -> list[str]:
                 for config in (recipe.training, TrainingConfig(variant=recipe.training.variant))
             )
             changed = ", ".join(differing_settings(ours, theirs))
-            lines.append(
-                f"Variant {recipe.training.variant}"
-                + (f", except (the recipe's | its own): {changed}" if changed else "")
-            )
+            exceptions = f", except (the recipe's | its own): {changed}" if changed else ""
+            lines.append(f"Variant {recipe.training.variant}{exceptions}")
     return [*lines, *memory_lines(recipe, training=training)]
 
 
@@ -109,22 +106,14 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     planner = recipe.modules[recipe.trained]
 
     def batch(what: str, count: int | None, planner: Component | None, *, dialogue: bool = False) -> Batch:
-        return Batch(
-            what=what, count=count, turns=recipe.agent.max_turns, reward=recipe.reward, planner=planner,
-            dialogue=dialogue,
-        )  # fmt: skip
+        return Batch(what, count, recipe.agent.max_turns, recipe.reward, planner, dialogue)
 
     def evaluation(chosen: SetConfig, times: int) -> Batch:
         tasks = set_size(recipe, chosen)
         size = "all its tasks" if tasks is None else f"{tasks:,} tasks"
-        return Batch(
-            what=f"{chosen.name}, {size} x {times}",
-            count=None if tasks is None else tasks * times,
-            turns=chosen.max_turns or recipe.agent.max_turns,
-            reward=set_reward(recipe, chosen),
-            planner=planner,
-            dialogue=is_dialogues(chosen.tasks or recipe.tasks),
-        )
+        turns, dialogue = chosen.max_turns or recipe.agent.max_turns, is_dialogues(chosen.tasks or recipe.tasks)
+        count = None if tasks is None else tasks * times
+        return Batch(f"{chosen.name}, {size} x {times}", count, turns, set_reward(recipe, chosen), planner, dialogue)
 
     found: list[Batch] = []
     dialogue = is_dialogues(recipe.tasks)
@@ -152,11 +141,7 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
 
 
 def set_size(recipe: Recipe, chosen: SetConfig) -> int | None:
-    """The number of tasks of an evaluation set; None if only data on the Hugging Face Hub say it.
-
-    Raises:
-        MidstreamError: its file cannot be read, or has too few tasks.
-    """
+    """The number of tasks of an evaluation set; None if only data on the Hugging Face Hub say it."""
     source = task_source(chosen.tasks or recipe.tasks)
     if not _on_hub(source):
         return len(draw(source, chosen))

@@ -42,11 +42,7 @@ def with_library(table: Table, named: str | None) -> Table:
 
 
 def read(named: str | Path) -> Library:
-    """The library of a run directory, of one version of it (`RUN@VERSION`), or of a JSON or Markdown file.
-
-    Raises:
-        RunError: there is no such library or version.
-    """
+    """The library of a run, of a version (`RUN@VERSION`), or in a file. Raises `RunError` if there is none."""
     path, number = split(named)
     return read_library(path) if number is None else history(path).get(number).library
 
@@ -78,11 +74,7 @@ def pinned(named: str | Path) -> str:
 
 
 def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None) -> Lessons:
-    """Render a library's lessons for an agent's prompts, by module; without a library there are no lessons.
-
-    Raises:
-        RecipeError: a module that has lessons does not show them.
-    """
+    """A library's lessons for prompts, by module. Raises `RecipeError` if a module does not show them."""
     if named is None:
         return NO_LESSONS
     lessons = render_modules(read(named))
@@ -117,8 +109,7 @@ def shows_lessons(agent: AgentConfig | InterleavedConfig, module: str) -> bool:
 def check_shown(agent: AgentConfig | InterleavedConfig, modules: Iterable[str], where: str) -> None:
     """Check that prompts show the lessons of `modules`; otherwise the agent would run without them.
 
-    Raises:
-        RecipeError: one of `modules` does not exist, is a program, or has a prompt file without `{{lessons}}`.
+    Raises `RecipeError` if one of `modules` does not exist, is a program, or has a prompt file without `{{lessons}}`.
     """
     own = MODULES[agent.type]
     for name in modules:
@@ -157,8 +148,7 @@ class EditableLibrary:
     def save(self, changed: Library, *, by: str, operations: Sequence[Operation] = (), note: str = "") -> str:
         """Save the changed library; returns the name of what was written, `RUN@VERSION` or the file.
 
-        Raises:
-            UsageError: the library was changed since it was read (only a run is locked while it is edited).
+        Raises `UsageError` if the library was changed since it was read (only a run is locked while it is edited).
         """
         if read_library(self.path) != self.library:
             raise UsageError(

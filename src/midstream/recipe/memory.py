@@ -26,9 +26,7 @@ CONTEXT_BYTES = GIB // 2  # allowance: what a process takes of a card before it 
 PROMPT_TOKENS = 1000  # allowance: a prompted planner's instructions and five tools, before any memory
 SERVER_BYTES = 2 * GIB  # allowance: what vLLM takes besides weights and cache
 SLACK = 2  # a subtree that forks early may hold this many times `learner.chunk_tokens` (`prefix_tree/stages.py`)
-TRUNKS = (
-    3  # allowance: nested prefixes held at once (`prefix_tree/stages.py`): instructions, a task, a rollout's memory
-)
+TRUNKS = 3  # allowance: nested prefixes held at once: instructions, a task, a rollout's memory
 _FLOAT = 4
 _LOGIT_BYTES = 12  # at the peak of an update: three float32 tensors of logits
 _DRAW_BYTES = 32  # while sampling: logits four times in float32, their sum twice in float64
@@ -136,7 +134,7 @@ def shape_of(model: str) -> Shape | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """The bytes of one thing, the moment when they are needed, and the formula behind them."""
 
@@ -156,7 +154,7 @@ def peak(parts: list[Part]) -> int:
 def weights(shape: Shape, dtype: str) -> Part:
     """The model itself."""
     count, width = shape.parameters, WIDTHS[dtype]
-    return Part(name="weights", bytes=count * width, formula=f"{count:,} parameters x {width} ({dtype})")
+    return Part("weights", count * width, f"{count:,} parameters x {width} ({dtype})")
 
 
 def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | None:
@@ -168,45 +166,34 @@ def update(shape: Shape, dtype: str, learner: LearnerConfig) -> list[Part] | Non
     if learner.lora is None:
         count = shape.parameters
         parts = [
-            Part(name="gradient", bytes=count * width, formula=f"parameters x {width}"),
-            Part(name="AdamW", bytes=2 * count * width, formula=f"two moments x parameters x {width}"),
-            Part(name="reference policy", bytes=count * width, formula=f"a frozen copy: parameters x {width}"),
-            Part(
-                name="AdamW's step", bytes=count * width, formula=f"temporary values: parameters x {width}",
-                moment="step",
-            ),
-            Part(
-                name="the head's gradient", bytes=head * width,
-                formula=f"before it is added to the rest: {head:,} x {width}", moment="update",
-            ),
-        ]  # fmt: skip
+            Part("gradient", count * width, f"parameters x {width}"),
+            Part("AdamW", 2 * count * width, f"two moments x parameters x {width}"),
+            Part("reference policy", count * width, f"a frozen copy: parameters x {width}"),
+            Part("AdamW's step", count * width, f"temporary values: parameters x {width}", "step"),
+            Part("the head's gradient", head * width, f"before it is added to the rest: {head:,} x {width}", "update"),
+        ]
     elif learner.lora.target == "all-linear":
         count = shape.adapter(learner.lora.rank)
         formula = f"{count:,} x 4 (weights, gradient, AdamW's two moments) x 4 (float32)"
         parts = [
-            Part(name="LoRA adapter", bytes=4 * count * _FLOAT, formula=formula),
-            Part(name="reference policy", bytes=0, formula="the model without its adapter"),
+            Part("LoRA adapter", 4 * count * _FLOAT, formula),
+            Part("reference policy", 0, "the model without its adapter"),
         ]
     else:
         return None
     # Padded rows fill a chunk exactly; a prefix tree may hold a few chunks' worth of tokens.
     tokens = learner.chunk_tokens * (1 if learner.attention == "rows" else SLACK)
     per_token = token_bytes(shape, width, learner)
-    parts.append(
-        Part(
-            name="activations", bytes=tokens * per_token, formula=f"{tokens:,} tokens x {per_token:,}", moment="update"
-        )
-    )
+    parts.append(Part("activations", tokens * per_token, f"{tokens:,} tokens x {per_token:,}", "update"))
     if learner.attention != "rows":
         # Keys and values of prefixes that several stages of a tree attend to, at most three quarters of its tokens:
         # with their gradient, and once more as their passes left them (of every trunk, if that is not recomputed).
         copies = 2 + (1 if learner.recompute_activations else TRUNKS)
         longest, each = tokens * 3 // 4, shape.kv_bytes(width)
         formula = f"up to {copies} copies x {longest:,} tokens x {each:,} of keys and values"
-        parts.append(Part(name="shared prefixes", bytes=copies * longest * each, formula=formula, moment="update"))
+        parts.append(Part("shared prefixes", copies * longest * each, formula, "update"))
     logits = min(LOGITS, tokens * shape.vocabulary)
-    formula = f"{logits:,} at a time x {_LOGIT_BYTES}"
-    return [*parts, Part(name="logits", bytes=logits * _LOGIT_BYTES, formula=formula, moment="update")]
+    return [*parts, Part("logits", logits * _LOGIT_BYTES, f"{logits:,} at a time x {_LOGIT_BYTES}", "update")]
 
 
 def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
@@ -223,12 +210,9 @@ def token_bytes(shape: Shape, width: int, learner: LearnerConfig) -> int:
 def sampling(shape: Shape, dtype: str, batch: int, max_tokens: int) -> Part:
     """Key-value cache and logits of sampling `batch` requests in process, with the shortest prompts."""
     row, width = PROMPT_TOKENS + max_tokens, WIDTHS[dtype]
-    return Part(
-        name="sampling",
-        bytes=batch * (row * shape.kv_bytes(width) + shape.vocabulary * _DRAW_BYTES),
-        formula=f"{batch} rows x ({row:,} tokens x {shape.kv_bytes(width):,} of cache + {shape.vocabulary:,} x 32)",
-        moment="sampling",
-    )
+    cache = shape.kv_bytes(width)
+    formula = f"{batch} rows x ({row:,} tokens x {cache:,} of cache + {shape.vocabulary:,} x {_DRAW_BYTES})"
+    return Part("sampling", batch * (row * cache + shape.vocabulary * _DRAW_BYTES), formula, "sampling")
 
 
 # -- the lines of a dry run --------------------------------------------------------------------------------------------
@@ -274,7 +258,7 @@ def _engine_lines(
             longest = max(module.sampling.max_tokens for module in configs)
         parts.append(sampling(shape, config.dtype, config.max_batch, longest))
     if config.device != "cpu":
-        parts.append(Part(name="the process itself", bytes=CONTEXT_BYTES, formula="an allowance"))
+        parts.append(Part("the process itself", CONTEXT_BYTES, "an allowance"))
     taken, card = peak(parts), promised_bytes(recipe.name)
     lines = [f"{title} on {config.device}, about (1 GB is 2^30 bytes):"]
     lines += [f"  {_gb(part.bytes)}  {part.name}: {part.formula}" for part in parts]

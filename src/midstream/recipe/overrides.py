@@ -168,7 +168,9 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
     for path in changes.get("task_files", ()):
         sets.append(_file_set(path, sets))
     if sets and "temperatures" not in settings:
-        settings["temperatures"] = [planner_temperature(table)]
+        name = modules_of(table["agent"])[0]
+        config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config
+        settings["temperatures"] = [0.0 if config.asks == "never" else config.sampling.temperature]  # 0: a program
     settings["sets"] = sets = sets or [dict(chosen) for chosen in settings.get("sets", ())]
     for chosen in sets:
         if (count := changes.get("count")) is not None:
@@ -180,13 +182,6 @@ def _set_evaluation(table: Table, changes: EvaluationChanges) -> None:
         settings["trials"] = trials
     if (temperature := changes.get("temperature")) is not None:
         settings["temperatures"] = [temperature]
-
-
-def planner_temperature(table: Table) -> float:
-    """The temperature in the settings of planner or policy; 0 for a program."""
-    name = modules_of(table["agent"])[0]
-    config: Any = parse_component(name, table["agent"][name], f"agent.{name}").config
-    return 0.0 if config.asks == "never" else config.sampling.temperature
 
 
 def _benchmark_set(text: str) -> Table:
@@ -312,9 +307,6 @@ def needs_settings(name: str) -> str:
     try:
         config_class("tool", name)()
     except ValidationError as error:
-        required = [
-            ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
-            for problem in error.errors()
-        ]
-        return ", ".join(required)
+        problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
+        return ", ".join(place or message.removeprefix("Value error, ") for place, message in problems)
     return ""

@@ -120,11 +120,7 @@ class Recipe(Frozen):
 
 
 def parse_recipe(table: Mapping[str, Any]) -> Recipe:
-    """Validate a recipe's table, each component by its own settings.
-
-    Raises:
-        RecipeError: names every wrong key with its place and value.
-    """
+    """Validate a recipe's table. A `RecipeError` names every wrong key with its place and value."""
     parsed = _with_current_names(table)
     if isinstance(tools := parsed.get("tools"), Mapping):  # a tool's type is its name unless it says otherwise
         tools = {
@@ -200,9 +196,7 @@ def find_recipe(name: str) -> Path:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in recipes_directory().glob("*.toml")))
         raise RecipeError(
-            f"recipe {name!r} was not found",
-            code="unknown-recipe",
-            fix=f"name a .toml file or one of: {known}",
+            f"recipe {name!r} was not found", code="unknown-recipe", fix=f"name a .toml file or one of: {known}"
         )
     return path
 

@@ -37,8 +37,7 @@ _IDS_SHOWN = 3
 def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
     """Check a recipe's training or practice, and return a function that starts or continues it in a run directory.
 
-    Raises:
-        RecipeError, UnsupportedError: the recipe can do neither.
+    Raises `RecipeError` or `UnsupportedError` if the recipe can do neither.
     """
     if build.recipe.practice is not None:
         return partial(PracticeSession, practice_parts_of(build))
@@ -49,11 +48,7 @@ def session_of(build: Build) -> Callable[[RunDirectory, Listener], Session]:
 
 
 def parts_of(build: Build) -> Parts:
-    """The parts of a training session.
-
-    Raises:
-        RecipeError, UnsupportedError: the recipe cannot be trained.
-    """
+    """The parts of a training session. Raises `RecipeError` or `UnsupportedError` if the recipe cannot be trained."""
     from midstream.training.session import Parts
     from midstream.training.supervised import at_once
     from midstream.training.transcripts import read_transcripts
@@ -151,11 +146,7 @@ def _check_trainable(recipe: Recipe, engine: Engine) -> None:
 
 
 def practice_parts_of(build: Build) -> PracticeParts:
-    """The parts of a practice session; `build.budget` is set.
-
-    Raises:
-        RecipeError, UnsupportedError: the recipe cannot practice.
-    """
+    """The parts of a practice session; `build.budget` is set. Raises `RecipeError` or `UnsupportedError`."""
     recipe, config, budget = build.recipe, build.recipe.practice, build.budget
     assert config is not None
     assert budget is not None
@@ -236,15 +227,11 @@ def _tasks(build: Build, config: PracticeConfig, chosen: SetConfig, validation: 
 
 
 def require_apart(sets: dict[str, Sequence[Task]]) -> None:
-    """Check that no two sets share a question: a lesson could hold what it is then measured on.
-
-    Raises:
-        RecipeError: names the tasks.
-    """
+    """Check that no two sets share a question, other than two that are only evaluated."""
     questions = {name: {_question(task): task.id for task in tasks} for name, tasks in sets.items()}
     for (name, first), (other, second) in combinations(questions.items(), 2):
         if name.startswith("the set") and other.startswith("the set"):
-            continue  # sets that are only evaluated may overlap
+            continue
         if same := first.keys() & second.keys():
             ids = sorted(f"{first[question]} = {second[question]}" for question in same)
             more = ", ..." if len(ids) > _IDS_SHOWN else ""
