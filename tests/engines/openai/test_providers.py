@@ -49,21 +49,21 @@ def test_a_model_name_decides_nothing():
 
 
 def test_the_limit_is_named_as_the_server_knows_it():
-    assert limit_field("openai", "https://api.openai.com/v1") == "max_completion_tokens"
-    assert limit_field("openai", "http://localhost:8000/v1") == "max_tokens"
-    assert {limit_field(name, "http://h/v1") for name in LOCAL} == {"max_tokens"}
+    assert limit_field(OpenAIConfig(model="m")) == "max_completion_tokens"
+    assert limit_field(OpenAIConfig(model="m", base_url="http://localhost:8000/v1")) == "max_tokens"
+    assert {limit_field(OpenAIConfig(model="m", provider=name)) for name in LOCAL} == {"max_tokens"}
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_local_server_is_never_fixed_with_a_key_of_openai(name: ProviderName):
-    url = PROVIDERS[name].base_url
-    words = start_advice(name, url, "the-model")
+    config = OpenAIConfig(model="the-model", provider=name)
+    words = start_advice(config)
     for status, too_long in ((401, False), (403, False), (404, False), (400, False), (400, True)):
-        advice = refusal_advice(name, url, "the-model", "", status, too_long=too_long)
+        advice = refusal_advice(config, "the-model", status, too_long=too_long)
         words += advice["cause"] + advice["fix"]
     assert "OPENAI" not in words
-    assert "the-model" in start_advice(name, url, "the-model")
-    assert "api_key_env" in refusal_advice(name, url, "m", "", 401, too_long=False)["fix"]
+    assert "the-model" in start_advice(config)
+    assert "api_key_env" in refusal_advice(config, "m", 401, too_long=False)["fix"]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_local_server_is_never_fixed_with_a_key_of_openai(name: ProviderName):
     ],
 )
 def test_how_a_server_is_started(name: ProviderName, base_url: str, fix: str):
-    assert start_advice(name, base_url, "q") == fix
+    assert start_advice(OpenAIConfig(model="q", provider=name, base_url=base_url)) == fix

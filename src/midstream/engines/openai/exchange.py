@@ -70,7 +70,7 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
     """
     chat = prompt_ids is None and not request.prompt
     sampling = request.sampling
-    limit = limit_field(config.provider, config.base_url) if chat else "max_tokens"
+    limit = limit_field(config) if chat else "max_tokens"
     fields: dict[str, Any] = {"model": model, "temperature": sampling.temperature, "top_p": sampling.top_p}
     fields |= {"seed": request.seed % 2**31, limit: sampling.max_tokens}
     if sampling.stop:
@@ -220,9 +220,7 @@ class Exchange:
         config = self._config
         if config.token_ids and "return_token_ids" in refusal.text:
             raise no_token_ids(f"it answered {status}: {text}")
-        advice = refusal_advice(
-            config.provider, self._base_url, model, config.api_key_env, status, too_long=refusal.too_long
-        )
+        advice = refusal_advice(config, model, status, too_long=refusal.too_long)
         kind = PromptTooLongError if refusal.too_long else EngineError
         raise kind(f"{self._name} at {self._base_url} answered {status}: {text}", **advice, retryable=False)
 
@@ -267,7 +265,7 @@ class Exchange:
         raise EngineError(
             f"{self._name}: nothing answers at {self._base_url} ({failure})",
             code="endpoint-unreachable",
-            fix=start_advice(self._config.provider, self._base_url, self._config.model),
+            fix=start_advice(self._config),
         ) from failure
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from midstream.engines.openai.settings import OpenAIConfig
 
 ProviderName = Literal["openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter"]
 OPENAI_HOST = "api.openai.com"
@@ -65,39 +68,40 @@ def default_base_url(name: ProviderName) -> str:
     return override or PROVIDERS[name].base_url
 
 
-def limit_field(name: ProviderName, base_url: str) -> str:
+def limit_field(config: OpenAIConfig) -> str:
     """The field of a chat request that bounds the completion.
 
     OpenAI's newer models refuse `max_tokens`. Other servers at an address given to `openai` mostly know nothing else.
     """
-    elsewhere = name == "openai" and urlsplit(base_url).hostname != OPENAI_HOST
-    return "max_tokens" if elsewhere else PROVIDERS[name].limit
+    elsewhere = config.provider == "openai" and urlsplit(config.base_url).hostname != OPENAI_HOST
+    return "max_tokens" if elsewhere else PROVIDERS[config.provider].limit
 
 
-def start_advice(name: ProviderName, base_url: str, model: str) -> str:
+def start_advice(config: OpenAIConfig) -> str:
     """The fix where no server answers."""
-    url, provider = urlsplit(base_url), PROVIDERS[name]
+    url, provider = urlsplit(config.base_url), PROVIDERS[config.provider]
     if provider.start:
-        return provider.start.format(model=model, port=url.port or 80)
+        return provider.start.format(model=config.model, port=url.port or 80)
     if url.hostname == urlsplit(provider.base_url).hostname:
         return "check the network, or set base_url to a server of your own"
     # A hosted provider's name with another address: the port says which local server it probably is.
     local = [known for known in PROVIDERS.values() if known.start]
     likely = next((known for known in local if urlsplit(known.base_url).port == url.port), PROVIDERS["vllm"])
-    start = likely.start.partition("   #")[0].format(model=model, port=url.port or 80)
+    start = likely.start.partition("   #")[0].format(model=config.model, port=url.port or 80)
     return f"start the server there, e.g. {start}, or correct base_url"
 
 
-def refusal_advice(
-    name: ProviderName, base_url: str, model: str, api_key_env: str, status: int, *, too_long: bool
-) -> dict[str, Any]:
-    """Code, cause and fix of an answer that another attempt does not change, as arguments of an error."""
-    longer = PROVIDERS[name].longer.format(model=model)
+def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: bool) -> dict[str, Any]:
+    """Code, cause and fix of an answer that another attempt does not change, as arguments of an error.
+
+    `model` is the requested one, which may be an adapter.
+    """
+    longer, api_key_env = PROVIDERS[config.provider].longer.format(model=model), config.api_key_env
     if too_long:
         code, cause = "prompt-too-long", "a long run's memory, or max_tokens, exceeds the context of the served model"
         fix = f"lower max_turns or sampling.max_tokens, or {longer or 'name a model with a longer context'}"
     elif status in (401, 403) and not api_key_env:
-        code, cause = "missing-key", f"provider {name!r} receives no key unless api_key_env is set"
+        code, cause = "missing-key", f"provider {config.provider!r} receives no key unless api_key_env is set"
         fix = "set api_key_env to the environment variable that holds the server's key"
     elif status in (401, 403):
         code, cause = "key-refused", f"the key in ${api_key_env} is missing, wrong, or not allowed to use {model}"
@@ -107,7 +111,7 @@ def refusal_advice(
     elif status == 404 or status < 400:
         code = "model-not-found"
         cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
-        fix = f"curl {base_url}/models shows the names; correct model or base_url"
+        fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url"
     else:
         code, cause = "request-refused", "the server rejects a setting, or the prompt is longer than its context"
         fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"
