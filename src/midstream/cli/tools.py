@@ -24,7 +24,7 @@ from rich.console import Console
 from midstream import api
 from midstream.agents.formats import schema_error
 from midstream.cli import options as shared
-from midstream.core.component import Component, ComponentConfig, ToolConfig, config_class, registered
+from midstream.core.component import Component, ComponentConfig, config_class, registered
 from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.protocols import Tool
@@ -109,7 +109,7 @@ def _with_tools(recipe: Recipe, names: str) -> Recipe:
 def _view(recipe: Recipe, name: str, named: str = "") -> ToolView:
     """A tool by its class and settings, without making it; `named` is how it was asked for."""
     tool = recipe.tools[name]
-    face = tool.config.tool if isinstance(tool.config, ToolConfig) else None
+    face = getattr(tool.config, "component", None)
     # With its own model, `python` takes a request instead of code.
     schema = None if tool.engine and tool.type == "python" else getattr(face, "parameters", None)
 
@@ -147,10 +147,11 @@ def _unset_view(name: str) -> ToolView:
 
 def _description(config: Any) -> str:
     """What the tool's class shows to a model, or else its docstring, or its module's."""
-    description = getattr(config.tool, "description", None)
+    tool = getattr(config, "component", None)
+    description = getattr(tool, "description", None)
     if isinstance(description, str):
         return description
-    docstring = inspect.getdoc(config.tool or inspect.getmodule(config)) or ""
+    docstring = inspect.getdoc(tool or inspect.getmodule(config)) or ""
     return " ".join(docstring.partition("\n\n")[0].split())
 
 

@@ -101,7 +101,7 @@ class Context(Protocol):
 class ComponentConfig(Frozen):
     """The settings of one component. The class variables serve its default `build` and the check of a recipe."""
 
-    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls
+    component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls; `midstream tools` describes it
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
     extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
     teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
@@ -143,8 +143,6 @@ class RewardConfig(ComponentConfig):
 
 class ToolConfig(ComponentConfig):
     """The settings of a tool, or of a server of several tools."""
-
-    tool: ClassVar[type | None] = None  # its class, if name, description and parameters need no settings
 
 
 class EngineConfig(ComponentConfig):

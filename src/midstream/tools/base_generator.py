@@ -46,21 +46,6 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
 
-class BaseGeneratorConfig(ToolConfig):
-    """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
-
-    asks = "always"
-
-    temperature: float = Field(default=0.0, ge=0)
-    max_tokens: int = Field(default=2048, ge=1)
-    timeout_s: float = Field(default=500.0, gt=0)
-
-    def build(self, context: Context) -> BaseGenerator:
-        """Build it."""
-        assert context.engine is not None
-        return BaseGenerator(context.engine, self)
-
-
 class BaseGenerator(Tool):
     """Sends the request to an engine as one user message, unchanged (see `ask` for which engines can be used)."""
 
@@ -84,4 +69,17 @@ class BaseGenerator(Tool):
         return await ask(self._engine, self.name, str(arguments["query"]), self._sampling)
 
 
-BaseGeneratorConfig.tool = BaseGenerator
+class BaseGeneratorConfig(ToolConfig):
+    """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
+
+    component = BaseGenerator
+    asks = "always"
+
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=2048, ge=1)
+    timeout_s: float = Field(default=500.0, gt=0)
+
+    def build(self, context: Context) -> BaseGenerator:
+        """Build it."""
+        assert context.engine is not None
+        return BaseGenerator(context.engine, self)

@@ -44,45 +44,6 @@ class Document(Frozen):
     title: str = ""
 
 
-class LocalSearchConfig(ToolConfig):
-    """Settings of local search.
-
-    `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
-    any of them. `max_characters` bounds each document's text in the result. `coverage` is the share of the offline
-    world's facts that are indexed if there is no `index`: below 1 a worse tool, for studies.
-    """
-
-    index: Path | None = None
-    top_k: int = Field(default=1, ge=1)
-    match: Literal["all", "any"] = "all"
-    max_characters: int = Field(default=2000, ge=1)
-    coverage: float = Field(default=1.0, gt=0, le=1)
-
-    @property
-    def needs_world(self) -> bool:
-        """Without an index it searches the facts of the recipe's world."""
-        return self.index is None
-
-    def build(self, context: Context) -> LocalSearch:
-        """Build it."""
-        if self.index is not None:
-            return LocalSearch(self)
-        # Without an index file: the facts of the recipe's offline world, a share of them, the same in every run.
-        if not isinstance(context.source, World):
-            raise RecipeError(
-                "local_search has no index, and the recipe's tasks have no facts of their own to search",
-                code="world-missing",
-                fix='give it an `index`, set tasks.type = "gazetteer", or leave it out: local_search = false',
-            )
-        facts = context.source.documents()
-        documents = (
-            Document(id=name, text=text)
-            for name, text in facts
-            if derive_seed("coverage", text) < self.coverage * 2**63
-        )
-        return LocalSearch.from_documents(documents, self)
-
-
 def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document]) -> sqlite3.Connection:
     """Index `documents` in their order and return the open connection, which the caller closes.
 
@@ -210,6 +171,47 @@ class LocalSearch:
         self._connection.close()
 
 
+class LocalSearchConfig(ToolConfig):
+    """Settings of local search.
+
+    `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
+    any of them. `max_characters` bounds each document's text in the result. `coverage` is the share of the offline
+    world's facts that are indexed if there is no `index`: below 1 a worse tool, for studies.
+    """
+
+    component = LocalSearch
+
+    index: Path | None = None
+    top_k: int = Field(default=1, ge=1)
+    match: Literal["all", "any"] = "all"
+    max_characters: int = Field(default=2000, ge=1)
+    coverage: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def needs_world(self) -> bool:
+        """Without an index it searches the facts of the recipe's world."""
+        return self.index is None
+
+    def build(self, context: Context) -> LocalSearch:
+        """Build it."""
+        if self.index is not None:
+            return LocalSearch(self)
+        # Without an index file: the facts of the recipe's offline world, a share of them, the same in every run.
+        if not isinstance(context.source, World):
+            raise RecipeError(
+                "local_search has no index, and the recipe's tasks have no facts of their own to search",
+                code="world-missing",
+                fix='give it an `index`, set tasks.type = "gazetteer", or leave it out: local_search = false',
+            )
+        facts = context.source.documents()
+        documents = (
+            Document(id=name, text=text)
+            for name, text in facts
+            if derive_seed("coverage", text) < self.coverage * 2**63
+        )
+        return LocalSearch.from_documents(documents, self)
+
+
 def open_index(path: Path | None) -> sqlite3.Connection:
     """Open an index for reading; one that cannot be searched is refused now, not in the middle of a run.
 
@@ -289,6 +291,3 @@ def best_spans(text: str, spans: list[Span], query: str, limit: int) -> list[Spa
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + " ..."
-
-
-LocalSearchConfig.tool = LocalSearch

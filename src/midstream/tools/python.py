@@ -28,22 +28,6 @@ NEVER_S = 3600.0  # the pool bounds its own waits and runs; this only ends a poo
 CODER_TIMEOUT_S = 500.0
 
 
-class PythonConfig(Limits, ToolConfig):
-    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
-
-    asks = "optional"
-
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(default=2048, ge=1)
-
-    def build(self, context: Context) -> Tool:
-        """The Python tool for code, or with an engine that writes code, the one for requests in words."""
-        tool = PythonTool(self, context.sandbox)
-        if context.engine is None:
-            return tool
-        return PythonCoder(tool, context.engine, Sampling(temperature=self.temperature, max_tokens=self.max_tokens))
-
-
 class PythonTool:
     """Runs Python in a separate process, without state between calls; `libraries` lists what code can import.
 
@@ -131,4 +115,18 @@ class PythonCoder:
         await self._python.close()
 
 
-PythonConfig.tool = PythonTool
+class PythonConfig(Limits, ToolConfig):
+    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
+
+    component = PythonTool
+    asks = "optional"
+
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=2048, ge=1)
+
+    def build(self, context: Context) -> Tool:
+        """The Python tool for code, or with an engine that writes code, the one for requests in words."""
+        tool = PythonTool(self, context.sandbox)
+        if context.engine is None:
+            return tool
+        return PythonCoder(tool, context.engine, Sampling(temperature=self.temperature, max_tokens=self.max_tokens))

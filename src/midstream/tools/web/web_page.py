@@ -46,29 +46,6 @@ Page: {title}
 Query, once more: {query}"""
 
 
-class WebPageConfig(Limits, ToolConfig):
-    """Settings of the web page tool: `Limits` of what may be fetched, and how it is read.
-
-    `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
-    `temperature` and `max_tokens` are those of the summary, if the tool has an engine. `timeout_s` bounds one call
-    and `output_tokens` its text.
-    """
-
-    asks = "optional"
-    extra = "web"
-
-    parse_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    passage_characters: int = Field(default=1200, ge=100)
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(default=1024, ge=1)
-    timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    output_tokens: int = Field(default=2000, ge=200)
-
-    def build(self, context: Context) -> WebPage:
-        """Build it."""
-        return WebPage(self, context.engine)
-
-
 class WebPage(Tool):
     """Fetches one page (`fetch.py`), extracts its passages (`page.py`), and has its engine, if any, summarize them.
 
@@ -122,6 +99,30 @@ class WebPage(Tool):
         prompt = _PROMPT.format(query=query, title=reading.title, text=reading.text)
         answer = await ask(self._engine, self.name, prompt, self._sampling)
         return ToolResult(text=head + answer.text if answer.ok else found, calls=answer.calls)
+
+
+class WebPageConfig(Limits, ToolConfig):
+    """Settings of the web page tool: `Limits` of what may be fetched, and how it is read.
+
+    `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
+    `temperature` and `max_tokens` are those of the summary, if the tool has an engine. `timeout_s` bounds one call
+    and `output_tokens` its text.
+    """
+
+    component = WebPage
+    asks = "optional"
+    extra = "web"
+
+    parse_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    passage_characters: int = Field(default=1200, ge=100)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=1024, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    output_tokens: int = Field(default=2000, ge=200)
+
+    def build(self, context: Context) -> WebPage:
+        """Build it."""
+        return WebPage(self, context.engine)
 
 
 class PageReader:
@@ -196,6 +197,3 @@ class PageReader:
                 fix=f"see its output: {' '.join(command)} < /dev/null",
             )
         return answer
-
-
-WebPageConfig.tool = WebPage

@@ -190,32 +190,6 @@ def _ddgs_and_engines() -> tuple[Any, Any]:
     return DDGS, ENGINES
 
 
-class WebSearchConfig(api.WebApiConfig, ToolConfig):
-    """Settings of web search, next to those of `tools.web.api.WebApiConfig`.
-
-    `region` is country and language of the results. `backends` are the search engines that `ddgs` queries, in this
-    order. The default leaves out encyclopedias, which `auto` puts first: one is written by a language model, one has
-    its own tool. `api_key_env` names the environment variable with Serper's key, "" sends no key; `base_url` is another
-    address with Serper's API. `temperature` and `max_tokens` are the summary's, if the tool has an engine.
-    """
-
-    asks = "optional"
-    extra = "web"
-
-    provider: Literal["ddgs", "serper"] = "ddgs"
-    top_k: int = Field(default=5, ge=1, le=100)
-    region: str = Field(default="us-en", pattern=r"^[a-z]{2}-[a-z]{2,3}$")
-    backends: tuple[str, ...] = ("duckduckgo", "brave", "startpage", "mojeek")
-    api_key_env: str = "SERPER_API_KEY"
-    base_url: str | None = None
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(default=512, ge=1)
-
-    def build(self, context: Context) -> WebSearch:
-        """Prepare the provider; nothing is sent yet."""
-        return WebSearch(self, context.engine)
-
-
 class WebSearch:
     """Queries a provider; with an engine, which its owner closes, a model summarizes the results for the query.
 
@@ -277,9 +251,33 @@ class WebSearch:
         await self._source.close()
 
 
+class WebSearchConfig(api.WebApiConfig, ToolConfig):
+    """Settings of web search, next to those of `tools.web.api.WebApiConfig`.
+
+    `region` is country and language of the results. `backends` are the search engines that `ddgs` queries, in this
+    order. The default leaves out encyclopedias, which `auto` puts first: one is written by a language model, one has
+    its own tool. `api_key_env` names the environment variable with Serper's key, "" sends no key; `base_url` is another
+    address with Serper's API. `temperature` and `max_tokens` are the summary's, if the tool has an engine.
+    """
+
+    component = WebSearch
+    asks = "optional"
+    extra = "web"
+
+    provider: Literal["ddgs", "serper"] = "ddgs"
+    top_k: int = Field(default=5, ge=1, le=100)
+    region: str = Field(default="us-en", pattern=r"^[a-z]{2}-[a-z]{2,3}$")
+    backends: tuple[str, ...] = ("duckduckgo", "brave", "startpage", "mojeek")
+    api_key_env: str = "SERPER_API_KEY"
+    base_url: str | None = None
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=512, ge=1)
+
+    def build(self, context: Context) -> WebSearch:
+        """Prepare the provider; nothing is sent yet."""
+        return WebSearch(self, context.engine)
+
+
 def _folded(text: str, limit: int) -> str:
     folded = " ".join(text.split())
     return folded if len(folded) <= limit else folded[:limit] + " ..."
-
-
-WebSearchConfig.tool = WebSearch

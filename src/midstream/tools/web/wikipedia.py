@@ -171,19 +171,6 @@ def _first(value: Any) -> dict[str, Any]:
     return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
 
 
-class WikipediaConfig(api.WebApiConfig, ToolConfig):
-    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`.
-
-    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file of `local_search`, whose
-    documents are then the pages, without any network. `max_characters` bounds a section's text.
-    """
-
-    language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]*$")
-    base_url: str | None = None
-    index: Path | None = None
-    max_characters: int = Field(default=6000, ge=1)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """A heading with its level (2 is the highest) and the text below it, up to the next heading."""
@@ -289,6 +276,21 @@ class Wikipedia:
                 await source.close()
 
 
+class WikipediaConfig(api.WebApiConfig, ToolConfig):
+    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`.
+
+    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file of `local_search`, whose
+    documents are then the pages, without any network. `max_characters` bounds a section's text.
+    """
+
+    component = Wikipedia
+
+    language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]*$")
+    base_url: str | None = None
+    index: Path | None = None
+    max_characters: int = Field(default=6000, ge=1)
+
+
 def split(text: str) -> tuple[str, list[Section]]:
     """A page's lead and its sections, which begin with headings such as `== History ==`."""
     blocks: list[tuple[int, str, list[str]]] = [(0, "", [])]
@@ -321,7 +323,3 @@ def within(sections: Sequence[Section], name: str) -> str | None:
 
 def _listed(what: str, names: Sequence[str]) -> str:
     return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""
-
-
-WikipediaConfig.component = Wikipedia
-WikipediaConfig.tool = Wikipedia

@@ -138,6 +138,6 @@ class ConfidentGuess(Tool):
 class GuessConfig(ToolConfig):
     """Settings of the guess: its number is between 0 and `largest`."""
 
-    tool = component = ConfidentGuess
+    component = ConfidentGuess
 
     largest: int = Field(default=999, ge=0)
