@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import ModelPolicy, PolicyConfig
+from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.stream import stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, Sampling, Trajectory

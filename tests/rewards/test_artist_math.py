@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
+from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics, stream_metrics
 from midstream.core.stream import escape_marks

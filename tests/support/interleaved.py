@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
+from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.protocols import Engine, Request, Tool, ToolResult, UserTurn
 from midstream.core.stream_template import Template, load_template
 from midstream.core.task import Task

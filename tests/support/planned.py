@@ -6,7 +6,8 @@ import json
 import random
 from collections.abc import Sequence
 
-from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
+from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.protocols import Dialogues, Request
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task

@@ -21,7 +21,7 @@ from pydantic import Field
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import render_lessons
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run
-from midstream.agents.stream_policy import ModelPolicy, Policy, PolicyConfig, Stream, stopped_at_mark
+from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.events import TurnListener
@@ -36,8 +36,6 @@ from midstream.core.trajectory import Message, Observation, StopReason, Trajecto
 
 _MOST_CALLS = 64  # in one reply; each is a turn
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
-
-__all__ = ["Interleaved", "ModelPolicy", "Policy", "PolicyConfig", "Stream", "StreamConfig"]
 
 
 class StreamConfig(Frozen):
@@ -133,10 +131,7 @@ class _Run:
         if self.template.chat and system:
             prompt = (Message(role="system", content=system), *prompt)
         self.stream = Stream(
-            template=self.template,
-            messages=prompt,
-            tools=self.tools,
-            max_tokens=self.config.max_tokens,
+            template=self.template, messages=prompt, tools=self.tools, max_tokens=self.config.max_tokens
         ).encoded(getattr(self.contexts.engines.get(POLICY), "codec", None))
         while not self.over:
             if self.stream.remaining <= 0:

@@ -178,10 +178,7 @@ class ModelPolicy:
         if context.engine is None:
             raise RecipeError("the policy has no engine", code="engine-missing", fix="name one for it in the recipe")
         sampling = self.config.sampling
-        limits = {
-            "max_tokens": min(sampling.max_tokens, stream.remaining),
-            "stop": (*stream.stops, *sampling.stop),
-        }
+        limits = {"max_tokens": min(sampling.max_tokens, stream.remaining), "stop": (*stream.stops, *sampling.stop)}
         request = replace(
             stream.request(),
             sampling=sampling.model_copy(update=limits),

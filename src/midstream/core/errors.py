@@ -78,13 +78,7 @@ class UnsupportedError(UsageError):
 
 
 class InfrastructureError(MidstreamError):
-    """Something around the model failed; the trajectory is retried if that can help, then its error is recorded.
-
-    Args:
-        what: what happened; it, `code`, `cause` and `fix` are `MidstreamError`'s.
-        retryable: whether another attempt may succeed; the class's own if not given.
-        calls: the engine calls that led to it, the failed one last, so that a trace holds the requests.
-    """
+    """Something around the model failed; the trajectory is retried if that can help, then its error is recorded."""
 
     code = "infrastructure"
     retryable = True
@@ -96,8 +90,8 @@ class InfrastructureError(MidstreamError):
         code: str = "",
         cause: str = "",
         fix: str = "",
-        retryable: bool | None = None,
-        calls: tuple[Call, ...] = (),
+        retryable: bool | None = None,  # whether another attempt may succeed; the class's own if not given
+        calls: tuple[Call, ...] = (),  # that led to it, the failed one last, so that a trace holds the requests
     ) -> None:
         super().__init__(what, code=code, cause=cause, fix=fix)
         self.retryable = self.retryable if retryable is None else retryable

@@ -24,15 +24,6 @@ LOCK_S = 60.0  # other processes write for milliseconds
 class SqliteFile:
     """A SQLite file; every method may be called from any thread.
 
-    Args:
-        path: where it is.
-        application: its `application_id`.
-        version: its `user_version`; raised by any change that older code would misread.
-        schema: the statements that create the tables of a new file.
-        what: the name for it in errors, e.g. "judge's cache".
-        setting: the setting or option that names its directory.
-        write: create the file, with its directory, if it does not exist.
-
     Raises:
         UsageError: the directory cannot be created, or another program's file is there.
         StorageError: the file cannot be read or written; also raised by the methods.
@@ -42,12 +33,12 @@ class SqliteFile:
         self,
         path: Path,
         *,
-        application: int,
-        version: int,
-        schema: Sequence[str],
-        what: str,
-        setting: str,
-        write: bool = True,
+        application: int,  # its `application_id`
+        version: int,  # its `user_version`; raised by any change that older code would misread
+        schema: Sequence[str],  # the statements that create the tables of a new file
+        what: str,  # the name for it in errors, e.g. "judge's cache"
+        setting: str,  # the setting or option that names its directory
+        write: bool = True,  # create the file, with its directory, if it does not exist
     ) -> None:
         self._path, self._setting = path, setting
         self._lock = threading.Lock()

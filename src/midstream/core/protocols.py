@@ -278,30 +278,18 @@ class Agent(Protocol):
 
     async def run(
         self,
-        task: Task,
+        task: Task,  # without its gold answer
         tools: Sequence[Tool],
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Engine],  # by module name
         *,
-        seed: int,
-        order: int = 0,
-        lessons: Lessons = NO_LESSONS,
-        deadline_s: float | None = None,
-        listener: TurnListener | None = None,
-        dialogue: Dialogue | None = None,
+        seed: int,  # of everything random in this run
+        order: int = 0,  # index of the trajectory in its rollout (`Request.order`)
+        lessons: Lessons = NO_LESSONS,  # for the prompts, by module name
+        deadline_s: float | None = None,  # when to give up, as a time of `time.monotonic()`
+        listener: TurnListener | None = None,  # receives the events of every turn
+        dialogue: Dialogue | None = None,  # the simulated user and state, opened for this run alone
     ) -> Trajectory:
-        """Run a task once.
-
-        Args:
-            task: the task without its gold answer.
-            tools: the tools it may call.
-            engines: the engine of each module, by module name.
-            seed: seed of everything random in this run.
-            order: index of the trajectory in its rollout (`Request.order`).
-            lessons: lessons for the prompts, by module name.
-            deadline_s: when to give up, as a time of `time.monotonic()`.
-            listener: receives the events of every turn.
-            dialogue: the simulated user and state of a task that is a dialogue, opened for this run alone.
-        """
+        """Run a task once."""
         ...
 
     async def close(self) -> None:
@@ -361,18 +349,13 @@ class TaskSource(Protocol):
         split: str,
         *,
         seed: int,
-        families: Sequence[str] = (),
-        per_family: int | None = None,
-        count: int | None = None,
+        families: Sequence[str] = (),  # only these; empty for all
+        per_family: int | None = None,  # tasks of each family
+        count: int | None = None,  # tasks in all
     ) -> list[Task]:
         """Return a fixed evaluation set of distinct tasks: the whole split, or a sample of it drawn with `seed`.
 
-        Args:
-            split: the split to take them from.
-            seed: seed of the draw.
-            families: only these families; empty for all.
-            per_family: number of tasks of each family.
-            count: number of tasks in all. An endless source makes 60 tasks a family if neither number is given.
+        An endless source makes 60 tasks a family if neither number is given.
 
         Raises:
             RecipeError: the split has fewer tasks.

@@ -85,10 +85,7 @@ class Template(Frozen):
         message = self.appends == "message"
         in_layout = [self.layout.count(place) for place in ("{open}", "{text}", "{close}")]
         problems = [
-            (
-                len(set(openings)) < len(openings),
-                f"two parts begin with the same mark: {', '.join(openings)}",
-            ),
+            (len(set(openings)) < len(openings), f"two parts begin with the same mark: {', '.join(openings)}"),
             (len(per_tool) > 1, f"call: both marks hold {ANY_TOOL}, or neither does"),
             (
                 per_tool == {True} and bool(self.tool),

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from midstream.agents.interleaved import Interleaved, ModelPolicy, PolicyConfig, StreamConfig
+from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.stream_policy import ModelPolicy, PolicyConfig
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import load_template
 from midstream.core.trajectory import Message, without_clocks

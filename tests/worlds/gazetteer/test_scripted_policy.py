@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from midstream.agents.interleaved import Interleaved, Stream, StreamConfig
+from midstream.agents.interleaved import Interleaved, StreamConfig
+from midstream.agents.stream_policy import Stream
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
 from midstream.core.stream import Piece, is_strict, stream_of, tags_present

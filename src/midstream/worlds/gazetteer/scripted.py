@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from midstream.agents.interleaved import Stream
+from midstream.agents.stream_policy import Stream
 from midstream.core.component import ComponentConfig
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import ModuleContext, Tool
