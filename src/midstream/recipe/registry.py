@@ -69,7 +69,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "prompted": "midstream.agents.prompted:GeneratorConfig",
     },
     "policy": {
-        "model": "midstream.agents.interleaved:PolicyConfig",
+        "model": "midstream.agents.stream_policy:PolicyConfig",
         "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedPolicyConfig",
     },
 }
