@@ -38,6 +38,7 @@ class Store(Protocol):
 
     def kept(self, evaluation: SetEvaluation) -> Mapping[Place, Trajectory]:
         """Trajectories that ended before the run was interrupted, by task id and trial."""
+        ...
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories that ended just now."""

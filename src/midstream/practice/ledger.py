@@ -32,8 +32,6 @@ from midstream.runs.journal import Journal, Report, read_models, warn
 
 ROLLOUTS, REPLIES = "rollouts.jsonl", "replies.jsonl"  # in the ledger's directory
 FILE = "practice.sqlite"
-APPLICATION = 0x6D737072  # "mspr"
-FORMAT = 1
 _TRAJECTORY = TypeAdapter(Trajectory)
 _CALLS = TypeAdapter(tuple[Call, ...])
 _REPLY = "optimiser"  # label of replies' keys, as in caches that exist  # words: allow
@@ -49,8 +47,8 @@ class Cache:
         self._settings = json.dumps(settings, sort_keys=True, default=str)
         self._file = KeyedFile(
             directory / FILE,
-            application=APPLICATION,
-            version=FORMAT,
+            application=0x6D737072,  # "mspr"
+            version=1,
             table="kept",
             what="cache",
             setting="practice.cache",

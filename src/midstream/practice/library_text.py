@@ -79,7 +79,7 @@ def parse(text: str) -> list[Entry]:
     """Read the bullets of a Markdown text; a line after a bullet continues it. Text above the first one is ignored.
 
     Raises:
-        UsageError: a mark is invalid, or a line belongs to no lesson.
+        UsageError: a mark is invalid, an id occurs twice, or a line belongs to no lesson.
     """
     found: list[Entry] = []
     module, bullet = None, False  # whether a line may continue the bullet above it
@@ -87,8 +87,10 @@ def parse(text: str) -> list[Entry]:
         if line == "##" or line.startswith("## "):
             module, bullet = one_line(line[2:]), False
         elif start := _BULLET.match(line):
-            found.append(_entry(line[start.end() :], module or "", place))
-            bullet = True
+            entry, bullet = _entry(line[start.end() :], module or "", place), True
+            if entry.id and any(entry.id == other.id for other in found):
+                raise _wrong(place, f"{entry.id} occurs twice", "take one of the two out, or its brackets")
+            found.append(entry)
         elif bullet and line.strip() and not line.startswith("##"):
             found[-1] = replace(found[-1], text=one_line(f"{found[-1].text} {line}"))
         else:
@@ -128,14 +130,10 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
             code="library-text-invalid",
             fix="keep a lesson; to keep all of them out of prompts, mark each: [L1 vetoed]",
         )
-    by_id: dict[str, Entry] = {}
-    for entry in wanted:
-        if entry.id in by_id:
-            raise _wrong(entry.line, f"{entry.id} occurs twice", "take one of the two out, or its brackets")
-        if entry.id and library.find(entry.id) is None:
+    by_id = {entry.id: entry for entry in wanted if entry.id}
+    for entry in by_id.values():
+        if library.find(entry.id) is None:
             raise _wrong(entry.line, f"the library has no {entry.id}", "take the brackets out: it becomes a new lesson")
-        if entry.id:
-            by_id[entry.id] = entry
 
     person = Origin(source="person")
     changes = [
@@ -188,15 +186,12 @@ def from_markdown(text: str) -> Library:
     """
     bullets, origin = parse(text), Origin(source="imported")
     free = 1 + max((number(entry.id) for entry in bullets if entry.id), default=0)
-    lessons: dict[str, Lesson] = {}
+    lessons: list[Lesson] = []
     for entry in bullets:
-        if entry.id in lessons:
-            raise _wrong(entry.line, f"{entry.id} occurs twice", "give each lesson its own id")
-        name = entry.id or f"L{free}"
+        name, module = entry.id or f"L{free}", entry.module or "planner"
         free += not entry.id
-        module = entry.module or "planner"
-        lessons[name] = Lesson(id=name, text=entry.text, module=module, state=entry.state, origin=origin)
-    return Library(lessons=tuple(lessons.values()), next_number=free)
+        lessons.append(Lesson(id=name, text=entry.text, module=module, state=entry.state, origin=origin))
+    return Library(lessons=tuple(lessons), next_number=free)
 
 
 def _wrong(line: int, what: str, fix: str) -> UsageError:

@@ -162,7 +162,7 @@ class Practice:
                 spent=self.budget.spent(),
             ),
             duration_s=time.monotonic() - began,
-            trajectories=trajectories,
+            trajectories=tuple(trajectories),
         )
 
     def batch(self, step: int) -> tuple[int, list[Task]]:
