@@ -98,4 +98,4 @@ def test_worlds_are_shown_with_questions(capsys):
 def test_json_and_names_alone(capsys):
     assert [one["name"] for one in json.loads(output(capsys, "--json"))] == list(BENCHMARKS)
     assert output(capsys, "--quiet").split() == list(BENCHMARKS)
-    assert "benchmark 'zebra' does not exist" in output(capsys, "zebra", code=2)
+    assert "has no benchmark 'zebra'" in output(capsys, "zebra", code=2)

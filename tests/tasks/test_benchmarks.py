@@ -327,7 +327,7 @@ def test_a_file_is_one_split(tmp_path):
     source, _ = tasks_of(tmp_path, "hotpotqa", [FLASHRAG])
     with pytest.raises(RecipeError, check=coded("unknown-split", "'train'")) as caught:
         source.sample("train", 1, 0)
-    assert "there are test" in caught.value.what
+    assert "it has test" in caught.value.what
 
 
 def test_worlds_are_made_here():

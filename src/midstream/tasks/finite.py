@@ -121,7 +121,7 @@ def check_known(
     for name in names:
         if name not in known:
             raise RecipeError(
-                f"no {kind} {name!r} in {what}; there are {', '.join(known)}", code=f"unknown-{kind}", fix=fix
+                f"{what} has no {kind} {name!r}; it has {', '.join(known)}", code=f"unknown-{kind}", fix=fix
             )
 
 

@@ -72,7 +72,7 @@ class Desks(Endless):
     def __init__(self, config: DesksConfig) -> None:
         self.config = config
         super().__init__(
-            "the desks",
+            "the world of desks",
             known=CATEGORIES,
             families=config.families,
             sampled=("desk tasks", config.seed),

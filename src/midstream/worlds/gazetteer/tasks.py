@@ -73,7 +73,7 @@ class Gazetteer(Endless):
 
     def __init__(self, config: GazetteerConfig) -> None:
         super().__init__(
-            "the gazetteer's questions",
+            "the gazetteer",
             known=(*DIFFICULTIES["standard"], LONG),
             families=config.families or DIFFICULTIES[config.difficulty],
             sampled=("tasks",),
