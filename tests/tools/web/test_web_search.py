@@ -261,7 +261,7 @@ def nothing() -> DDGSException:
 def ddgs(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     """A class of this test's own: a search that another test abandoned may still run."""
     made = type("OwnStandIn", (StandIn,), {"script": {}, "asked": [], "threads": set()})
-    monkeypatch.setattr(web_search, "_ddgs_and_engines", lambda: (made, ENGINES))
+    monkeypatch.setattr("ddgs.DDGS", made)
     return made
 
 

@@ -114,9 +114,17 @@ class Ddgs:
     """
 
     def __init__(self, config: WebSearchConfig) -> None:
-        backends = config.backends
-        ddgs, engines = _ddgs_and_engines()
-        known = sorted(engines["text"])
+        try:
+            from ddgs import DDGS
+            from ddgs.engines import ENGINES
+        except ImportError as failure:
+            raise UnsupportedError(
+                f"{failure.name} is not installed",
+                code="missing-extra",
+                cause="web search without a key needs the extra `web`",
+                fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
+            ) from failure
+        backends, known = config.backends, sorted(ENGINES["text"])
         unknown = [name for name in backends if name not in (*known, "auto")]
         if unknown or not backends:  # ddgs itself would query all engines instead, and only log that
             raise RecipeError(
@@ -125,7 +133,7 @@ class Ddgs:
                 fix=f"name some of: auto, {', '.join(known)}",
             )
         self.label = f"ddgs ({', '.join(backends)})"
-        self._ddgs, self._config = ddgs, config
+        self._ddgs, self._config = DDGS, config
         self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
         self._semaphore = anyio.Semaphore(config.concurrency)
         self._threads: ThreadPoolExecutor | None = None
@@ -173,21 +181,6 @@ class Ddgs:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
-
-
-def _ddgs_and_engines() -> tuple[Any, Any]:
-    """The class DDGS and its table of engines."""
-    try:
-        from ddgs import DDGS
-        from ddgs.engines import ENGINES
-    except ImportError as failure:
-        raise UnsupportedError(
-            f"{failure.name} is not installed",
-            code="missing-extra",
-            cause="web search without a key needs the extra `web`",
-            fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
-        ) from failure
-    return DDGS, ENGINES
 
 
 class WebSearch:
