@@ -39,7 +39,7 @@ from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, W
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Score, Trajectory
+from midstream.core.trajectory import Trajectory
 from midstream.engines.local.settings import require_torch
 from midstream.evaluation import SetEvaluation, result_name
 from midstream.evaluation.pairs import Evaluated, Paired
@@ -72,6 +72,7 @@ from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to
 from midstream.recipe.sessions import session_of, validation_settings
 from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
+from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import rollout
 from midstream.runs import EvaluationInfo, RunDirectory
 from midstream.runs.info import collect_info
@@ -260,7 +261,8 @@ def solve(
         if run is not None and has_weights(run):
             step = load_weights(build, run, run_coroutine, listener=listener)
             temperature = 0.0 if temperature is None else temperature
-        environment = replace(build.environment(temperature=temperature), reward=_NoReward())
+        # There is no gold answer: the reward, which is dropped below, is one that needs no model.
+        environment = replace(build.environment(temperature=temperature), reward=ExactMatch())
         task = Task(id="question", question=question, answer="")
         [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
@@ -571,24 +573,6 @@ def _set_evaluations(build: Build) -> list[SetEvaluation]:
         )
         for chosen, temperature in product(config.sets, config.temperatures)
     ]
-
-
-# --- one question -----------------------------------------------------------------------------------------------------
-
-
-class _NoReward:
-    """The `core.protocols.Reward` of a question without a gold answer."""
-
-    name, judged = "none", False
-
-    def check(self, task: Task) -> None:
-        pass
-
-    async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        return Score(value=0.0)
-
-    async def close(self) -> None:
-        pass
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------

@@ -179,6 +179,10 @@ def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):
     _, out, _ = solve(capsys, "--recipe", mine, "--provider", "ollama", "--model", "m", "--dry-run")
     engine = tomllib.loads(out)["engines"]["model"]
     assert (engine["provider"], engine["base_url"]) == ("ollama", "http://localhost:11434/v1")
+    moved = ("--set", "engines.model.base_url=http://other/v1")
+    _, out, _ = solve(capsys, "--recipe", mine, "--provider", "ollama", "--model", "m", *moved, "--dry-run")
+    engine = tomllib.loads(out)["engines"]["model"]
+    assert (engine["provider"], engine["base_url"]) == ("ollama", "http://other/v1")
     assert engine["api_key_env"] != "X"
 
 

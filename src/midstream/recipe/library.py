@@ -42,7 +42,7 @@ def with_library(table: Table, named: str | None) -> Table:
 
 
 def read(named: str | Path) -> Library:
-    """The library of a run, of a version (`RUN@VERSION`), or in a file. Raises `RunError` if there is none."""
+    """The library of a run, of a version (`RUN@VERSION`), or in a file. Raises `RunError` if it is missing."""
     path, number = split(named)
     return read_library(path) if number is None else history(path).get(number).library
 

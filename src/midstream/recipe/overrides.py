@@ -1,4 +1,4 @@
-"""Recipes of runs, and a caller's changes to a recipe: server, tools, seed, evaluation, and `--set` last."""
+"""Recipes of runs, and a caller's changes to a recipe: server, tools, seed, evaluation, and `--set`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RECIPE = "agentflow-prompted"
 class AgentChanges(TypedDict, total=False):
     """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
 
-    `overrides` are `A.B=C` settings and win over all others. `model` is a name on the server at `base_url`, or of
-    `provider`. `tools` names exactly the tools to use, separated by commas. `library` names the lessons in the prompts:
-    a practice run, one version of its library (`RUN@VERSION`), or a file.
+    `overrides` are `A.B=C` settings; they win over server, seed and library. `model` is a name on the server at
+    `base_url`, or of `provider`. `tools` names exactly the tools to use, separated by commas. `library` names the
+    lessons in the prompts: a practice run, one version of its library (`RUN@VERSION`), or a file.
     """
 
     overrides: Sequence[str]
@@ -96,12 +96,14 @@ def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) ->
 
 def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
-    table = _changed(source, changes)
+    table = _changed(source, changes, own_sets=bool(changes.get("benchmarks") or changes.get("task_files")))
     _set_evaluation(table, changes)
     return parse_recipe(_without_practice(table, source))
 
 
-def _changed(source: str | RunDirectory, changes: EvaluationChanges, *, streams: bool = False) -> Table:
+def _changed(
+    source: str | RunDirectory, changes: AgentChanges, *, streams: bool = False, own_sets: bool = False
+) -> Table:
     """The table with all changes to the agent, of the right shape.
 
     Overrides come after the settings that they win over, and before `tools`, which chooses among what they add.
@@ -117,7 +119,7 @@ def _changed(source: str | RunDirectory, changes: EvaluationChanges, *, streams:
         if settings.get("type") == "openai_compatible":
             # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
             settings["stream"] = True if isinstance(source, RunDirectory) else settings.get("stream", True)
-    if changes.get("benchmarks") or changes.get("task_files"):  # the temperatures are those of the recipe's own sets
+    if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         table["evaluation"].pop("temperatures", None)
     table = with_overrides(table, changes.get("overrides", ()))

@@ -152,7 +152,7 @@ def practice_parts_of(build: Build) -> PracticeParts:
     assert budget is not None
     _require_sandbox(build)
     Reflector(config, {}, Ledger(), recipe.seed)  # reads the roles' prompt files
-    validation_set = gate_set(recipe.evaluation.validation, config)
+    _, validation_set = validation_settings(recipe)
     with _naming("practice.gate.tasks"):
         validation = build.set_tasks(validation_set) if config.gate.enabled else []
     with _naming("practice.tasks"):
@@ -183,18 +183,12 @@ def practice_parts_of(build: Build) -> PracticeParts:
     )
 
 
-def gate_set(validation: SetConfig, config: PracticeConfig) -> SetConfig:
-    """The gate's tasks: `practice.gate.tasks` of the validation set's source and split, of the same families."""
-    families = config.families or validation.families
-    return validation.model_copy(update={"count": config.gate.tasks, "per_family": None, "families": families})
-
-
 def validation_settings(recipe: Recipe) -> tuple[GateConfig, SetConfig]:
-    """The gate and the tasks that a library is tested with; the gate's defaults for a recipe without [practice]."""
-    if recipe.practice is not None:
-        return recipe.practice.gate, gate_set(recipe.evaluation.validation, recipe.practice)
-    gate = GateConfig()
-    return gate, recipe.evaluation.validation.model_copy(update={"count": gate.tasks, "per_family": None})
+    """The gate, by default for a recipe without [practice], and its tasks: some of the validation set's source."""
+    practice, validation = recipe.practice, recipe.evaluation.validation
+    gate = practice.gate if practice else GateConfig()
+    families = (practice and practice.families) or validation.families
+    return gate, validation.model_copy(update={"count": gate.tasks, "per_family": None, "families": families})
 
 
 @contextmanager
