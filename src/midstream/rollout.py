@@ -306,10 +306,7 @@ def _with_costs(trajectory: Trajectory, calls: Sequence[Call]) -> Trajectory:
     """The trajectory with the costs of a judge's calls added."""
     cost_usd = sum(call.usage.cost_usd for call in calls)
     failed = sum(max(len(call.failures), call.error is not None) for call in calls)
-    costs = {
-        "cost_usd": trajectory.cost_usd + cost_usd,
-        "request_failures": trajectory.request_failures + failed,
-    }
+    costs = {"cost_usd": trajectory.cost_usd + cost_usd, "request_failures": trajectory.request_failures + failed}
     return trajectory.model_copy(update=costs) if calls else trajectory
 
 

@@ -14,14 +14,7 @@ from midstream.core.stream_template import Template
 from midstream.core.trajectory import Score, Trajectory
 from midstream.evaluation.pairs import Paired
 from midstream.report import turn_rows
-from midstream.report.evaluation_tables import (
-    Comparison,
-    evaluation_table,
-    label,
-    loss,
-    plain_table,
-    where,
-)
+from midstream.report.evaluation_tables import Comparison, evaluation_table, label, loss, plain_table, where
 from midstream.report.numbers import (
     change,
     counted,

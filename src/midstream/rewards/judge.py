@@ -90,19 +90,17 @@ class Judge:
 
     `parts`: "rule" is the rule-based score of the same answer, and with several votes "votes" and "votes_for" count
     them. `calls` are the requests, at no cost if the verdict was known already. Identical requests are made once.
-
-    Args:
-        config: its settings.
-        engine: the judge's engine; shared, and closed by its owner. It must not be a lockstep engine: a verdict is not
-            a turn of a trajectory.
-        model: what decides the replies besides the prompt: the model's name, and settings sent with each request.
-        rule: the reward that `config.rule` names.
     """
 
     judged = True
 
     def __init__(
-        self, config: JudgeConfig, engine: Engine, *, model: Mapping[str, JsonValue], rule: Reward | None = None
+        self,
+        config: JudgeConfig,
+        engine: Engine,  # closed by its owner; not a lockstep engine, because a verdict is not a turn of a trajectory
+        *,
+        model: Mapping[str, JsonValue],  # what decides the replies besides the prompt: its name, and settings sent
+        rule: Reward | None = None,  # the reward that `config.rule` names
     ) -> None:
         self.name = f"judge ({model.get('model', engine.name)})"
         self._config, self._engine, self._rule = config, engine, rule

@@ -98,11 +98,7 @@ class BenchmarkConfig(TasksConfig):
         """
         benchmark = find(self.name)
         made = bool(benchmark.tasks) and self.file is None
-        unused = {
-            "file": benchmark.use == "world",
-            "revision": bool(benchmark.tasks or self.file),
-            "instruction": made,
-        }
+        unused = {"file": benchmark.use == "world", "revision": bool(benchmark.tasks or self.file), "instruction": made}
         if names := [name for name, refused in unused.items() if refused and getattr(self, name) is not None]:
             raise RecipeError(
                 f"benchmark {benchmark.name} has no use for {' and '.join(names)}",

@@ -216,10 +216,7 @@ def _parse(data: bytes) -> Any:
         return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
     except BadRowError:
         raise
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # no UTF-8, no JSON, nested too deeply, a number of too many digits
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deeply, a number of too many digits
         raise BadRowError(f"it is no JSON: {error}") from error
 
 
