@@ -91,11 +91,7 @@ class BenchmarkConfig(TasksConfig):
     instruction: str | None = None
 
     def build(self, context: Context) -> TaskSource:
-        """Build the source; it reads nothing before tasks are requested.
-
-        Raises:
-            RecipeError: there is no such benchmark, or it has no use for a setting.
-        """
+        """Build the source, which reads nothing yet. Raises `RecipeError` for an unknown name or a useless setting."""
         benchmark = find(self.name)
         made = bool(benchmark.tasks) and self.file is None
         unused = {"file": benchmark.use == "world", "revision": bool(benchmark.tasks or self.file), "instruction": made}
@@ -112,11 +108,7 @@ class BenchmarkConfig(TasksConfig):
 
 
 def find(name: str) -> Benchmark:
-    """Return the benchmark of that name.
-
-    Raises:
-        RecipeError: it does not exist.
-    """
+    """Return the benchmark of that name. Raises `RecipeError` if it does not exist."""
     check_known(
         "benchmark", [name], BENCHMARKS, "midstream", 'name one of them, or read your own questions by type = "file"'
     )

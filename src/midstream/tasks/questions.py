@@ -54,11 +54,7 @@ def make_task(fields: Fields, *, prefix: str, reward: str, family: str = "", ins
 
 
 def as_text(value: Any, name: str) -> str:
-    """Convert an answer to text; a number or truth value is written as in JSON.
-
-    Raises:
-        BadRowError: it is missing, empty or of another type.
-    """
+    """Convert an answer to text, as JSON writes it. Raises `BadRowError` for a missing, empty or structured value."""
     if value is None:
         raise BadRowError(f"{name!r} is missing or null")
     if isinstance(value, bool):
@@ -106,11 +102,7 @@ def by_letter(options: Any, name: str = "options") -> dict[str, str]:
 
 
 def letter_of(answer: str, options: Mapping[str, str]) -> str:
-    """Letter of the option that an answer names: by a letter, an option's text, or both ("B. Oral ulcers").
-
-    Raises:
-        BadRowError: it names no option, or more than one.
-    """
+    """Letter of the one option that an answer names: by a letter, an option's text, or both ("B. Oral ulcers")."""
     lettered = _LETTERED.fullmatch(answer)
     if lettered and options.get(lettered[1]) == lettered[2]:
         return lettered[1]

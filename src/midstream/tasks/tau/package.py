@@ -61,11 +61,7 @@ class Domain:
 
 
 def load_domain(path: Path, name: str) -> Domain:
-    """Read a domain of the clone at `path`.
-
-    Raises:
-        RecipeError: there is no clone, or it cannot be read.
-    """
+    """Read a domain of the clone at `path`. Raises `RecipeError` if there is no clone, or it cannot be read."""
     package = path.expanduser().absolute() / _ROOT
     directory = package / "envs" / name
     if not directory.is_dir():

@@ -112,11 +112,7 @@ class TauBench(Finite):
         return tasks
 
     def open(self, task: Task, *, seed: int) -> TauDialogue:
-        """Open a dialogue with a new user and database.
-
-        Raises:
-            RecipeError: there is no user.
-        """
+        """Open a dialogue with a new user and database. Raises `RecipeError` without an engine for the user."""
         if self.engine is None:
             raise RecipeError(
                 "tau-bench has no user: a conversation needs a model for its customer",

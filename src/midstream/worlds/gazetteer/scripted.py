@@ -61,11 +61,7 @@ def stream_marks(template: Template, tools: Sequence[str]) -> list[str]:
 
 
 def scripted_marks(template: Template) -> tuple[Marks, Marks, Marks]:
-    """Marks of thoughts, of each tool's calls and of the answer.
-
-    Raises:
-        RecipeError: the template has other marks than the scripted policy can write.
-    """
+    """Marks of thoughts, calls and answers. Raises `RecipeError` for marks that the scripted policy cannot write."""
     if template.think is None or template.answer is None or ANY_TOOL not in template.call.open or template.chat:
         raise RecipeError(
             f"the scripted policy (type clumsy) cannot write the template {template.name!r}",
@@ -156,11 +152,7 @@ class ScriptedPolicy:
         self.config = config
 
     async def reply(self, stream: Stream, context: ModuleContext) -> Call:
-        """Write one thought, and a call or the answer.
-
-        Raises:
-            RecipeError: the template does not have the form of "tiny".
-        """
+        """Write one thought, and a call or the answer. Raises `RecipeError` for a template unlike "tiny"."""
         rng = random.Random(context.seed)
         think, call, answer = scripted_marks(stream.template)
         situation = StreamSituation(stream)

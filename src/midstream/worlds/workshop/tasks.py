@@ -127,11 +127,7 @@ class Workshop(Finite):
         return str(100_000 + derive_seed("workshop code", self.config.seed, number) % 900_000)
 
     def order(self, text: str) -> Order:
-        """The order in a text.
-
-        Raises:
-            RecipeError: there is none, so the text is another module's prompt.
-        """
+        """The order in a text. Raises `RecipeError` without one: the text is another module's prompt."""
         found = _ORDER.search(text)
         if found is None:
             raise RecipeError(
