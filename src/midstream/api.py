@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -37,13 +36,13 @@ from midstream.core import lessons
 from midstream.core.errors import MidstreamError, RecipeError, RunError, UsageError
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
-from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.settings import require_torch
-from midstream.evaluation import SetEvaluation, result_name
+from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
+from midstream.evaluation.run import every_set
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
@@ -520,13 +519,22 @@ def _evaluate_in(
     )
     with event_loop(build) as run_coroutine:
         # All tasks are drawn, and everything is built, before the directory is created.
-        evaluations = _set_evaluations(build)
+        if not recipe.evaluation.sets:
+            raise RecipeError(
+                f"recipe {recipe.name!r} has nothing to evaluate on",
+                code="missing-key",
+                cause="it has no [[evaluation.sets]]",
+                fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
+            )
+        evaluations = list(
+            every_set(recipe.evaluation, build.set_tasks, build.environment, policy=recipe.name, seed=recipe.seed)
+        )
         tasks = task_digests(evaluations)
         step, checkpoint = None, None
         if trained is not None:
             step = load_weights(build, trained, run_coroutine, step=asked.step, listener=listener)
             checkpoint = trained.checkpoints.digest(step)
-        evaluations = [replace(part, step=step) for part in evaluations]
+        evaluations = [replace(part, step=step, numbered=False) for part in evaluations]
         if begun is None:
             update = {"tasks": tasks, "step": step, "checkpoint": checkpoint}
             begun = _create_run(root, build, asked.model_copy(update=update))
@@ -547,32 +555,6 @@ def _evaluate_in(
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))
             begun.set_status("finished")
     return begun
-
-
-def _set_evaluations(build: Build) -> list[SetEvaluation]:
-    """Every set of the recipe at every temperature."""
-    recipe, config = build.recipe, build.recipe.evaluation
-    if not config.sets:
-        raise RecipeError(
-            f"recipe {recipe.name!r} has nothing to evaluate on",
-            code="missing-key",
-            cause="it has no [[evaluation.sets]]",
-            fix='name one, e.g. --benchmark bamboogle, or add one: name = "test", split = "test", per_family = 60',
-        )
-    tasks = {chosen.name: build.set_tasks(chosen) for chosen in config.sets}
-    return [
-        SetEvaluation(
-            chosen=chosen,
-            temperature=temperature,
-            tasks=tasks[chosen.name],
-            environment=build.environment(temperature=temperature, chosen=chosen),
-            policy=recipe.name,
-            seed=derive_seed(recipe.seed, "evaluation", chosen.name),
-            trials=config.trials,
-            numbered=False,
-        )
-        for chosen, temperature in product(config.sets, config.temperatures)
-    ]
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
 from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, stream_metrics, tool_use
+from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
-from midstream.evaluation.settings import SetConfig, result_name, sampling_name
+from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
 from midstream.rollout import Environment, Group, OnDone, Place, rollout
 
 RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
 _REASONS = 3
+
+
+class MakeEnvironment(Protocol):
+    """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
+
+    def __call__(
+        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
+    ) -> Environment:
+        """None leaves the recipe's own; `planner` is a table like `agent.planner`, `chosen` an evaluation set."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,31 @@ class SetEvaluation:
     def key(self) -> tuple[str, str, int | None]:
         """Set, sampling and step, which identify its result in the run directory."""
         return self.chosen.name, sampling_name(self.temperature), self.step
+
+
+def every_set(
+    config: EvaluationConfig,
+    set_tasks: Callable[[SetConfig], Sequence[Task]],
+    make_environment: MakeEnvironment,
+    *,
+    policy: str,
+    seed: int,
+    step: int | None = None,
+) -> Iterator[SetEvaluation]:
+    """Every set of a recipe at every temperature; `seed` is the run's."""
+    for chosen in config.sets:
+        tasks = set_tasks(chosen)
+        for temperature in config.temperatures:
+            yield SetEvaluation(
+                chosen=chosen,
+                temperature=temperature,
+                tasks=tasks,
+                environment=make_environment(temperature=temperature, chosen=chosen),
+                policy=policy,
+                seed=derive_seed(seed, "evaluation", chosen.name),
+                step=step,
+                trials=config.trials,
+            )
 
 
 async def evaluate(

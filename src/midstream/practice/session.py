@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.protocols import Engine
-from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, sampling_name
+from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.practice.budget import Budget
 from midstream.practice.commit import Committer, UpdateRecord, read_updates
@@ -31,19 +30,11 @@ from midstream.practice.library import Library, render_modules
 from midstream.practice.runner import Report, RolloutJob, require_within_budget
 from midstream.practice.settings import PracticeConfig
 from midstream.practice.update import Practice
-from midstream.rollout import Environment, Place
+from midstream.rollout import Place
 from midstream.runs import RunDirectory
 
 WITHOUT, WITH = "no lessons", "with lessons"
 Prepare = Callable[[RunDirectory, Callable[[str], None]], Awaitable[None]]
-
-
-class MakeEnvironment(Protocol):
-    """Builds an environment with some settings changed; its engines and its agent count in the budget."""
-
-    def __call__(self, *, temperature: float | None = None, chosen: SetConfig | None = None) -> Environment:
-        """None keeps the recipe's; `chosen` is the set that is evaluated."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,32 +159,22 @@ class PracticeSession(Session):
         self.budget.phase = f"evaluation {step}"
         lessons = render_modules(self.committer.history.get().library) if policy == WITH else NO_LESSONS
         store = EvaluationStore(self.committer.ledger, lessons, self._report)
-        for chosen in parts.evaluation.sets:
-            for temperature in parts.evaluation.temperatures:
-                work = SetEvaluation(
-                    chosen=chosen,
-                    temperature=temperature,
-                    tasks=parts.set_tasks(chosen),
-                    environment=replace(
-                        parts.make_environment(temperature=temperature, chosen=chosen), lessons=lessons
-                    ),
-                    policy=policy,
-                    seed=derive_seed(parts.seed, "evaluation", chosen.name),
-                    step=step,
-                    trials=parts.evaluation.trials,
-                )
-                found = {(result.set_name, result.sampling, result.step): result for result in run.evaluations.read()}
-                first = found.get((*work.key[:2], 0))
-                if not lessons and first is not None and work.key not in found:
-                    # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
-                    name = replace(work, step=0).name
-                    run.trajectories.write(work.name, run.trajectories.read(name))
-                    result = first.model_copy(update={"policy": policy, "step": step})
-                    run.evaluations.append(result)
-                else:
-                    result = await evaluate_set(run, work, store, check=require_within_budget)
-                if result is not None:
-                    self.listener(EvaluationFinished(result))
+        for work in every_set(
+            parts.evaluation, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
+        ):
+            work = replace(work, environment=replace(work.environment, lessons=lessons))
+            found = {(result.set_name, result.sampling, result.step): result for result in run.evaluations.read()}
+            first = found.get((*work.key[:2], 0))
+            if not lessons and first is not None and work.key not in found:
+                # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
+                name = replace(work, step=0).name
+                run.trajectories.write(work.name, run.trajectories.read(name))
+                result = first.model_copy(update={"policy": policy, "step": step})
+                run.evaluations.append(result)
+            else:
+                result = await evaluate_set(run, work, store, check=require_within_budget)
+            if result is not None:
+                self.listener(EvaluationFinished(result))
 
     def _report(self, text: str) -> None:
         self.listener(Phase(text))

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from midstream.core.component import Component
@@ -21,20 +22,19 @@ from midstream.core.errors import CheckpointError
 from midstream.core.events import EvaluationFinished, Listener, Phase, RunStarted, StepFinished
 from midstream.core.metrics import StepTiming
 from midstream.core.protocols import TaskSource
-from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import EvaluationConfig, SetConfig, SetEvaluation, result_name, sampling_name
+from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampling_name
+from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import TrainingConfig, WarmStartConfig
 from midstream.training.sharing import sharing_warning
-from midstream.training.supervised import MakeEnvironment, SupervisedTraining, warm_start
+from midstream.training.supervised import SupervisedTraining, warm_start
 
 WARM, TRAINED = "warm start", "trained"
-VALIDATION_TEMPERATURE = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,9 @@ class TrainingSession(Session):
                 seed=parts.seed,
                 role=parts.role,
             )
+        # During training, the validation set alone is evaluated: greedily, once a task.
+        once = {"sets": (parts.evaluation.validation,), "temperatures": (0.0,), "trials": 1}
+        self.validation = parts.evaluation.model_copy(update=once)
         self._warned = False  # of rows that share too little, once a run
 
     async def run(self) -> str:
@@ -104,11 +107,10 @@ class TrainingSession(Session):
         done = -1 if loaded is None else loaded[0]
         run.rewind(done)
         # Of an evaluation that was interrupted, what this very policy did still counts.
-        config = parts.evaluation
         names = {
             result_name(chosen.name, sampling_name(temperature), done)
-            for chosen in (*config.sets, config.validation)
-            for temperature in (*config.temperatures, VALIDATION_TEMPERATURE)
+            for config in (parts.evaluation, self.validation)
+            for chosen, temperature in product(config.sets, config.temperatures)
         }
         self.store.retain(lambda name, failed: name in names and not failed)
         if loaded is None:
@@ -125,8 +127,8 @@ class TrainingSession(Session):
                     report=self._phase,
                 )
             await parts.publish(0)
-            await self._evaluate_sets(WARM, 0)
-            await self._evaluate(parts.evaluation.validation, VALIDATION_TEMPERATURE, WARM, 0)
+            await self._evaluate(parts.evaluation, WARM, 0)
+            await self._evaluate(self.validation, WARM, 0)
             self._save(0)
             done = 0
         else:
@@ -164,7 +166,7 @@ class TrainingSession(Session):
         config = parts.training
         if step % config.validate_every == 0 or step == config.steps:
             await parts.publish(step)  # or a served planner would be validated one update late
-            await self._evaluate(parts.evaluation.validation, VALIDATION_TEMPERATURE, TRAINED, step)
+            await self._evaluate(self.validation, TRAINED, step)
         if step % config.checkpoint_every == 0 or step == config.steps:
             self._save(step)
 
@@ -175,33 +177,18 @@ class TrainingSession(Session):
         self.parts.learner.export_weights(self.run_directory.policy_dir)
         self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
-        await self._evaluate_sets(TRAINED, steps)
+        await self._evaluate(self.parts.evaluation, TRAINED, steps)
 
-    async def _evaluate_sets(self, policy: str, step: int) -> None:
-        for chosen in self.parts.evaluation.sets:
-            for temperature in self.parts.evaluation.temperatures:
-                await self._evaluate(chosen, temperature, policy, step)
-
-    async def _evaluate(self, chosen: SetConfig, temperature: float, policy: str, step: int) -> None:
-        """Evaluate and write down, unless this very evaluation was written before a kill."""
+    async def _evaluate(self, config: EvaluationConfig, policy: str, step: int) -> None:
+        """Evaluate every set and write it down, unless this very evaluation was written before a kill."""
         parts = self.parts
-        self._phase(f"evaluating {chosen.name}, {sampling_name(temperature)}")
-        result = await evaluate_set(
-            self.run_directory,
-            SetEvaluation(
-                chosen=chosen,
-                temperature=temperature,
-                tasks=parts.set_tasks(chosen),
-                environment=parts.make_environment(temperature=temperature, chosen=chosen),
-                policy=policy,
-                seed=derive_seed(parts.seed, "evaluation", chosen.name),
-                step=step,
-                trials=1 if chosen == parts.evaluation.validation else parts.evaluation.trials,
-            ),
-            self.store,
-        )
-        if result is not None:
-            self.listener(EvaluationFinished(result))
+        for evaluation in every_set(
+            config, parts.set_tasks, parts.make_environment, policy=policy, seed=parts.seed, step=step
+        ):
+            self._phase(f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}")
+            result = await evaluate_set(self.run_directory, evaluation, self.store)
+            if result is not None:
+                self.listener(EvaluationFinished(result))
 
     def _phase(self, text: str) -> None:
         self.listener(Phase(text))

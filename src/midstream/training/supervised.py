@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Protocol
 
 from midstream.agents.interleaved import Interleaved
 from midstream.core.component import Component
@@ -17,7 +16,7 @@ from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.engine import TransformersLocal
-from midstream.evaluation import SetConfig
+from midstream.evaluation.run import MakeEnvironment
 from midstream.rollout import Environment, rollout
 from midstream.training.flow_grpo import StepOutcome
 from midstream.training.learner import LocalLearner
@@ -136,16 +135,6 @@ def learning_rate(config: SupervisedConfig, step: int) -> float:
     """Linear rise, then linear fall to `final_share` of the peak; steps count from 1."""
     rise = min(1.0, step / config.warmup_steps)
     return config.learning_rate * rise * max(config.final_share, 1 - (step - 1) / max(1, config.steps))
-
-
-class MakeEnvironment(Protocol):
-    """Builds an environment around the trained planner, or another `planner`, with some settings changed."""
-
-    def __call__(
-        self, *, planner: Any = None, temperature: float | None = None, chosen: SetConfig | None = None
-    ) -> Environment:
-        """None leaves the recipe's own; `planner` is a table like `agent.planner`, `chosen` an evaluation set."""
-        ...
 
 
 async def warm_start(
