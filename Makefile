@@ -1,5 +1,5 @@
 # make demo    train the tiny planner and watch it become better     make test     the tests, in minutes
-# make check   linters, types, import directions, prose, shape         make figures  the studies, and their figures
+# make check   linters, types, imports, prose, settings, shape         make figures  the studies, and their figures
 # make test-all    every test: whole matrices, real time-outs, more examples of each property
 # make test-mcp    tests against MCP's reference server and its conformance suite, from npm; needs Node.js
 # make test-vllm   tests against a real vLLM server, its CPU build in an environment of its own (4 GB)
@@ -40,6 +40,7 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python scripts/words.py
+	$(VENV)/bin/python scripts/settings.py --check
 	$(VENV)/bin/python scripts/shape.py --check
 
 figures: $(VENV)/.installed-train

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,23 +11,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from scripts import settings
 
-from midstream import evaluation, rollout
-from midstream.agents import agentflow, interleaved
 from midstream.cli import main as cli
-from midstream.core.component import config_class
 from midstream.core.data import Frozen
-from midstream.core.trajectory import Sampling
-from midstream.practice import settings as practice_settings
 from midstream.recipe import check as recipe_check
-from midstream.recipe import registry as components
 from midstream.recipe import schema as config
-from midstream.sandbox import code_runner
-from midstream.sandbox import settings as sandbox_settings
-from midstream.training import losses, settings
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "midstream"
@@ -192,70 +180,35 @@ def test_the_library_example_imports_what_there_is():
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-TABLES: dict[str, type[Frozen]] = {
-    "Top level": config.Recipe,
-    "`[agent]`": agentflow.LoopConfig,
-    "`[agent]`: interleaved": interleaved.StreamConfig,
-    "`sampling`": Sampling,
-    "`agent.executor.program`": code_runner.CodeRunnerConfig,
-    "`[sandbox]`": sandbox_settings.SandboxConfig,
-    "`[rollout]`": rollout.RolloutConfig,
-    "`[training]`": settings.TrainingConfig,
-    "`training.loss`": losses.PolicyLoss,
-    "`training.overlong`": settings.OverlongConfig,
-    "`[warm_start]`": settings.WarmStartConfig,
-    "`training.supervised`": settings.ImitationConfig,
-    "`[learner]`": settings.LearnerConfig,
-    "`learner.lora`": settings.LoraConfig,
-    "`[evaluation]`": evaluation.EvaluationConfig,
-    "`[[evaluation.sets]]`": evaluation.SetConfig,
-    "`[practice]`": practice_settings.PracticeConfig,
-    "`practice.reflector`": practice_settings.RoleConfig,
-    "`practice.library`": practice_settings.LibraryConfig,
-    "`practice.library.embedding`": practice_settings.EmbeddingConfig,
-    "`practice.gate`": practice_settings.GateConfig,
-    "`practice.budget`": practice_settings.BudgetConfig,
-}
-TABLES |= {
-    f"{kind}: `{name}`": config_class(kind, name) for kind, names in components.COMPONENTS.items() for name in names
-}
+
+def test_the_tables_of_settings_follow_the_docstrings():
+    document = text_of("docs/recipes.md")
+    assert settings.with_tables(document) == (document, [])
 
 
-def default_cell(info: FieldInfo) -> str:
-    """A field's default as docs/recipes.md writes it."""
-    if info.is_required():
-        return "required"
-    if info.default is None:
-        return "none"
-    if isinstance(info.default, Sampling):
-        return ", ".join(f"`{k} = {json.dumps(v)}`" for k, v in info.default.model_dump(exclude_defaults=True).items())
-    if info.default is PydanticUndefined or isinstance(info.default, BaseModel):
-        return "see right"
-    return f"`{json.dumps(info.default)}`"
+def test_a_setting_without_a_meaning_and_one_that_is_not_there_are_found(monkeypatch):
+    class Sized(Frozen):
+        """Sizes.
 
+        Attributes:
+            width: in pixels
+            depth: not a field
+        """
 
-def sections() -> dict[str, str]:
-    parts = re.split(r"^#{2,3} (.+)\n", text_of("docs/recipes.md"), flags=re.MULTILINE)
-    found: dict[str, str] = {}
-    for title, body in zip(parts[1::2], parts[2::2], strict=True):
-        found[title] = found.get(title, "") + body
-    return found
+        __module__ = "midstream.example"
+        width: int = 3
+        height: int
 
-
-@pytest.mark.parametrize("title", TABLES)
-def test_every_setting_is_described_with_its_default(title):
-    assert title in sections(), f"docs/recipes.md needs a section: ### {title}"
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", sections()[title], re.MULTILINE)
-    assert dict(rows) == {name: default_cell(info) for name, info in TABLES[title].model_fields.items()}
-
-
-def test_no_section_describes_what_is_not_there():
-    titles = [title for title in sections() if ": `" in title]
-    assert not [title for title in titles if title not in TABLES]
+    monkeypatch.setattr(settings, "TABLES", {"`[size]`": Sized})
+    document, problems = settings.with_tables(f"## `[size]`\n\n{settings.HEAD}| `old` | 1 | gone |\n\nMore.\n")
+    rows = "| `width` | `3` | in pixels |\n| `height` | required | None |\n"
+    assert document == f"## `[size]`\n\n{settings.HEAD}{rows}\nMore.\n"
+    assert problems == ["no meaning: Sized.height", "no field: Sized.depth"]
 
 
 def test_every_recipe_is_listed():
-    listed = re.findall(r"^\| `([\w.-]+)` \|", sections()["The recipes that come with midstream"], re.MULTILINE)
+    section = text_of("docs/recipes.md").partition("## The recipes that come with midstream")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([\w.-]+)` \|", section, re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
 
 

@@ -37,11 +37,13 @@ OnDone = Callable[[Sequence[Trajectory]], None]
 
 
 class RolloutConfig(Frozen):
-    """Settings of rollouts.
+    """Settings of rollouts. A passed deadline or a bug is not tried again.
 
-    `concurrency` bounds the trajectories under way at once; `deadline_s` is the wall-clock limit of one attempt, its
-    reward not included. A trajectory whose engine, tool or sandbox failed is run again from its start, one whose judge
-    failed is scored again, up to `max_attempts` attempts in all. A passed deadline or a bug is not tried again.
+    Attributes:
+        concurrency: the most trajectories in progress
+        deadline_s: wall-clock seconds of one attempt, its reward not included; after that its status is `error`
+        max_attempts: attempts at a trajectory whose engine, tool or sandbox failed; if its judge failed, it is only
+            scored again
     """
 
     concurrency: int = Field(default=64, ge=1)

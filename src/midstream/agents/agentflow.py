@@ -27,10 +27,13 @@ from midstream.sandbox.code_runner import ProgramRunner
 
 
 class LoopConfig(Frozen):
-    """Settings of the loop.
+    """Settings of AgentFlow's loop.
 
-    `memory_update`: "every_turn" is Algorithm 1 of the paper, "on_continue" its section 3.1. `record_time` puts each
-    turn's seconds into memory.
+    Attributes:
+        max_turns: the most turns of a trajectory; an evaluation set may set another limit
+        memory_update: `every_turn` (Algorithm 1 of the paper) or `on_continue` (its section 3.1: the last turn is not
+            recorded)
+        record_time: record the seconds of each turn in memory; then no prompt repeats exactly
     """
 
     max_turns: int = Field(default=3, ge=1)

@@ -41,10 +41,11 @@ _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole st
 class StreamConfig(Frozen):
     """Settings of the loop. 8,000 tokens are the paper's (mathematics).
 
-    `max_turns` bounds the replies that call tools, in a dialogue those in each user turn: the next reply may answer.
-    `max_tokens` bounds the stream after the prompt, sampled and appended together (without token ids, four characters
-    count as one). `tools` maps names in the template's marks to tools of the recipe; a tool that is not there keeps its
-    own name.
+    Attributes:
+        max_turns: the most replies that call tools, in a dialogue for each user turn; the next reply may answer
+        max_tokens: the most tokens after the prompt, sampled and appended; without token ids, four characters count as
+            one
+        tools: tool names of the template mapped to those of the recipe: `{ search = "wikipedia" }`
     """
 
     max_turns: int = Field(default=10, ge=1)

@@ -54,14 +54,24 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
 
 
 class ModuleConfig(Frozen):
-    """Settings of every prompted module. `prompt_file` replaces the prompt that ships with midstream."""
+    """Settings of every prompted module.
+
+    Attributes:
+        sampling: see `sampling`
+        prompt_file: a prompt file that replaces the one in `src/midstream/agents/prompts/`
+    """
 
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
     prompt_file: Path | None = None
 
 
 class PromptedConfig(ModuleConfig):
-    """Settings of modules that see the memory: planner, verifier, generator."""
+    """Settings of modules that see the memory: planner, verifier, generator.
+
+    Attributes:
+        memory_style: how memory is written in the prompt: `json`, or `toon` (a `key: value` a line; needs the extra
+            `toon`)
+    """
 
     memory_style: MemoryStyle = "json"
 
@@ -69,8 +79,10 @@ class PromptedConfig(ModuleConfig):
 class ExecutorConfig(ModuleConfig, ComponentConfig):
     """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
 
-    `program` limits the resources of such a program; `structured_output` has the engine's server enforce the tool's
-    schema on arguments.
+    Attributes:
+        structured_output: the server enforces the JSON schema; needs its support; not with `mode = "code"`
+        mode: `arguments` (one call of the tool) or `code`
+        program: limits of programs with `mode = "code"`; see `agent.executor.program`
     """
 
     asks = "always"
@@ -170,7 +182,11 @@ class PromptedPlanner(PromptedModule):
 
 
 class PlannerConfig(PromptedConfig, ComponentConfig):
-    """The planner is the trained module: it explores. Temperature 0.5 and 2,048 tokens are the paper's (training)."""
+    """The planner is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's training.
+
+    Attributes:
+        sampling: see `sampling`
+    """
 
     asks = "always"
     component = PromptedPlanner
@@ -275,7 +291,11 @@ class PromptedVerifier(PromptedModule):
 
 
 class VerifierConfig(PromptedConfig, ComponentConfig):
-    """The verifier replies in JSON: `structured_output` has the engine's server enforce the schema."""
+    """Settings of the verifier, which replies in JSON.
+
+    Attributes:
+        structured_output: the server enforces the JSON schema; needs its support
+    """
 
     asks = "always"
     component = PromptedVerifier

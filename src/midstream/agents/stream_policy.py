@@ -192,7 +192,11 @@ class ModelPolicy:
 
 
 class PolicyConfig(ComponentConfig):
-    """How the policy samples; `sampling.max_tokens` bounds one reply. Temperature 1 is the paper's (mathematics)."""
+    """Settings of the policy of an interleaved agent. Temperature 1 is the paper's (mathematics).
+
+    Attributes:
+        sampling: see `sampling`; `max_tokens` is the limit of one reply
+    """
 
     asks = "always"
     component = ModelPolicy

@@ -28,7 +28,14 @@ EventKind = Literal["call", "action", "command", "observation", "verdict", "answ
 
 
 class Sampling(Frozen):
-    """How an engine samples. `temperature` 0 is greedy; `max_tokens` limits the completion."""
+    """How an engine samples.
+
+    Attributes:
+        temperature: 0 is greedy; a planner in training needs more than 0
+        top_p: nucleus sampling; a planner in training needs 1
+        max_tokens: the most new tokens
+        stop: strings that end a completion; its text ends before them, its sampled tokens include them
+    """
 
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)

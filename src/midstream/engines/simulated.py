@@ -19,9 +19,13 @@ _REMOVED = {"http", "faults", "seed", "timeout_s", "max_attempts", "max_concurre
 
 
 class SimulatedConfig(EngineConfig):
-    """The role that the model `plays`, and its prices in US dollars per million tokens (of four characters).
+    """Settings of a simulated model; four characters count as a token.
 
-    `skill` is the probability that a call of an agent at the desks is right; other worlds set their own.
+    Attributes:
+        plays: `agent` or `reflector`
+        skill: at the desks, the probability that a call is right; other worlds set their own
+        price_prompt_usd: dollars per million prompt tokens
+        price_completion_usd: dollars per million completion tokens
     """
 
     plays: Literal["agent", "reflector"]

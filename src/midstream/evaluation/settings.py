@@ -14,9 +14,17 @@ from midstream.core.data import Frozen
 class SetConfig(Frozen):
     """A fixed set of tasks.
 
-    `tasks` is a source of its own (as `[tasks]`; none: the recipe's) and `reward` what scores it (none: with `tasks`,
-    what its benchmark is scored by, else the recipe's). `families`, `per_family` and `count` take part of the split,
-    drawn with `seed`. `max_turns` replaces the agent's own limit.
+    Attributes:
+        name: the set's name in tables
+        tasks: a separate source, a table such as `[tasks]`; without it, the recipe's source
+        reward: a table such as `[reward]`; without it, with `tasks`, the reward of each task's benchmark, else the
+            recipe's
+        split: `train`, `validation` or `test`
+        families: only tasks of these families; empty: all
+        per_family: this many different tasks of each family, drawn with `seed`; not with `count`
+        count: this many tasks in all; with neither, the whole split, or 60 of each family of an endless source
+        seed: the seed of the draw; every run seed has the same set
+        max_turns: replaces the agent's limit
     """
 
     name: str
@@ -37,9 +45,13 @@ class SetConfig(Frozen):
 
 
 class EvaluationConfig(Frozen):
-    """What is evaluated before and after training (`sets`), and while it goes (`validation`, greedily, once a task).
+    """What is evaluated, and when.
 
-    Every task is tried `trials` times at each of `temperatures`.
+    Attributes:
+        sets: evaluated before and after training, and by `midstream eval`: `[[evaluation.sets]]`
+        validation: evaluated greedily every `validate_every` steps; a table such as a set's
+        temperatures: every set is evaluated at each; 0 is greedy
+        trials: attempts at each task of a set, at each temperature
     """
 
     sets: tuple[SetConfig, ...] = ()

@@ -17,8 +17,13 @@ ROLES = ("summariser", "critic", "merger")
 class RoleConfig(Frozen):
     """One role of the reflector.
 
-    `engine` names an engine of the recipe. A reply that cannot be used is requested again, `asks` times in all.
-    `prompt_file` replaces the prompt that ships with midstream. `structured_output` has the server enforce the schema.
+    Attributes:
+        engine: the name of a table `[engines.NAME]`
+        sampling: see `sampling`
+        asks: the most requests for a reply that can be used
+        prompt_file: replaces the role's prompt (not in `reflector`); the critic's replaces `write.md` with
+            `lessons_from = "model"`
+        structured_output: the server enforces the JSON schema; needs its support
     """
 
     engine: str
@@ -32,6 +37,12 @@ class EmbeddingConfig(Frozen):
     """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
 
     An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
+
+    Attributes:
+        model: the embedding model
+        base_url: the address of an OpenAI-compatible server
+        api_key_env: the environment variable with its key
+        timeout_s: seconds of one request
     """
 
     model: str
@@ -41,11 +52,14 @@ class EmbeddingConfig(Frozen):
 
 
 class LibraryConfig(Frozen):
-    """What the library may hold.
+    """What the library may hold; None disables a limit or a check.
 
-    `max_tokens` bounds all rendered lessons, `lesson_tokens` one lesson; four characters count as a token. Texts whose
-    similarity (cosine, 0 to 1) is `likeness` or more are near-duplicates: of hashed n-grams, or with `embedding` of a
-    model's vectors. None: no bound, no such check. `leak_guard` refuses lessons that copy a task's answer.
+    Attributes:
+        max_tokens: the most tokens of all lessons together; four characters count as a token
+        lesson_tokens: the most tokens of one lesson
+        likeness: lessons of this similarity (cosine, 0 to 1) or more are near-duplicates
+        embedding: see `practice.library.embedding`; without it, similarity is that of hashed n-grams
+        leak_guard: refuse lessons that copy a task's answer
     """
 
     max_tokens: int | None = Field(default=2000, ge=1)
@@ -58,13 +72,19 @@ class LibraryConfig(Frozen):
 class GateConfig(Frozen):
     """When a changed library is accepted (`gate.py`).
 
-    The gate tests on `tasks` of the validation split. `error_rate` is the chance that a run accepts any change that
-    does not help, over all of its tests together. A test looks after every `block` pairs of fresh validation rollouts;
-    it stops early where the evidence suffices, or where an effect of `min_effect` or more is refuted at
-    `futility_rate`, and at the latest after `test_pairs`. An update makes at most two tests; between them random halves
-    of the batch separate the good changes from the bad, for at most `bisect_pairs`, or until wrong choices are expected
-    to cost less than `min_effect`; 0: the batch is accepted or postponed as a whole. By default an update's gate takes
-    at most 4,400 rollouts, less than 10 times the paper's 500. The defaults are chosen by `benchmarks/gate_power.py`.
+    A test stops early if the evidence suffices. By default an update's gate takes at most 4,400 rollouts, less than
+    10 times the paper's 500. The defaults are chosen by `benchmarks/gate_power.py`.
+
+    Attributes:
+        enabled: `false`: every valid change is accepted, as in the paper
+        tasks: validation tasks
+        error_rate: the probability that a run accepts any change that does not help, over all its tests
+        futility_rate: the probability that a test gives up on an effect of `min_effect` or more
+        min_effect: the smallest effect on the mean reward that is worth finding
+        block: pairs of fresh validation rollouts between two looks of a test
+        test_pairs: the most pairs of one test; an update makes at most two tests
+        bisect_pairs: the most pairs to separate good changes from bad ones by random halves; 0: accept or postpone a
+            batch whole
     """
 
     enabled: bool = True
@@ -80,8 +100,12 @@ class GateConfig(Frozen):
 class BudgetConfig(Frozen):
     """Limits on what a run may use, evaluations included; None: no limit.
 
-    Nothing is started that could exceed `rollouts`, `tokens` (prompt and completion, of agent, tools' models, judge
-    and reflector) or `cost_usd`; after `time_s` nothing new is started. `updates` counts updates of the library.
+    Attributes:
+        rollouts: trajectories, evaluations included
+        tokens: prompt and completion tokens of agent, tools' models, judge and reflector
+        cost_usd: dollars, at the engines' prices
+        time_s: seconds after which nothing new starts
+        updates: updates of the library
     """
 
     rollouts: int | None = Field(default=None, ge=0)
@@ -109,15 +133,31 @@ class Requests:
 class PracticeConfig(Frozen):
     """Training-Free GRPO.
 
-    `tasks` of the train split, `epochs` over them, `batch_size` of them an update, `group_size` rollouts each;
-    `families`: only tasks of these are learned from and validated on.
-    `reflector` configures the roles `summariser`, `critic` and `merger` where they have no table of their own.
     `truth = "majority"` learns without gold answers: a rollout is right if it agrees with most of its group, and no
     role sees the answer. `lessons_from = "model"` has the critic write lessons without any rollout (a control).
-    `skip_uniform` leaves out groups whose rollouts all have the same reward. `modules` may get lessons. `start` is the
-    first library. `patience`: stop after so many updates without an accepted change. `shuffle_rewards` is a control:
-    all rewards, of validation too, are permuted at random. `cache` keeps rollouts and replies for other runs of equal
-    settings.
+
+    Attributes:
+        tasks: tasks of the train split; questions of the validation set are left out
+        epochs: passes over the tasks, each in a new order
+        batch_size: tasks of an update
+        group_size: rollouts of a task
+        families: learn from and validate on these families; empty: all
+        truth: `answer`, or `majority`: no gold answers; a rollout is right if it agrees with most of its group
+        lessons_from: `rollouts`, or `model`: a control whose lessons are written from the questions alone
+        skip_uniform: leave out groups whose rollouts all have the same reward
+        changes_per_group: the most proposals from one group
+        modules: the modules that may get lessons; their prompts must show them
+        reflector: the model behind all three roles; see `practice.reflector`
+        summariser: replaces `reflector` for this role
+        critic: replaces `reflector` for this role
+        merger: replaces `reflector` for this role
+        library: see `practice.library`
+        gate: see `practice.gate`
+        budget: see `practice.budget`
+        start: the first library: a practice run or a file
+        patience: stop after this many updates without an accepted change
+        shuffle_rewards: a control: all rewards, of validation too, are permuted at random
+        cache: a directory that keeps rollouts and replies for other runs of equal settings
     """
 
     tasks: int = Field(default=100, ge=1)

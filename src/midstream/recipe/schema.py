@@ -83,7 +83,25 @@ def modules_of(agent: Mapping[str, Any]) -> tuple[Kind, ...]:
 
 
 class Recipe(Frozen):
-    """A whole recipe, every component's settings validated; `recipe/check.py` checks that they fit each other."""
+    """A whole recipe, every component's settings validated; `recipe/check.py` checks that they fit each other.
+
+    Attributes:
+        name: names the run directory and the report
+        description: a line for tables
+        seed: the run seed, from which every random draw derives
+        tasks: the task source
+        agent: the agent: its loop and modules
+        engines: models by name: `[engines.NAME]`; a module names one with `engine = "NAME"`
+        tools: one table a tool, in the order of the planner's prompt
+        reward: scores the answer
+        sandbox: see `[sandbox]`
+        rollout: see `[rollout]`
+        warm_start: see `[warm_start]`; without the table there is none
+        training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
+        practice: see `[practice]`: lessons in place of weights; not with `training`
+        learner: see `[learner]`
+        evaluation: see `[evaluation]`
+    """
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""

@@ -34,7 +34,12 @@ CALLING_MOST = 1.2
 
 
 class ArtistMathConfig(RewardConfig):
-    """`answer`: the type of the rule that scores the answer. `gated`: a wrong answer makes everything count 0."""
+    """Settings of ARTIST's reward for mathematics.
+
+    Attributes:
+        answer: the type of the rule-based reward that scores the answer
+        gated: the other parts count only if the answer is right
+    """
 
     of_stream = True
 
@@ -49,7 +54,11 @@ class ArtistMathConfig(RewardConfig):
 
 
 class FunctionCallingConfig(RewardConfig):
-    """`gated`: the format counts only if the dialogue succeeded."""
+    """Settings of ARTIST's reward for function calling.
+
+    Attributes:
+        gated: the format counts only if the dialogue succeeded
+    """
 
     of_dialogues = True
     of_stream = True

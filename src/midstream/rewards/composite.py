@@ -18,7 +18,11 @@ DEFAULT = "exact_match"
 
 
 class CompositeConfig(RewardConfig):
-    """`parts`: a table for each reward, by a name of your choice: `type`, that type's settings, and `weight` (1)."""
+    """Weighted rewards. The table of a part has a `type`, that type's settings, and `weight` (default 1).
+
+    Attributes:
+        parts: the parts, by names of your choice
+    """
 
     parts: Parts
 

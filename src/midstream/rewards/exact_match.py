@@ -51,7 +51,11 @@ class ExactMatch(Rule):
 
 
 class ExactMatchConfig(RewardConfig):
-    """Settings of exact match: `match` asks for the whole answer, or for one that contains an accepted answer."""
+    """Settings of exact match.
+
+    Attributes:
+        match: `exact`, or `contains`: the answer contains an accepted one, and its numbers as whole numbers
+    """
 
     rule_based = True
     component = ExactMatch

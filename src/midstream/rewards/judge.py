@@ -54,10 +54,14 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 class JudgeConfig(RewardConfig):
     """Settings of the judge.
 
-    `votes`: requests for each answer, of which the majority decides; more than one need a `temperature` above 0.
-    `rubric` replaces the default rules; the "rubric" in a task's metadata is added to it. `structured_output` has the
-    server enforce the form of the verdict, if it can. `cache` is a directory for verdicts. `rule` is the type of a
-    rule-based reward that is computed as well and reported; "": no rule.
+    Attributes:
+        temperature: 0 is greedy; more than one vote needs more
+        max_tokens: the most new tokens of a verdict
+        votes: requests for each answer, an odd number; the majority decides
+        rubric: replaces `src/midstream/rewards/prompts/rubric.md`; a "rubric" in a task's metadata is added to it
+        structured_output: the server enforces the JSON schema; needs its support
+        cache: a directory that keeps verdicts (`judge.sqlite`) for resumed and repeated evaluations
+        rule: a type of rule-based reward that is computed too and reported; `""`: none
     """
 
     asks = "always"

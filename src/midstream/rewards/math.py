@@ -32,9 +32,13 @@ LIBRARY = "math_verify"
 class MathConfig(Limits, RewardConfig):
     """Limits of one comparison (`sandbox.settings.Limits`), and what counts as equal.
 
-    `precision`: decimals to which numbers are compared where one is inexact. `strict`: variables' names count, and sets
-    are no tuples. `allow_set_relation_comp`: where the gold answer is a set, an inequality that describes it is right,
-    too (the other way round always).
+    Attributes:
+        timeout_s: CPU-seconds of one comparison, rounded up; five times that on the wall clock
+        libraries: imported before the first comparison
+        precision: decimals to which numbers are compared if one is inexact
+        strict: names of variables count, and a set is not a tuple
+        allow_set_relation_comp: an inequality that describes the gold set is right (the other way round it always is)
+        workers: comparisons at once
     """
 
     rule_based = True

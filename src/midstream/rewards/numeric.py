@@ -61,7 +61,12 @@ class Numeric(Rule):
 
 
 class NumericConfig(RewardConfig):
-    """How far the answer may lie from the gold number: as a share of it, or in all; the larger of the two counts."""
+    """How far the answer may be from the gold number; the larger tolerance counts.
+
+    Attributes:
+        relative_tolerance: a share of the gold number
+        absolute_tolerance: a difference
+    """
 
     rule_based = True
     component = Numeric

@@ -41,9 +41,12 @@ NOTHING = "(the program printed nothing)"
 
 
 class CodeRunnerConfig(Limits):
-    """Limits of one program; `max_tool_calls` bounds how often it calls its tool.
+    """Settings of the programs that an executor writes.
 
-    A program that waits for its tool holds one of the `workers`; the tool's time does not count as the program's.
+    Attributes:
+        workers: programs at once; one that waits for its tool counts, so set it to about the rollout's concurrency
+        libraries: imported before any program arrives; others take their time
+        max_tool_calls: the most calls of the tool; one more ends the program
     """
 
     workers: int = Field(default=16, ge=1, le=1000)

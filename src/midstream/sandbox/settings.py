@@ -16,8 +16,14 @@ class SandboxConfig(Frozen):
     """The sandbox that code runs in; docs/sandbox.md describes the tiers.
 
     "auto" takes the stronger of "strong" and "standard" that works on this machine. Where neither does, nothing runs
-    (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also needs `--unsafe`, and never trains. `image`
-    is the container image of tier "remote".
+    (`fallback = "none"`), or arithmetic expressions alone do. "unsafe" also needs `--unsafe`, and never trains.
+
+    Attributes:
+        tier: `strong` (bubblewrap, Landlock, seccomp), `standard` (Landlock, seccomp), `remote` (a Docker container; no
+            programs), `arithmetic` (expressions, on any system), `unsafe` (nothing; also needs `--unsafe`, and never
+            trains); `auto`: `strong`, else `standard`
+        fallback: where `tier` does not work: `none` stops with what is missing, `arithmetic` evaluates expressions only
+        image: the container image of `remote`: any with Python 3.11 or newer as `python`
     """
 
     tier: Literal["auto", "strong", "standard", "remote", "arithmetic", "unsafe"] = "auto"
@@ -28,10 +34,13 @@ class SandboxConfig(Frozen):
 class Limits(Frozen):
     """Limits of one piece of code, and how many run at once.
 
-    `timeout_s` is CPU-seconds, and a fifth of the wall-clock limit; `memory_mb` its memory beyond what the worker
-    itself holds; `disk_mb` what it may write into its scratch directory; `output_limit` characters it prints.
-    `libraries` are imported before any code comes, so that code that imports them does not wait; those that are not
-    installed are left out.
+    Attributes:
+        workers: codes at once
+        timeout_s: CPU-seconds of one run, rounded up; five times that on the wall clock, the tool's time not included
+        memory_mb: its memory beyond the worker's own (not enforced by macOS)
+        disk_mb: what it may write to its scratch directory; on `standard`: to one file
+        output_limit: the most characters that it may print
+        libraries: imported before any code arrives; missing ones are left out
     """
 
     workers: int = Field(default=2, ge=1, le=1000)

@@ -81,8 +81,11 @@ BENCHMARKS = {
 class BenchmarkConfig(TasksConfig):
     """Name of a benchmark, and where its questions are if not on the Hugging Face Hub.
 
-    `revision` pins a commit of the Hub's repository. `instruction` replaces the sentence on the form of the answer that
-    ends every question; "" leaves it out.
+    Attributes:
+        name: the benchmark, such as `bamboogle`
+        file: a file of its questions, in its owner's form or AgentFlow's; without it, the data on the Hub
+        revision: a commit of the Hub's repository
+        instruction: replaces the sentence on the answer's form that ends every question; `""` leaves it out
     """
 
     name: str

@@ -148,9 +148,18 @@ class FileTasks(Finite):
 class FileTasksConfig(TasksConfig):
     """Path of the questions and names of their fields.
 
-    `splits` shares questions out by a hash of their text (the same question is always in the same split); with
-    `split_field`, a field of each row names its split instead. `reward` is the default type of reward (with options:
-    `multiple_choice`). `instruction` ends every question.
+    Attributes:
+        path: a `.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet` file, or one of these with `.gz`
+        question_field: the field with the question
+        answer_field: the field with the answer, or a list of accepted answers
+        id_field: the field with the id, if there is one
+        family_field: the field with the family, if there is one
+        split_field: the field with the split; not with `splits`
+        splits: shares of the splits, which sum to 1, such as `{ train = 0.8, test = 0.2 }`; a question's text decides
+            its split
+        reward: the reward of rows that name none; `""`: `multiple_choice` with options, else `exact_match`
+        instruction: ends every question
+        duplicates: `error`, or `drop`: leave out a row that repeats question and answer of an earlier one
     """
 
     component = FileTasks

@@ -17,7 +17,11 @@ from midstream.tasks.finite import check_known
 
 
 class MixtureConfig(TasksConfig):
-    """`parts` by name: each a table such as `[tasks]`, with a `weight` (default 1) among its settings."""
+    """Several task sources, drawn from by weight.
+
+    Attributes:
+        parts: `[tasks.parts.NAME]`: a table such as `[tasks]`, with a `weight` (default 1)
+    """
 
     parts: Parts
 

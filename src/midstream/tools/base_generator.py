@@ -70,7 +70,13 @@ class BaseGenerator(Tool):
 
 
 class BaseGeneratorConfig(ToolConfig):
-    """Settings of the base generator. `temperature` 0 is greedy, `timeout_s` wall-clock seconds of one call."""
+    """Settings of the base generator.
+
+    Attributes:
+        temperature: 0 is greedy
+        max_tokens: the most new tokens
+        timeout_s: seconds of one call
+    """
 
     component = BaseGenerator
     asks = "always"

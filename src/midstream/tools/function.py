@@ -341,10 +341,12 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 
 
 class FunctionConfig(ToolConfig):
-    """Settings of a function as a tool.
+    """Settings of a function of your own.
 
-    `function` is `FILE.py:NAME`, relative to the directory in which midstream runs, or `MODULE:NAME`. It is imported
-    when the tool is made, never to check a recipe.
+    The function is imported when the tool is made, never to check a recipe.
+
+    Attributes:
+        function: `"my_tools.py:word_count"`, a file relative to where midstream runs, or `"package.module:name"`
     """
 
     function: str

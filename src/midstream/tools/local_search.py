@@ -174,9 +174,12 @@ class LocalSearch:
 class LocalSearchConfig(ToolConfig):
     """Settings of local search.
 
-    `index` is a file that `midstream index build` wrote. `match`: a document must contain every word of the query, or
-    any of them. `max_characters` bounds each document's text in the result. `coverage` is the share of the offline
-    world's facts that are indexed if there is no `index`: below 1 a worse tool, for studies.
+    Attributes:
+        index: a file that `midstream index build` wrote; without it, the facts of `[tasks]`
+        top_k: documents in a result
+        match: a document must contain `all` words of the query or `any`
+        max_characters: the most characters of a document's text in a result
+        coverage: without `index`, the share of the world's facts in it: below 1 a worse tool, for studies
     """
 
     component = LocalSearch

@@ -116,7 +116,12 @@ class PythonCoder:
 
 
 class PythonConfig(Limits, ToolConfig):
-    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine."""
+    """Settings of the Python tool: `sandbox.settings.Limits`, and how its coder samples, if it has an engine.
+
+    Attributes:
+        temperature: of the model that writes the program; 0 is greedy
+        max_tokens: its most new tokens
+    """
 
     component = PythonTool
     asks = "optional"

@@ -148,10 +148,15 @@ class TokenLoss(NamedTuple):
 class PolicyLoss(Frozen):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
-    `clip_low` and `clip_high` bound the ratio to [1 - clip_low, 1 + clip_high]; `dual_clip` is verl's second bound
-    (3.0 there); `kl_coefficient` is beta. k1 has a gradient of mean 0: as a penalty use k1+, k2 or k3.
-    `build_rows` applies `aggregation` in the rows' weights; `horizon` is the constant number of tokens that
-    "seq-mean-token-sum-norm" divides by, None for the largest `max_tokens` that a call was sampled with.
+    Attributes:
+        clip_low: the lower bound of the ratio is 1 - `clip_low`
+        clip_high: the upper bound of the ratio is 1 + `clip_high`
+        dual_clip: verl's second bound, of the loss of negative advantages (3.0 there)
+        kl_coefficient: beta; 0 needs no reference policy
+        kl_kind: `k1`, `k2`, `k3`, or with `+` for the gradient of k2; k1 as a penalty has a gradient of mean 0
+        aggregation: `trajectory-turn-token` (the paper), `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum` or
+            `seq-mean-token-sum-norm`
+        horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, allow_inf_nan=False)

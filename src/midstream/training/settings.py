@@ -19,7 +19,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraConfig(Frozen):
-    """Low-rank adapters instead of full weights; `target` is peft's `target_modules`."""
+    """Low-rank adapters instead of full weights.
+
+    Attributes:
+        rank: the adapters' rank
+        alpha: the adapters' scale is alpha / rank
+        target: peft's `target_modules`
+    """
 
     rank: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)
@@ -27,13 +33,20 @@ class LoraConfig(Frozen):
 
 
 class LearnerConfig(Frozen):
-    """AdamW and gradient clipping. `chunk_tokens` is about how many tokens are held for one backward pass (a trie that
-    forks soon may take twice as many; attention and head make a token count for more than one), `threads` are the CPU
-    threads of PyTorch: a tiny model is fastest, and repeats bit for bit, on one. `recompute_activations` keeps each
-    layer's input alone and computes the rest again in the backward pass (gradient checkpointing): the same gradient.
+    """AdamW and gradient clipping.
 
-    `attention` is how a batch's shared prefixes are computed once: a back end of `prefix_tree/attention.py`, "rows" for
-    rows that are padded and share nothing but equal ones, "auto" for what suits the model, the device and the batch.
+    Attributes:
+        betas: of AdamW
+        weight_decay: of AdamW
+        max_grad_norm: the largest norm of the gradient
+        chunk_tokens: about how many tokens one backward pass holds (padded rows: padded tokens); changes memory, not
+            results
+        recompute_activations: keep each layer's input only and compute the rest again in the backward pass (gradient
+            checkpointing): a fraction of the memory, about a third more time, the same gradient
+        attention: how shared prefixes are computed once: a back end of `prefix_tree/attention.py`; `rows`: equal rows
+            once, the others padded; `auto`: what suits model, device and batch
+        lora: see `learner.lora`; without it all weights are trained
+        threads: CPU threads of PyTorch; a tiny model is fastest, and repeats bit for bit, on one
     """
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -49,8 +62,16 @@ class LearnerConfig(Frozen):
 class SupervisedConfig(Frozen):
     """Cross-entropy on recorded transcripts.
 
-    The learning rate rises over `warmup_steps` and falls linearly to `final_share` of its peak. `prompt_weight` is the
-    weight of prompt tokens, next to 1 of completions.
+    Attributes:
+        transcripts: trajectories of the teacher to record
+        successes_only: only those of reward 1; of a reward with parts, those with every part in full
+        steps: updates (in `training.supervised`: `training.steps` x `training.minibatches`)
+        batch_size: rows of an update
+        learning_rate: the peak; constant in `training.supervised`
+        warmup_steps: steps of linear rise (not in `training.supervised`)
+        final_share: share of the peak at the end of the linear fall (not in `training.supervised`)
+        prompt_weight: weight of prompt tokens, next to 1 of completions; 0 by default with `file` (not in
+            `training.supervised`)
     """
 
     transcripts: int = Field(default=5000, ge=1)
@@ -66,11 +87,13 @@ class SupervisedConfig(Frozen):
 class WarmStartConfig(SupervisedConfig):
     """Supervised learning before reinforcement, on transcripts of the teacher of a `core.protocols.TrainableWorld`.
 
-    `seed` is its own, so that one warm start can serve several training seeds; None takes the run's. `policy` has the
-    settings of the teacher. `min_copy_rate` is what the world's check of the model must come out at. `lessons` is the
-    share of transcripts with lessons in their prompts, which the teacher follows: so a planner learns to follow them.
-    `file`, a JSONL of transcripts (`transcripts.py`), takes the teacher's place; all its lines are learned from, their
-    prompts are not (`prompt_weight` is then 0 unless it is set), and the world checks nothing.
+    Attributes:
+        file: a JSONL of transcripts that replaces the teacher's; all its lines are used, and the world checks nothing
+        seed: a separate seed, so that one warm start serves several training seeds; by default the run's
+        policy: settings of the teacher
+        min_copy_rate: the least share of first look-ups that must name a place of the question (the world's check)
+        lessons: share of transcripts with lessons in their prompts, which the teacher follows and the planner learns to
+            follow
     """
 
     file: Path | None = None
@@ -89,8 +112,10 @@ class WarmStartConfig(SupervisedConfig):
 class ImitationConfig(SupervisedConfig):
     """Supervised learning in place of reinforcement: `training.steps` x `training.minibatches` updates.
 
-    `planner` is a table like `agent.planner`: whose transcripts they are. None takes the warm start's teacher;
-    a stronger planner makes it distillation.
+    A stronger planner than the warm start's teacher makes it distillation.
+
+    Attributes:
+        planner: a table such as `[agent.planner]`: whose transcripts; by default the warm start's teacher
     """
 
     planner: Component | None = None
@@ -99,8 +124,12 @@ class ImitationConfig(SupervisedConfig):
 class OverlongConfig(Frozen):
     """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), in tokens after a row's prompt.
 
-    Nothing up to `limit` - `buffer`, then linearly more, `penalty` from `limit` on. It is added to the reward before
-    advantages are taken; the recorded score stays what it was.
+    The penalty is subtracted from the reward before advantages are taken; the recorded score stays what it was.
+
+    Attributes:
+        limit: tokens from which the whole penalty counts
+        buffer: the penalty rises linearly over so many tokens below `limit`
+        penalty: the most that is subtracted from the reward
     """
 
     limit: int = Field(ge=1)
@@ -150,17 +179,35 @@ _OTHER_LOSSES = {
 class TrainingConfig(Frozen):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
-    `tasks_per_step` x `group_size` trajectories make a step, dealt into `minibatches` optimizer steps. The learning
-    rate rises over `warmup_steps` and falls to a tenth over the last `decay_steps`.
-    `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success. `shuffle_rewards`
-    hands rewards to the wrong trajectories: a control that must not learn. `steps` = 0 evaluates only. `weights` names
-    the engine whose weights are trained, where that is not the planner's own: a served planner gets them as a LoRA
-    adapter before every step.
+    `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success.
 
-    `variant` names a relative of GRPO, whose settings are then the defaults (`VARIANTS`). `resample_uniform`: groups
-    with equal rewards are left out and other tasks rolled out in their place, at most so many times a step (DAPO's
-    dynamic sampling). `mask_cut_off`: a trajectory whose last reply, or stream, met its limit of tokens has no row; its
-    reward still counts in its group.
+    Attributes:
+        algorithm: `flow_grpo`, or `supervised` (a control)
+        variant: `grpo`, `bnpo`, `dr_grpo`, `dapo` or `rloo`: its settings are the defaults
+        weights: the engine whose weights are trained, if not the planner's own; a served planner gets them as a LoRA
+            adapter before every step (needs `learner.lora`)
+        steps: 0 only evaluates
+        tasks_per_step: tasks of a step (the paper: 32)
+        group_size: trajectories of a task, G (the paper: 8)
+        minibatches: optimizer steps of a step
+        learning_rate: after the warm-up and before the decay (the paper: 1e-6 for 7B)
+        warmup_steps: steps of linear rise
+        decay_steps: steps at the end of linear fall to a tenth
+        loss: see `training.loss`
+        advantage_over: `trajectories` (the paper) or `turns` (its released code)
+        credit: `broadcast` to every turn (the paper), or `final`: only the last turn
+        baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
+        normalize_by_std: divide advantages by the group's standard deviation
+        overlong: see `training.overlong`: a penalty of length
+        mask_cut_off: a trajectory that met a limit of tokens has no row; its reward still counts in its group
+        resample_uniform: replace groups of equal rewards by other tasks, at most this many times a step (DAPO's dynamic
+            sampling)
+        uniform_kl_fraction: below 1: the share of uniform groups that carry their KL term, reweighted without bias
+        family_sampling: `uniform`, or `failure`: families that fail are drawn more often
+        shuffle_rewards: give rewards to the wrong trajectories: a control that must not learn
+        supervised: see `training.supervised`
+        checkpoint_every: steps between checkpoints
+        validate_every: steps between validations
     """
 
     algorithm: Literal["flow_grpo", "supervised"] = "flow_grpo"

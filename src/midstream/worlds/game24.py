@@ -62,7 +62,11 @@ class GameOf24(Finite):
 
 
 class Game24Config(TasksConfig):
-    """Settings of the Game of 24: `seed` decides which hand is in which split."""
+    """Settings of the Game of 24.
+
+    Attributes:
+        seed: decides which hand is in which split
+    """
 
     endless = True
     component = GameOf24

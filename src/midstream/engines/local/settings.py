@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 class LocalModelConfig(EngineConfig):
     """A Hugging Face causal language model in process: a directory or hub name, PyTorch's names of dtype and device.
 
-    `adapter` is the directory of a LoRA adapter of that model: merged into its weights, or, where `learner.lora` trains
-    this engine, trained further. `chat_template_kwargs` goes to the chat template, e.g. { enable_thinking = false }.
+    Attributes:
+        model: a directory, or a name on the Hugging Face Hub
+        adapter: the directory of a LoRA adapter of that model, such as a run's `policy`
+        dtype: `float32`, `bfloat16` or `float16`; training all weights needs `float32`, because the others lose small
+            steps
+        device: PyTorch's name of the device
+        max_batch: the most completions sampled at once
+        chat_template_kwargs: settings of the chat template, such as `{ enable_thinking = false }`
     """
 
     in_process = True

@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 
 
 class OpenAIConfig(EngineConfig):
-    """Where the model is and how patiently to ask for it.
+    """Settings of a server with OpenAI's API; engines with one address share its connections.
 
-    `provider` gives `base_url` and `api_key_env` where they are not set, and the commands that errors show. Engines
-    with one address share its connections and the smallest `max_concurrency` among them. `token_ids` requests the
-    sampled token ids and their log-probabilities, which training needs; only vLLM returns them, and under the sampling
-    temperature only if started with `--logprobs-mode processed_logprobs`. `stream` requests replies in pieces, for
-    listeners. `timeout_s` bounds one attempt; of a stream, the wait for its next piece (and ten times as long the whole
-    stream). `first_pause_s` is the pause before the second attempt; each later pause is twice as long, up to a minute.
-    Prices are US dollars per million tokens. `extra_body` is added to every request as it is, e.g.
-    {"chat_template_kwargs": {"enable_thinking": false}}.
+    Attributes:
+        model: the server's name of the model
+        provider: `openai`, `vllm`, `sglang`, `ollama`, `llama_cpp` or `openrouter`; sets the next two, and the commands
+            in errors
+        base_url: the server's address, without user name, password or query; by default the provider's
+        api_key_env: the environment variable with the key; by default the provider's; a local server gets no key
+        max_concurrency: the most requests in progress; engines with one address share the smallest
+        timeout_s: seconds of one attempt; of a stream, seconds to its next piece, and ten times that in all
+        max_attempts: attempts before a request counts as failed
+        first_pause_s: seconds before the second attempt; each later pause is twice as long, up to a minute
+        stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
+        token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM returns them,
+            correctly only if started with `--logprobs-mode processed_logprobs`
+        price_prompt_usd: dollars per million prompt tokens
+        price_completion_usd: dollars per million completion tokens
+        extra_body: added to every request as it is
     """
 
     model: str

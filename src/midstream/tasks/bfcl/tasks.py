@@ -90,12 +90,17 @@ class Bfcl(Finite):
 
 
 class BfclConfig(TasksConfig):
-    """Categories (`families`), and the split of the 200 scenarios.
+    """Settings of BFCL's multi-turn dialogues.
 
-    `train` and `validation` are numbers of scenarios, drawn by `split_seed` in equal parts from the four domains; the
-    rest is the test split. ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with
-    both 0 all are tested, as upstream does. `output_tokens` bounds a function's result as the model sees it: no result
-    of the ground truth is longer, and the whole result is judged.
+    ARTIST (arXiv 2505.01441) trains on 100 and evaluates on 100, and does not name them; with `train` and
+    `validation` 0 all are tested, as upstream does.
+
+    Attributes:
+        families: categories
+        train: scenarios to train on, in equal parts from the four domains; each is in every category
+        validation: scenarios to validate on; the rest of the 200 is the test split
+        split_seed: decides which scenario is in which split
+        output_tokens: the most tokens of a function's result as the model sees it; the whole result is judged
     """
 
     dialogues = True

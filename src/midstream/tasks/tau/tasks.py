@@ -54,11 +54,16 @@ How to play:
 
 
 class TauBenchConfig(TasksConfig):
-    """Path of a clone of tau-bench, its domains (`families`), and limits of a conversation.
+    """Settings of tau-bench.
 
-    `sampling` is that of the user's model; upstream leaves it to the provider, whose default is temperature 1.
-    `max_steps` bounds an agent's calls and replies together, as upstream. `output_tokens` bounds a function's result.
-    Retail has a train split (500 tasks) and a validation split (its "dev", 20); the airline has only tests.
+    Retail has a train split (500 tasks) and a validation split (its "dev", 20); airline has only tests.
+
+    Attributes:
+        path: a clone of tau-bench's repository
+        families: domains
+        max_steps: the most calls and replies of the agent together, as upstream
+        output_tokens: the most tokens of a function's result
+        sampling: of the user's model; upstream leaves it to the provider, whose default is temperature 1
     """
 
     asks = "always"

@@ -47,9 +47,24 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class McpConfig(ToolConfig):
-    """Settings of an MCP server: either `command` or `url`.
+    """Settings of an MCP server: either `command` or `url`. The values of environment variables are sent to the server
+    only.
 
-    `env_pass` and `headers_env` name environment variables; what those hold goes to the server and nowhere else.
+    Attributes:
+        command: program and arguments, such as `["mcp-server-time"]`
+        cwd: its working directory; by default the current one
+        env_pass: names of environment variables that it gets, with PATH, HOME, USER, LOGNAME, SHELL and TERM
+        url: the server's address, without user name, password or query
+        headers_env: headers and the environment variables with their values; a bare key for `Authorization` is sent as
+            a bearer token
+        include: tools to use, by the server's names; empty: all
+        exclude: tools to leave out
+        prefix: precedes each name; by default the table's name and `_`
+        max_tools: a server with more is refused, because each takes space in every prompt
+        connect_timeout_s: seconds to start, connect and list the tools
+        timeout_s: seconds of one call
+        output_tokens: the most tokens of a result; four characters count as a token
+        max_reply_mb: a longer reply is not read
     """
 
     extra = "mcp"

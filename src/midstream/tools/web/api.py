@@ -42,8 +42,14 @@ _RETRIED_STATUS = {408, 425, 429}
 class WebApiConfig(Frozen):
     """Settings of requests to a web service.
 
-    `timeout_s`: seconds of one attempt. `first_pause_s`: the pause before the second attempt; each later one is twice
-    as long. `concurrency`: requests in progress at once. `user_agent`: the User-Agent header.
+    Attributes:
+        timeout_s: seconds of one attempt
+        max_attempts: attempts at a request that fails in a way that may pass (429, 5xx, no connection, no JSON)
+        first_pause_s: seconds before the second attempt; each later pause is twice as long, up to a minute, or as
+            `Retry-After` says
+        concurrency: requests in progress; Wikimedia asks for few
+        user_agent: the User-Agent header; by default midstream and its version. Wikimedia wants a contact:
+            `"my-agent/1.0 (me@example.org)"`
     """
 
     timeout_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)

@@ -48,10 +48,15 @@ class _TransientError(NoPage):
 class Limits(Frozen):
     """What may be fetched, and how much.
 
-    `fetch_s` bounds a whole fetch, `headers_s` the wait for the beginning of a response, `max_kb` a page's bytes, as
-    sent and decompressed: a longer page is cut. `ports` are those that an address may name. `allow_private` names hosts
-    as addresses write them ("127.0.0.1", "wiki.local") that are fetched although they are not public. `user_agent` is
-    the User-Agent header.
+    Attributes:
+        fetch_s: seconds of one fetch, redirects included
+        headers_s: seconds to the beginning of a response
+        max_kb: kilobytes of a page, as sent and decompressed; a longer page is cut, and the result says so
+        redirects: the most redirects
+        ports: the ports that an address may name
+        allow_private: hosts that are not public but may be fetched, as addresses write them: `["127.0.0.1",
+            "wiki.local"]`
+        user_agent: the User-Agent header; by default midstream and its version
     """
 
     fetch_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)

@@ -104,9 +104,13 @@ class WebPage(Tool):
 class WebPageConfig(Limits, ToolConfig):
     """Settings of the web page tool: `Limits` of what may be fetched, and how it is read.
 
-    `parse_s` bounds the work on one page; `passage_characters` is the size of the passages that are ranked.
-    `temperature` and `max_tokens` are those of the summary, if the tool has an engine. `timeout_s` bounds one call
-    and `output_tokens` its text.
+    Attributes:
+        parse_s: seconds to read one page; then its process is ended
+        passage_characters: the size of the passages that are ranked
+        temperature: of the summary; 0 is greedy
+        max_tokens: the most new tokens of the summary
+        timeout_s: seconds of one call
+        output_tokens: the most tokens of a result; four characters count as a token
     """
 
     component = WebPage

@@ -247,10 +247,16 @@ class WebSearch:
 class WebSearchConfig(api.WebApiConfig, ToolConfig):
     """Settings of web search, next to those of `tools.web.api.WebApiConfig`.
 
-    `region` is country and language of the results. `backends` are the search engines that `ddgs` queries, in this
-    order. The default leaves out encyclopedias, which `auto` puts first: one is written by a language model, one has
-    its own tool. `api_key_env` names the environment variable with Serper's key, "" sends no key; `base_url` is another
-    address with Serper's API. `temperature` and `max_tokens` are the summary's, if the tool has an engine.
+    Attributes:
+        provider: `ddgs` or `serper`
+        top_k: results; Serper may add an answer box and a knowledge panel
+        region: country and language of the results
+        backends: search engines that `ddgs` queries, in this order; `auto`: all, encyclopedias first, one of them
+            written by a model
+        api_key_env: the environment variable with Serper's key; `""` sends no key
+        base_url: another address with Serper's API
+        temperature: of the summary; 0 is greedy
+        max_tokens: the most new tokens of the summary
     """
 
     component = WebSearch

@@ -279,8 +279,11 @@ class Wikipedia:
 class WikipediaConfig(api.WebApiConfig, ToolConfig):
     """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`.
 
-    `language` is the edition. `base_url` is another wiki's api.php. `index` is a file of `local_search`, whose
-    documents are then the pages, without any network. `max_characters` bounds a section's text.
+    Attributes:
+        language: the edition
+        base_url: another wiki's `api.php`; the wiki needs the extension TextExtracts
+        index: a file that `midstream index build` wrote: its documents are the pages, without any network
+        max_characters: the most characters of a section's text in a result
     """
 
     component = Wikipedia

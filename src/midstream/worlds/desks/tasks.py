@@ -116,10 +116,15 @@ class Desks(Endless):
 
 
 class DesksConfig(TasksConfig):
-    """Settings of the desks: the categories (`families`) and desks of the tasks, and their difficulty.
+    """Settings of the desks.
 
-    easy: one or two user turns of one goal; standard: two or three, of up to two goals; hard: three to five of two or
-    three goals, at two desks. A turn that only completes another is not counted.
+    Attributes:
+        families: categories: in `missing_parameters` the user leaves out a value, in `missing_functions` a function
+            arrives later, in `long_context` results are long, `composite` has all three
+        desks: the desks of the tasks
+        difficulty: `easy`: one or two user turns of one goal; `standard`: two or three, of up to two goals; `hard`:
+            three to five, of two or three goals, at two desks
+        seed: the world's seed
     """
 
     endless = True

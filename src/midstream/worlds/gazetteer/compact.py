@@ -85,7 +85,11 @@ class CompactPlanner:
 
 
 class CompactConfig(ComponentConfig):
-    """Sampling of the planner; an action of the offline world takes at most 20 tokens."""
+    """Sampling of the planner; an action of the offline world takes at most 20 tokens.
+
+    Attributes:
+        sampling: see `sampling`
+    """
 
     asks = "always"
     component = CompactPlanner

@@ -136,7 +136,11 @@ class ConfidentGuess(Tool):
 
 
 class GuessConfig(ToolConfig):
-    """Settings of the guess: its number is between 0 and `largest`."""
+    """Settings of the guess.
+
+    Attributes:
+        largest: the guess is a number from 0 to this
+    """
 
     component = ConfidentGuess
 

@@ -200,9 +200,11 @@ class StreamSituation(Situation):
 
 
 class ScriptedConfig(ComponentConfig):
-    """Each decision is the sensible one with probability `sense`, otherwise uniformly random.
+    """Settings of a program that plans badly; a lesson about a decision overrides both.
 
-    A share `malformed` of the actions cannot be parsed. A lesson about a decision overrides both.
+    Attributes:
+        sense: the probability that a decision is the sensible one; else it is uniformly random
+        malformed: the share of actions, or of a stream's replies, that cannot be parsed
     """
 
     teaches = "compact"

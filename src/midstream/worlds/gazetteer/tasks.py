@@ -48,7 +48,14 @@ SMALLEST, LARGEST = 11, 199
 
 
 class GazetteerConfig(TasksConfig):
-    """Settings of the gazetteer; every country makes nine facts."""
+    """Settings of the gazetteer.
+
+    Attributes:
+        difficulty: `easy`: lookup, arith, hop, scale; `standard`: also sum, diff, compare
+        families: replaces the families of `difficulty`
+        countries: each makes nine facts; the splits take 67, 13 and 20 %
+        seed: the world's seed: the same world for every run seed
+    """
 
     endless = True
     plays = ("reflector",)

@@ -43,7 +43,16 @@ LARGEST_NUMBER = 199
 
 
 class TinyModelConfig(EngineConfig):
-    """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters."""
+    """Sizes of the decoder (engine type "tiny"); the default has about half a million parameters.
+
+    Attributes:
+        hidden_size: width
+        layers: depth
+        heads: attention heads
+        max_positions: the most tokens of prompt and completion together
+        embedding_std: standard deviation of initial weights and of redrawn vectors
+        max_batch: the most completions sampled at once
+    """
 
     in_process = True
 

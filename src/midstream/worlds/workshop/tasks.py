@@ -195,13 +195,25 @@ class Workshop(Finite):
 class WorkshopConfig(TasksConfig):
     """Settings of the workshop; all effects are in probability of success.
 
-    Tasks come from `domains`, each with separate `rules`; `reach` is the share of a domain's orders that bear a rule's
-    mark. Orders' success without lessons is uniform in `base` ± `spread`. A true lesson adds `help` to orders of its
-    rule, each false one subtracts `harm`, and every lesson in the prompt, known or not, subtracts `clutter` from all
-    orders. `share_true` is the probability that a lesson which the simulated reflector draws from rollouts is true,
-    `lapses` are its other errors. `train`, `validation` and `test` are the orders of each domain in a split; all splits
-    share the rules, so that lessons learned on one apply to the others. An evaluation set on another domain is a
-    `tasks` table of the same `seed`: the simulated agent uses the rules and effects of the recipe's own.
+    All splits share the rules, so that lessons learned on one apply to the others. An evaluation set on another
+    domain is a `tasks` table of the same `seed`.
+
+    Attributes:
+        domains: the domains of the tasks: `press`, `kiln`, `loom`, `forge`, each with separate rules
+        rules: rules of a domain, each with one lesson that helps and four that harm
+        base: mean success without lessons
+        spread: success of orders is uniform within this of `base`
+        help: what a true lesson adds on orders of its rule
+        harm: what each false lesson subtracts from them
+        reach: the share of a domain's orders with a rule's mark
+        clutter: what every lesson in the prompt subtracts from all orders
+        share_true: the probability that a lesson which the simulated reflector draws from rollouts is true
+        lapses: rates of its other errors, each 0 by default: `duplicate`, `contradictory`, `over_long`,
+            `answer_copying`, `bad_json`
+        train: orders of each domain in the train split
+        validation: orders of each domain in the validation split
+        test: orders of each domain in the test split
+        seed: the world's seed
     """
 
     plays = ("agent", "reflector")

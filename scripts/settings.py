@@ -1,0 +1,123 @@
+"""Write the tables of docs/recipes.md from the docstrings of the settings: `python scripts/settings.py [--check]`.
+
+Every section "### KIND: `TYPE`" of a component, and every section named in TABLES, has one table: a row for each field
+of the settings' class, with its default and its meaning from "Attributes:" in the docstring of the class (or of a base
+class). With `--check` nothing is written, and a difference or a missing docstring exits with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+import docstring_parser
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from midstream.agents.agentflow import LoopConfig
+from midstream.agents.interleaved import StreamConfig
+from midstream.core.component import config_class
+from midstream.core.trajectory import Sampling
+from midstream.evaluation.settings import EvaluationConfig, SetConfig
+from midstream.practice import settings as practice
+from midstream.recipe.registry import COMPONENTS
+from midstream.recipe.schema import Recipe
+from midstream.rollout import RolloutConfig
+from midstream.sandbox.code_runner import CodeRunnerConfig
+from midstream.sandbox.settings import SandboxConfig
+from midstream.training import settings as training
+from midstream.training.losses import PolicyLoss
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "recipes.md"
+HEAD = "| key | default | meaning |\n|---|---|---|\n"
+TABLES: dict[str, type[BaseModel]] = {
+    "Top level": Recipe,
+    "`[agent]`": LoopConfig,
+    "`[agent]`: interleaved": StreamConfig,
+    "`sampling`": Sampling,
+    "`agent.executor.program`": CodeRunnerConfig,
+    "`[sandbox]`": SandboxConfig,
+    "`[rollout]`": RolloutConfig,
+    "`[training]`": training.TrainingConfig,
+    "`training.loss`": PolicyLoss,
+    "`training.overlong`": training.OverlongConfig,
+    "`[warm_start]`": training.WarmStartConfig,
+    "`training.supervised`": training.ImitationConfig,
+    "`[learner]`": training.LearnerConfig,
+    "`learner.lora`": training.LoraConfig,
+    "`[evaluation]`": EvaluationConfig,
+    "`[[evaluation.sets]]`": SetConfig,
+    "`[practice]`": practice.PracticeConfig,
+    "`practice.reflector`": practice.RoleConfig,
+    "`practice.library`": practice.LibraryConfig,
+    "`practice.library.embedding`": practice.EmbeddingConfig,
+    "`practice.gate`": practice.GateConfig,
+    "`practice.budget`": practice.BudgetConfig,
+    **{f"{kind}: `{name}`": config_class(kind, name) for kind, names in COMPONENTS.items() for name in names},
+}
+
+
+def main() -> int:
+    """Write the tables or check them; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    old = DOCUMENT.read_text(encoding="utf-8")
+    new, problems = with_tables(old)
+    if not check:
+        DOCUMENT.write_text(new, encoding="utf-8")
+    elif new != old:
+        problems.append(f"{DOCUMENT.name} does not follow the settings: run python scripts/settings.py")
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+def with_tables(document: str) -> tuple[str, list[str]]:
+    """The document with every table of settings written anew, and what is missing."""
+    titles = re.split(r"^(#{2,3} .+\n)", document, flags=re.MULTILINE)
+    places = {heading.strip("# \n"): number + 1 for number, heading in enumerate(titles) if heading.startswith("##")}
+    problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in TABLES]
+    for title, config in TABLES.items():
+        found = meanings(config)
+        problems += [f"no meaning: {config.__name__}.{name}" for name in config.model_fields if name not in found]
+        problems += [f"no field: {config.__name__}.{name}" for name in found if name not in config.model_fields]
+        rows = [f"| `{name}` | {default(info)} | {found.get(name)} |" for name, info in config.model_fields.items()]
+        body = titles[places[title]] if title in places else ""
+        without = re.sub(re.escape(HEAD) + r"(\|.*\n)*", "\0", body)
+        if without.count("\0") != bool(rows):
+            problems.append(f"needs a section with {'one' if rows else 'no'} table of settings: {title}")
+        elif rows:
+            titles[places[title]] = without.replace("\0", HEAD + "\n".join(rows) + "\n")
+    return "".join(titles), problems
+
+
+def meanings(config: type[BaseModel]) -> dict[str, str]:
+    """The meanings of the fields, from the docstrings of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        if base.__module__.startswith("midstream.") and base.__doc__:
+            parsed = docstring_parser.parse(base.__doc__, docstring_parser.DocstringStyle.GOOGLE)
+            attributes = [item for item in parsed.params if item.args[0] == "attribute"]
+            found |= {item.arg_name: " ".join((item.description or "").split()) for item in attributes}
+    return found
+
+
+def default(info: FieldInfo) -> str:
+    """The default of a field as the tables show it."""
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, Sampling):
+        changed = value.model_dump(exclude_defaults=True)
+        return ", ".join(f"`{name} = {json.dumps(setting)}`" for name, setting in changed.items())
+    if isinstance(value, BaseModel):
+        return "see right"
+    return "none" if value is None or value is PydanticUndefined else f"`{json.dumps(value)}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
