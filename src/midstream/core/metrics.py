@@ -123,7 +123,7 @@ def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
     """Measure the finished trajectories of interleaved policies; None without any."""
     # Of each trajectory: requests to the policy, and turns that call a tool (others answer a user).
     finished = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
-    replies = [_sampled(trajectory.calls) for trajectory in finished]
+    replies = [[call for call in trajectory.calls if call.role == POLICY] for trajectory in finished]
     finished = [trajectory for trajectory, calls in zip(finished, replies, strict=True) if calls]
     if not finished:
         return None
@@ -157,10 +157,6 @@ def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
     )
 
 
-def _sampled(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.role == POLICY]
-
-
 def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
     """The sampled calls of each reply that calls tools, with the bodies of its tool calls.
 
@@ -168,7 +164,7 @@ def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
     """
     found: list[tuple[list[Call], list[str]]] = []
     for turn in turns:
-        sampled = _sampled(turn.calls)
+        sampled = [call for call in turn.calls if call.role == POLICY]
         if sampled or not found:
             found.append((sampled, []))
         found[-1][1].append(turn.action.context if turn.action else "")

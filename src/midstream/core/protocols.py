@@ -93,9 +93,7 @@ class Codec(Protocol):
     def encode_reply(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """Ids between an assistant's message and its next one: `messages` with the chat template's text around them.
 
-        Args:
-            messages: what the environment answers, e.g. tool output.
-            ended: whether the stream already holds the assistant's end token, because it was sampled.
+        `ended`: the stream already holds the assistant's end token, because it was sampled.
         """
         ...
 

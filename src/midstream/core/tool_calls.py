@@ -48,13 +48,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
             raise
         # Nobody cancelled this call, only something inside the tool; the run must not take it for its own end.
         raise ToolServerError(f"{tool.name} was cancelled by its own back end", code="tool-failed") from failure
-    text = within_budget(result.text, tool.output_tokens).encode("utf-8", "replace").decode()
-    return ToolResult(text=text, ok=result.ok, calls=result.calls)
-
-
-def within_budget(text: str, tokens: int) -> str:
-    """Cut a text to `tokens` at four characters a token, with a note about the cut."""
-    limit = CHARACTERS_PER_TOKEN * tokens
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}\n[cut: {len(text)} characters, of which the first {limit} are shown]"
+    text, limit = result.text, CHARACTERS_PER_TOKEN * tool.output_tokens
+    if len(text) > limit:
+        text = f"{text[:limit]}\n[cut: {len(text)} characters, of which the first {limit} are shown]"
+    return ToolResult(text=text.encode("utf-8", "replace").decode(), ok=result.ok, calls=result.calls)

@@ -17,13 +17,6 @@ _ATTEMPTS = 100  # for each task of a set without repeats
 class Endless:
     """A `core.protocols.TaskSource` whose tasks are made. Subclasses implement `make`, and have `splits` by name.
 
-    Args:
-        what: its name in messages.
-        known: all families that it can make.
-        families: the families of this source.
-        sampled: first parts of the seed of `sample`.
-        fixed: first parts of the seed of `fixed`.
-
     Raises:
         RecipeError: a family is not known.
     """
@@ -32,12 +25,12 @@ class Endless:
 
     def __init__(
         self,
-        what: str,
+        what: str,  # its name in messages
         *,
-        known: Sequence[str],
-        families: Sequence[str],
-        sampled: Sequence[int | str],
-        fixed: Sequence[int | str],
+        known: Sequence[str],  # all families that it can make
+        families: Sequence[str],  # those of this source
+        sampled: Sequence[int | str],  # first parts of the seed of `sample`
+        fixed: Sequence[int | str],  # first parts of the seed of `fixed`
     ) -> None:
         self.what, self._known, self._sampled, self._fixed = what, known, sampled, fixed
         check_known("family", families, known, what)

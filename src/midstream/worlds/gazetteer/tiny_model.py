@@ -93,23 +93,14 @@ class TinyModelConfig(EngineConfig):
 
 def make_planner(
     config: TinyModelConfig,
-    world: Gazetteer,
-    tools: Sequence[str],
+    world: Gazetteer,  # where names and questions come from
+    tools: Sequence[str],  # names of the agent's tools
     *,
-    template: Template | None,
-    lessons: bool,
-    seed: int,
+    template: Template | None,  # how an interleaved policy writes; None for a planner that is asked in every turn
+    lessons: bool,  # whether prompts may hold the world's lessons
+    seed: int,  # of the weights
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """An untrained model and a tokenizer with every word of a world and of the agent that acts in it.
-
-    Args:
-        config: the model's sizes.
-        world: where names and questions come from.
-        tools: names of the agent's tools.
-        template: how an interleaved policy writes; None for a planner that is asked in every turn.
-        lessons: whether prompts may hold the world's lessons.
-        seed: seed of the weights.
-    """
+    """An untrained model and a tokenizer with every word of a world and of the agent that acts in it."""
     words = {*question_words(), *compact.WORDS, *scripted.action_words(), *tools}
     bare: list[str] = []
     if lessons:
