@@ -110,6 +110,11 @@ class Finite:
             )
 
 
+_UNKNOWN = {  # codes
+    "family": "unknown-family", "split": "unknown-split", "benchmark": "unknown-benchmark", "desk": "unknown-desk",
+}  # fmt: skip
+
+
 def check_known(
     kind: str,
     names: Iterable[str],
@@ -120,9 +125,7 @@ def check_known(
     """Raise `RecipeError` for a family or split (`kind`) that the source of tasks `what` does not have."""
     for name in names:
         if name not in known:
-            raise RecipeError(
-                f"{what} has no {kind} {name!r}; it has {', '.join(known)}", code=f"unknown-{kind}", fix=fix
-            )
+            raise RecipeError(f"{what} has no {kind} {name!r}; it has {', '.join(known)}", code=_UNKNOWN[kind], fix=fix)
 
 
 def _draw(tasks: Sequence[Task], count: int, split: str, seed: int) -> list[Task]:
