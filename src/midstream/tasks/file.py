@@ -40,11 +40,7 @@ class FileTasks(Finite):
         return f'give it a share, e.g. splits = {{ train = 0.8, test = 0.2 }}, or set `split = "{self.splits[0]}"`'
 
     def load(self, split: str) -> list[Task]:
-        """Read the file once for all splits.
-
-        Raises:
-            UsageError: rows are bad, or the file holds no question.
-        """
+        """Read the file once for all splits. Raises `UsageError` if rows are bad, or there is no question."""
         found: dict[str, list[Task]] = {name: [] for name in SPLITS}
         faults = Faults(str(self.config.path))
         self.left_out = {}

@@ -35,11 +35,7 @@ class Finite:
         raise NotImplementedError
 
     def tasks(self, split: str) -> list[Task]:
-        """Return all tasks of a split.
-
-        Raises:
-            RecipeError: the split does not exist, or it is empty.
-        """
+        """Return all tasks of a split. Raises `RecipeError` if it does not exist, or is empty."""
         check_known("split", [split], self.splits, self.what, self.split_fix(split))
         if split not in self._loaded:
             self._loaded[split] = self.load(split)

@@ -43,9 +43,6 @@ class Bfcl(Finite):
         """Make the split's tasks, category by category.
 
         Question and answer are all turns' texts and calls, for people: an agent sees one turn after the other.
-
-        Raises:
-            RecipeError: the package is not installed.
         """
         # The scenarios of all splits in order: drawn within each domain, then one of each domain after the other.
         ranks: dict[str, list[tuple[int, int]]] = {}

@@ -96,9 +96,6 @@ class TauBench(Finite):
         """Make the split's tasks, domain by domain.
 
         Question (what the user wants) and answer are for people: an agent sees only the user's messages.
-
-        Raises:
-            RecipeError: tau-bench cannot be read.
         """
         tasks: list[Task] = []
         for name in dict.fromkeys(self.config.families):

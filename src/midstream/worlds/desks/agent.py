@@ -74,11 +74,7 @@ class _Want:
 
 
 def agent_reply(template: Template, skill: float) -> Reply:
-    """Make the model that plays a policy; a call of it is right with probability `skill`.
-
-    Raises:
-        RecipeError: it cannot write in the template.
-    """
+    """Make the model that plays a policy; `skill` of its calls are right. Raises `RecipeError` for other templates."""
     if template.body != "json" or template.appends != "message" or "{tool}" in template.call.open:
         raise RecipeError(
             f"a simulated agent cannot write in the template {template.name!r}",
