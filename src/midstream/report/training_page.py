@@ -221,7 +221,7 @@ def _by_step(results: Sequence[EvaluationResult], family: str | None = None) -> 
 
 
 def family_curves(evaluations: Sequence[EvaluationResult]) -> str:
-    """Greedy (or else sampled) success of each family by step, of the set evaluated most often (of these, the largest)."""
+    """Success of each family by step, of the set evaluated most often; of several, the largest."""
     by_set = curves(evaluations, "greedy") or curves(evaluations, "sampled")
     found = max(by_set.values(), key=lambda results: (len(results), results[0].tasks), default=[])
     if not found or found[0].step == found[-1].step:
