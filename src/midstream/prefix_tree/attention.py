@@ -270,8 +270,8 @@ def _per_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1)
-def _gathered(layout: Layout, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """Indices of the keys of all paths, one after another; where each path's queries and keys end; the most of each."""
+def _gathered(layout: Layout, device: torch.device) -> tuple[Any, ...]:
+    """Indices of all paths' keys; where each path's queries and keys end (tensors); the most of each (ints)."""
     index, query_ends, key_ends = [], [0], [0]
     most_queries = most_keys = 0
     for node, path in zip(layout.nodes, layout.paths, strict=True):
@@ -283,7 +283,7 @@ def _gathered(layout: Layout, device: torch.device) -> tuple[torch.Tensor, torch
             key_ends.append(key_ends[-1] + keys)
             most_queries, most_keys = max(most_queries, node.end - node.start), max(most_keys, keys)
     ends = (torch.tensor(values, dtype=torch.int32, device=device) for values in (query_ends, key_ends))
-    return torch.cat(index).to(device), *ends, most_queries, most_keys  # type: ignore[return-value]
+    return torch.cat(index).to(device), *ends, most_queries, most_keys
 
 
 def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
