@@ -1,10 +1,11 @@
-"""What every HTTP client here shares: retries and pauses, certificates and proxies from the environment."""
+"""What all HTTP clients share: retries and pauses, texts without keys, certificates and proxies of the environment."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
+import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,6 +20,8 @@ from midstream.core.errors import UnsupportedError, UsageError
 T = TypeVar("T")
 
 LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
+_MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
+_LONGEST_SHOWN = 5  # characters of a key in a row
 
 
 class TransientError(Exception):
@@ -62,6 +65,14 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
         except (ValueError, OverflowError):  # a date that datetime cannot hold
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def redacted(text: str, key: str) -> str:
+    """`text` without the key: no six of its characters in a row remain, nor what a server masked with asterisks."""
+    size = min(len(key), _LONGEST_SHOWN + 1)
+    hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
+    shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
+    return _MASKED.sub("[key]", re.sub("\0+", "[key]", shown))
 
 
 def certificates() -> ssl.SSLContext:

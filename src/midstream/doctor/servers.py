@@ -19,11 +19,11 @@ import httpx2
 
 from midstream.agents.formats import schema_error
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
+from midstream.core.http import redacted
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
 from midstream.engines.openai.providers import PROVIDERS
-from midstream.engines.openai.reply import redacted
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe

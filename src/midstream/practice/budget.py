@@ -99,11 +99,7 @@ class Budget:
         self._held, self._held_s = Spent(), 0.0
 
     def start_rollout(self) -> int:
-        """Count a rollout that begins now, and return its number for `settle`.
-
-        Raises:
-            BudgetError: the limit on rollouts is reached.
-        """
+        """Count a rollout that begins now, and return its number for `settle`; raises `BudgetError` at the limit."""
         rollout = Spent(rollouts=1)
         if limit := self._exceeded(rollout):
             raise self._refusal(limit, rollout)
@@ -113,10 +109,7 @@ class Budget:
         """Reserve for a request, and return the number for `settle`; with `wait`, wait until there is room.
 
         A request without `wait` is from an engine in lockstep, which may answer only after those that wait here
-        continue: so nothing waits for what it has reserved.
-
-        Raises:
-            BudgetError: there is no room, and there cannot be any.
+        continue: so nothing waits for what it has reserved. Raises `BudgetError` if there cannot be any room.
         """
         while limit := self._exceeded(bound):
             coming = _total([self._entries[number] for number, alone in self._under_way.items() if alone])
@@ -225,11 +218,7 @@ class BudgetedEngine:
         return getattr(self.engine, "codec", None)
 
     async def sample(self, request: Request) -> Call:
-        """Answer a request.
-
-        Raises:
-            BudgetError: the upper bound of the request has no room.
-        """
+        """Answer a request; raises `BudgetError` if its upper bound has no room."""
         prompt = prompt_bound(request)
         bound = self._priced(prompt, request.sampling.max_tokens)
         number = await self.budget.reserve(request.role, bound, wait=self.waits)
@@ -281,11 +270,7 @@ class BudgetedAgent:
     async def run(
         self, task: Task, tools: Sequence[Tool], engines: Mapping[str, Engine], *, seed: int, **named: Any
     ) -> Trajectory:
-        """Run once. A run whose first request was refused for the budget does not count.
-
-        Raises:
-            BudgetError: the limit on rollouts is reached.
-        """
+        """Run once, uncounted if its first request was refused; raises `BudgetError` at the limit on rollouts."""
         number = self.budget.start_rollout()
         found = await self.agent.run(task, tools, engines, seed=seed, **named)
         if found.error is not None and found.error.type == BudgetError.__name__ and not found.calls:

@@ -206,11 +206,7 @@ class History:
         self._seen: int | None = None  # the newest number that the caller has read
 
     def all(self) -> Sequence[Version]:
-        """Every version, the oldest first; none in a new directory.
-
-        Raises:
-            RunError: the journal is damaged.
-        """
+        """Every version, the oldest first; none in a new directory. Raises `RunError` if the journal is damaged."""
         versions = self._read()
         self._seen = len(versions)
         return versions
@@ -221,11 +217,7 @@ class History:
         return versions[-1] if versions else None
 
     def get(self, number: int | None = None) -> Version:
-        """The version of this number, or the newest one.
-
-        Raises:
-            RunError: there is no such version.
-        """
+        """The version of this number, or the newest one; raises `RunError` if it does not exist."""
         versions = self.all()
         number = len(versions) if number is None else number
         if not 1 <= number <= len(versions):
@@ -296,9 +288,7 @@ class History:
 def read_library(path: Path) -> Library:
     """The library in a JSON or Markdown (.md) file, or the current one of a run directory or of its `library/`.
 
-    Raises:
-        RunError: there is no library.
-        UsageError: the file does not hold a library.
+    Raises `RunError` without a library, `UsageError` if the file does not hold one.
     """
     if path.is_dir():
         for directory in (path / "library", path):

@@ -104,10 +104,8 @@ async def decide(
     """Accept, reject or postpone `changes` of `library`, which `operations.screened` let through.
 
     `tasks` are the validation set, and `play` runs the pairs of a block under a name. At most `updates` calls of a run
-    share the error rate. `seed` is for the draws of tasks and halves.
-
-    Raises:
-        InfrastructureError: no pair of a block had a result.
+    share the error rate. `seed` is for the draws of tasks and halves. Raises `InfrastructureError` if no pair of a
+    block had a result.
     """
     if not changes:
         return Decision(library=library, changes=(), tests=())

@@ -78,8 +78,7 @@ def to_markdown(library: Library) -> str:
 def parse(text: str) -> list[Entry]:
     """Read the bullets of a Markdown text; a line after a bullet continues it. Text above the first one is ignored.
 
-    Raises:
-        UsageError: a mark is invalid, an id occurs twice, or a line belongs to no lesson.
+    Raises `UsageError` if a mark is invalid, an id occurs twice, or a line belongs to no lesson.
     """
     found: list[Entry] = []
     module, bullet = None, False  # whether a line may continue the bullet above it
@@ -160,11 +159,7 @@ def to_json(library: Library) -> str:
 
 
 def from_json(text: str) -> Library:
-    """Read a library from JSON; where its lessons were edited since they were proven, it is unproven.
-
-    Raises:
-        UsageError: it is no library.
-    """
+    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is no library."""
     try:
         library = Library.model_validate_json(text)
     except ValidationError as failure:
@@ -181,8 +176,7 @@ def from_json(text: str) -> Library:
 def from_markdown(text: str) -> Library:
     """Read a library from Markdown, with origin "imported"; lessons without an id get new ones.
 
-    Raises:
-        UsageError: the text is not such Markdown, or has an id twice.
+    Raises `UsageError` if the text is not such Markdown, or has an id twice.
     """
     bullets, origin = parse(text), Origin(source="imported")
     free = 1 + max((number(entry.id) for entry in bullets if entry.id), default=0)

@@ -70,11 +70,7 @@ class Sequential:
         self._better, self._worse = Bets(), Bets()
 
     def add(self, values: Sequence[float]) -> Verdict:
-        """Add differences and return the verdict.
-
-        Raises:
-            UsageError: a difference is outside [-1, 1], because a reward was outside [0, 1].
-        """
+        """Add differences and return the verdict; raises `UsageError` for one outside [-1, 1]."""
         for value in values:
             if not -1 <= value <= 1:
                 raise UsageError(
@@ -114,10 +110,8 @@ class Pairs:
     async def block(self, sides: Sides) -> list[float | None]:
         """Run the next block and return each pair's reward of `other` minus that of `first`; None without a result.
 
-        `sides` returns the two libraries (first, other) of a pair, drawn from the pair's random numbers.
-
-        Raises:
-            InfrastructureError: no pair has a result.
+        `sides` returns the two libraries (first, other) of a pair, drawn from the pair's random numbers. Raises
+        `InfrastructureError` if no pair has a result.
         """
         matches = []
         for number in range(self.drawn, min(self.limit, self.drawn + self.size)):
@@ -178,10 +172,7 @@ class Differences:
         return math.sqrt(max(0.0, (self.squares + 2 * square) / count - (self.total / count) ** 2) / count)
 
     def effect(self, *, alone: bool, mean: float | None = None, error: float | None = None) -> Effect:
-        """An estimate with its 95 % interval, for people: it decides nothing.
-
-        `mean` and `error` replace those of the differences where something was subtracted from them.
-        """
+        """An estimate with its 95 % interval, for people; `mean` and `error` may replace those of the differences."""
         mean = self.mean if mean is None else mean
         error = self.error if error is None else error
         interval = max(-1.0, mean - Z * error), min(1.0, mean + Z * error)

@@ -74,9 +74,7 @@ class Reflector:
     """The three roles; `engines` are keyed by their names. It holds no state except what the ledger keeps.
 
     The `step` of its methods is the number of the update. They raise `EngineError` once an engine's own retries failed.
-
-    Raises:
-        RecipeError: a prompt file cannot be used.
+    A prompt file that cannot be used raises `RecipeError`.
     """
 
     def __init__(self, config: PracticeConfig, engines: Mapping[str, Engine], ledger: Ledger, seed: int) -> None:
@@ -141,12 +139,8 @@ class Reflector:
     ) -> Reading[T]:
         """Ask a role until a reply can be used, as often as the role allows; the last reply may be repaired.
 
-        Returns:
-            The reading of the last reply. Its flaws, for the record, begin with the request's name; where no reply
-            could be used, the flaw is the last one.
-
-        Raises:
-            EngineError: the engine failed, after its own retries.
+        Returns the reading of the last reply. Its flaws, for the record, begin with the request's name; where no reply
+        could be used, the flaw is the last one. Raises `EngineError` if the engine failed, after its own retries.
         """
         config = self.config.role(purpose.role)
         number, call = 0, Call(role=purpose.role)

@@ -57,10 +57,7 @@ MERGE_SCHEMA = _operations({**_CHANGE, "from": {"type": "array", "items": {"type
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading(Generic[T]):
-    """Result of reading a reply: a value, or the `problem` with all of it; `flaws` are the parts that were left out.
-
-    `model` is the one that wrote it.
-    """
+    """Result of reading a reply: a value, or the `problem` with all of it; its `flaws` (parts left out) and `model`."""
 
     value: T | None = None
     problem: str = ""
@@ -189,10 +186,7 @@ class Proposals:
         return "\n".join(lines)
 
     def merged(self, changes: Sequence[Change], modules: Sequence[str], model: str) -> Merged:
-        """The merger's list, each operation with the origins of the proposals that it was made of.
-
-        A proposal that is unchanged keeps its model.
-        """
+        """The merger's list, each operation with its proposals' origins; an unchanged proposal keeps its model."""
         operations: list[Operation] = []
         merged_into: dict[int, Operation] = {}
         for change in changes:

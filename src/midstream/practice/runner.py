@@ -92,19 +92,14 @@ class Runner:
     report: Report = lambda text: None
 
     async def groups(self, scope: str, tasks: Sequence[Task], library: Library, group_size: int) -> list[Group]:
-        """Run every task `group_size` times with `library`.
-
-        Raises:
-            BudgetError: a limit prevented a rollout; the others cannot be used without it.
-        """
+        """Run every task `group_size` times with `library`; raises `BudgetError` if a limit prevented a rollout."""
         lessons = dict.fromkeys((task.id for task in tasks), render_modules(library))
         return await self._run("learning", scope, tasks, lessons, group_size)
 
     async def pairs(self, scope: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
         """The rewards of each match, with `first` and with `other`; None where a side has no reward (an error).
 
-        Raises:
-            BudgetError: a limit prevented a rollout.
+        Raises `BudgetError` if a limit prevented a rollout.
         """
         tasks, lessons = [], {}
         for match in matches:

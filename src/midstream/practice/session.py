@@ -84,11 +84,7 @@ class PracticeSession(Session):
         )
 
     async def run(self) -> str:
-        """Run to the end, from where the directory is.
-
-        Returns:
-            Why the run ended before its last update, "" if it did not.
-        """
+        """Run to the end, from where the directory is; returns why it ended before its last update, or ""."""
         self.budget.open(self.run_directory.ledger_dir / "spent.jsonl")
         try:
             return await super().run()

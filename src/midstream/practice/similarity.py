@@ -217,10 +217,7 @@ class _Secrets:
 
 
 def leak_guard(tasks: Iterable[Task]) -> Callable[[str], str | None]:
-    """Make a function that returns the reason why a lesson's text may not stand in a library, or None.
-
-    The tasks are read once, here.
-    """
+    """Read the tasks, and make a function that returns why a lesson's text may not stand in a library, or None."""
     tasks = list(tasks)
     contents = [_content(_keys(task.question)) for task in tasks]
     spread = Counter(key for content in contents for key in content)

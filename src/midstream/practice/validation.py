@@ -55,10 +55,8 @@ async def validate(
     """Test `library` on the validation `tasks`, with the identity `agent` as the `environment`'s.
 
     `ledger` keeps each rollout as it ends, and supplies those of an interrupted test of the same `agent` and `seed`.
-    `config` has the sizes and the error rate of the test; `report` receives the progress.
-
-    Raises:
-        InfrastructureError: no pair of a block had a result on both sides.
+    `config` has the sizes and the error rate of the test; `report` receives the progress. Raises `InfrastructureError`
+    if no pair of a block had a result on both sides.
     """
     runner = Runner(environment, ledger, derive_seed(seed, "validation"))
     pairs = 0

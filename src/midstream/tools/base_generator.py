@@ -18,13 +18,11 @@ from midstream.core.trajectory import Message, Sampling
 async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> ToolResult:
     """Send one user message for a tool and return the engine's answer with its call; the prompt determines the seed.
 
-    `ok=False` if the answer is empty or the prompt too long for the model; `text` then gives the reason.
+    `ok=False` if the answer is empty or the prompt too long for the model; `text` then gives the reason. Raises
+    `ToolServerError`, whose `calls` hold the failed request, if the engine failed.
 
     The engine is shared, and its owner closes it. It must not be a lockstep engine that waits for all live
     trajectories: this request is not one of their turns.
-
-    Raises:
-        ToolServerError: the engine failed; `calls` holds the failed request.
     """
     request = Request(
         role=tool, messages=(Message(role="user", content=prompt),), sampling=sampling, seed=derive_seed(tool, prompt)
@@ -61,11 +59,7 @@ class BaseGenerator(Tool):
         self.output_tokens = config.max_tokens
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The engine's answer, with its call; an empty one, or a request too long for the model, is `ok=False`.
-
-        Raises:
-            ToolServerError: the engine failed.
-        """
+        """The engine's answer, with its call; `ok` and errors as for `ask`."""
         return await ask(self._engine, self.name, str(arguments["query"]), self._sampling)
 
 

@@ -71,8 +71,7 @@ class FunctionTool(Tool, Generic[P, R]):
     its own thread, so that concurrent runs do not wait for it. Python cannot kill a thread: a function that is still
     running after `timeout_s` continues, its result is dropped, and it ends with the program at the latest.
 
-    Raises:
-        UsageError: the function cannot be a tool; the error names the function, the argument and the fix.
+    A function that cannot be a tool raises `UsageError`, which names the function, the argument and the fix.
     """
 
     def __init__(
@@ -129,10 +128,8 @@ class FunctionTool(Tool, Generic[P, R]):
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Return the function's value: text unchanged, other values as JSON, None as "(no output)".
 
-        `ok=False` if the arguments are invalid or the function raised `ValueError`.
-
-        Raises:
-            ToolServerError: the function raised anything else, or returned a value that JSON cannot hold.
+        `ok=False` if the arguments are invalid or the function raised `ValueError`. Raises `ToolServerError` if it
+        raised anything else, or returned a value that JSON cannot hold.
         """
         if inspect.iscoroutinefunction(self._function):
             try:
@@ -321,11 +318,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if models and programs can call a tool by it.
-
-    Raises:
-        UsageError: it is not an identifier of at most 64 ASCII characters.
-    """
+    """Return `name`; raises `UsageError` if it is not an identifier of at most 64 ASCII characters."""
     if not (name.isascii() and name.isidentifier() and len(name) <= 64) or keyword.iskeyword(name):
         raise _invalid(
             f"{name!r} cannot be a tool's name: letters, digits and _, at most 64 of them", '@tool(name="word_count")'
@@ -362,9 +355,7 @@ class FunctionConfig(ToolConfig):
         """Import `function` as a tool with the name of the recipe's table.
 
         It may be a function with or without `@tool`, an object's method, or an object or class that implements `Tool`.
-
-        Raises:
-            UsageError: there is no such file, module or name, its import fails, or it cannot be a tool.
+        Raises `UsageError` if it cannot be imported, or cannot be a tool.
         """
         place, _, attribute = self.function.rpartition(":")
         module = _import(place)

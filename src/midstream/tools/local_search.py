@@ -48,11 +48,8 @@ def build_index(path: Path | Literal[":memory:"], documents: Iterable[Document])
     """Index `documents` in their order and return the open connection, which the caller closes.
 
     A file appears under its name, or replaces an older one, only when it is complete and synced to disk. `documents`
-    are read one by one, so memory does not grow with their number.
-
-    Raises:
-        sqlite3.Error: the index could not be written.
-        OSError: the finished file could not be synced or renamed.
+    are read one by one, so memory does not grow with their number. Raises `sqlite3.Error` or `OSError` if the file
+    could not be written.
     """
 
     def fill(connection: sqlite3.Connection) -> None:
@@ -93,8 +90,7 @@ class LocalSearch:
     file it may take tens of milliseconds (docs/benchmarks.md) and runs in a thread, one query after another. Words are
     compared without case and accents; there is no stemming and no semantic similarity.
 
-    Raises:
-        RecipeError: `config.index` is missing, not given, or not an index.
+    Raises `RecipeError` if `config.index` is missing, not given, or not an index.
     """
 
     name = "local_search"
@@ -119,11 +115,7 @@ class LocalSearch:
         return cls(config or LocalSearchConfig(), build_index(":memory:", documents))
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The best documents for `arguments["query"]`, or `ok=False` if none matches.
-
-        Raises:
-            ToolServerError: the index could not be read.
-        """
+        """The best documents for `arguments["query"]`, or `ok=False`; raises `ToolServerError` if reading fails."""
         query = str(arguments["query"])
         rows = await self.find(query, self._config.top_k)
         if not rows:
@@ -216,11 +208,7 @@ class LocalSearchConfig(ToolConfig):
 
 
 def open_index(path: Path | None) -> sqlite3.Connection:
-    """Open an index for reading; one that cannot be searched is refused now, not in the middle of a run.
-
-    Raises:
-        RecipeError: there is no index at `path`.
-    """
+    """Open an index for reading; raises `RecipeError` if `path` is not an index that can be searched."""
     fix = "midstream index build DOCUMENTS.jsonl, and give the path that it prints as the tool's `index`"
     if path is None or not path.is_file():
         raise RecipeError(f"no search index at {path}", code="file-not-found", fix=fix)

@@ -114,8 +114,7 @@ class Recording:
     def record(self, tools: Sequence[Tool], origin: Origin) -> list[Tool]:
         """Return the tools of one recipe table as recorded tools, and store their specs in place of earlier ones.
 
-        Raises:
-            UsageError: the recording holds their results from another sandbox.
+        Raises `UsageError` if the recording holds their results from another sandbox.
         """
         shared = (origin.table, canonical(origin.relevant), origin.sandbox)
         names = ToolSpec.model_fields
@@ -140,8 +139,7 @@ class Recording:
     def replay(self, origin: Origin) -> list[Tool]:
         """Return the recorded tools of one recipe table, in their order; `origin.sandbox` does not matter.
 
-        Raises:
-            UsageError: the table was not recorded with these settings.
+        Raises `UsageError` if the table was not recorded with these settings.
         """
         try:
             with self.file.access() as connection:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.errors import EngineError, MidstreamError, PromptTooLongError, RecipeError
+from midstream.core.http import redacted
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, Message
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.engines.openai.reply import redacted
 from support.llm_server import Body, LLMServer
 
 KEY = "sk-proj-Ab3dEf6hIj9lMn0pQr"

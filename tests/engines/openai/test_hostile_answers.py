@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from midstream.core.errors import EngineError, MidstreamError, RecipeError, UnsupportedError
-from midstream.core.http import TransientError
+from midstream.core.http import TransientError, redacted
 from midstream.core.trajectory import Call
 from midstream.engines.openai import exchange as openai_exchange
 from midstream.engines.openai import stream as openai_stream
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
-from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply, redacted
+from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply
 from midstream.engines.openai.stream import EventParser
 from support.http_engine import HELLO, engine_for
 from support.llm_server import LLMServer, completion

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.events import Emit
-from midstream.core.http import TransientError, retry_after_s
+from midstream.core.http import TransientError, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
 from midstream.engines.openai import pool as http_pool
@@ -33,7 +33,6 @@ from midstream.engines.openai.reply import (
     decoded,
     may_pass,
     no_token_ids,
-    redacted,
     reported_error,
 )
 from midstream.engines.openai.settings import OpenAIConfig

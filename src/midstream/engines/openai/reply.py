@@ -13,8 +13,6 @@ from midstream.core.http import TransientError
 from midstream.engines.openai.tool_calls import with_calls
 
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
-_MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
-_LONGEST_SHOWN = 5
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
 LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
@@ -77,14 +75,6 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal
     if too_long and "n_ctx" in fields:  # llama.cpp's
         text += f" ({fields.get('n_prompt_tokens')} tokens, context {fields['n_ctx']})"
     return Refusal(status=status, text=text, too_long=too_long)
-
-
-def redacted(text: str, key: str) -> str:
-    """`text` without the key: no six of its characters in a row remain, nor what a server masked with asterisks."""
-    size = min(len(key), _LONGEST_SHOWN + 1)
-    hidden = {i + j for i in range(len(text) - size + 1) if size and text[i : i + size] in key for j in range(size)}
-    shown = "".join("\0" if i in hidden else character for i, character in enumerate(text))
-    return _MASKED.sub("[key]", re.sub("\0+", "[key]", shown))
 
 
 def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:

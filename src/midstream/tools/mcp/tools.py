@@ -241,10 +241,8 @@ class McpTool:
         """The server's result as text; a key that it was given and repeats is hidden.
 
         `ok=False` if the result is an error, the server refuses the arguments, or the call took longer than the
-        recipe's `timeout_s` while the server answers other requests.
-
-        Raises:
-            ToolServerError: the server is gone, hangs, or answers with something that is not a result.
+        recipe's `timeout_s` while the server answers other requests. Raises `ToolServerError` if the server is gone,
+        hangs, or answers with something that is not a result.
         """
         try:
             result = await self._server.call(self._original, arguments)

@@ -63,10 +63,7 @@ _ERROR_BYTES = 65536  # of the body of a refusal
 
 
 class Link:
-    """A transport for the SDK that knows when it ended, and why. It is opened once.
-
-    A reply of more than `max_reply_mb` is not read.
-    """
+    """A transport for the SDK, opened once; knows when it ended, and why. A reply over `max_reply_mb` is not read."""
 
     def __init__(self, max_reply_mb: float) -> None:
         self.ended = asyncio.Event()  # the server is gone or unusable, or is no longer needed
@@ -174,11 +171,7 @@ class StdioLink(Link):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[None]:
-        """Start the process; it is ended when the context exits, in at most `GRACE_S` and twice `TERM_S`.
-
-        Raises:
-            RecipeError: the command cannot be started.
-        """
+        """Start the process, or raise `RecipeError`; on exit, end it in at most `GRACE_S` and twice `TERM_S`."""
 
         async def keep_stderr(stderr: asyncio.StreamReader) -> None:
             while piece := await stderr.read(1 << 16):

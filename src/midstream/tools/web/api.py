@@ -25,7 +25,7 @@ from pydantic import Field
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.http import TransientError, certificates, retry, retry_after_s, usable_proxy
+from midstream.core.http import TransientError, certificates, redacted, retry, retry_after_s, usable_proxy
 from midstream.core.version import __version__
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ Check = Callable[[Any, float], None]
 NEVER_S = 3600.0  # a tool's `timeout_s`: attempts and pauses are bounded here; this only ends a hang
 LONGEST_BODY = 8 << 20
 _LONGEST_QUOTE = 300
-_KEY_PIECE = 6  # characters of a key that must not be seen in a row
 _CONNECT_TIMEOUT_S = 10.0
 _IDLE_S = 4.0
 _RETRIED_STATUS = {408, 425, 429}
@@ -68,11 +67,7 @@ class Key:
     scheme: str = ""
 
     def read(self) -> str:
-        """The key.
-
-        Raises:
-            RecipeError: it is not set, or a header cannot carry it.
-        """
+        """The key; raises `RecipeError` if it is not set, or a header cannot carry it."""
         key = os.environ.get(self.env, "").strip()
         if key and key.isascii() and key.isprintable():
             return key
@@ -85,11 +80,7 @@ class Key:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, service: str) -> T:
-    """The first result of `attempt` that is not a `TransientError`.
-
-    Raises:
-        ToolServerError: every attempt failed.
-    """
+    """The first result of `attempt` that is not a `TransientError`; raises `ToolServerError` if all attempts failed."""
 
     def pause_s(number: int) -> float:
         return config.first_pause_s * 2 ** (number - 1) * random.uniform(0.5, 1.0)
@@ -125,8 +116,7 @@ class Service:
     `name` is its name in errors. The `check` of a request gets its answer and how long the service asks to wait; it
     raises `TransientError` for a transient failure and any other error for a permanent one.
 
-    Raises:
-        RecipeError: `url` is not an address of a service.
+    Raises `RecipeError` if `url` is not an address of a service.
     """
 
     def __init__(self, name: str, url: str, config: WebApiConfig, *, key: Key | None = None) -> None:
@@ -155,8 +145,7 @@ class Service:
     async def request(self, method: str, check: Check, **content: Any) -> Any:
         """The answer to one request; `content` is httpx2's `params` or `json`.
 
-        Raises:
-            ToolServerError: the service refused (not retryable), or every attempt failed.
+        Raises `ToolServerError` if the service refused (not retryable), or every attempt failed.
         """
 
         async def attempt() -> Any:
@@ -198,10 +187,10 @@ class Service:
             raise TransientError(f"no complete answer within {self._config.timeout_s:g} s") from failure
         except (httpx2.TransportError, httpx2.DecodingError) as failure:
             # Not chained: the failure's text may hold what was sent.
-            raise TransientError(_without_key(f"{type(failure).__name__} {failure}".strip(), key)) from None
+            raise TransientError(_quote(f"{type(failure).__name__} {failure}".strip(), key)) from None
         status, pause_s = response.status_code, retry_after_s(response.headers)
         if status != 200:
-            text = _without_key(body.decode("utf-8", "replace"), key)
+            text = _quote(body.decode("utf-8", "replace"), key)
             if status >= 500 or status in _RETRIED_STATUS:
                 raise TransientError(f"{status}: {text}", pause_s)
             cause, fix = "", "check the tool's base_url, and the key's credit"
@@ -232,12 +221,9 @@ def valid(argument: object) -> str:
     return " ".join(str(argument).encode("utf-8", "replace").decode().split())
 
 
-def _without_key(text: str, key: str) -> str:
-    """The beginning of a server's text; a placeholder if it contains a piece of the key."""
-    pieces = (key[start : start + _KEY_PIECE] for start in range(max(1, len(key) - _KEY_PIECE + 1)))
-    if key and any(piece in text for piece in pieces):
-        return "(its text contains the key)"
-    return " ".join(text[: 4 * _LONGEST_QUOTE].split())[:_LONGEST_QUOTE]
+def _quote(text: str, key: str) -> str:
+    """The beginning of a server's text, without the key."""
+    return " ".join(redacted(text[: 4 * _LONGEST_QUOTE], key).split())[:_LONGEST_QUOTE]
 
 
 def final(what: str, *, cause: str, fix: str) -> ToolServerError:

@@ -45,11 +45,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def parsed(address: str, base: httpx2.URL | None = None) -> httpx2.URL:
-    """An address in its parts; a redirect's is relative to `base`.
-
-    Raises:
-        NoPage: it is not a complete address.
-    """
+    """An address in its parts, a redirect's relative to `base`; raises `NoPage` if it is not a complete address."""
     address = address.strip()
     try:
         if len(address) > _URL_CHARACTERS:

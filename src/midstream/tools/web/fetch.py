@@ -69,11 +69,7 @@ class Limits(Frozen):
 
 
 class Fetcher:
-    """Fetches pages within limits; keeps no connection open between two pages.
-
-    Args:
-        resolver: finds a host's addresses; raises `socket.gaierror`.
-    """
+    """Fetches pages within limits; keeps no connection open between two. `resolver` raises `socket.gaierror`."""
 
     def __init__(self, limits: Limits | None = None, resolver: Resolver = resolve) -> None:
         self._limits = limits or Limits()

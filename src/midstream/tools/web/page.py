@@ -81,11 +81,7 @@ class Reading:
 
 
 def check_readable(media_type: str, body: bytes = b"") -> None:
-    """Refuse anything but text, by its type or by its first bytes.
-
-    Raises:
-        NoPage: it is a PDF, or binary.
-    """
+    """Raise `NoPage` for anything but text (a PDF, binary), by its type or by its first bytes."""
     if media_type == "application/pdf" or body.startswith(b"%PDF-"):
         raise NoPage("this is a PDF, which cannot be read here; look for an HTML version of it")
     if media_type and not _TEXT.fullmatch(media_type):

@@ -49,8 +49,7 @@ Query, once more: {query}"""
 class WebPage(Tool):
     """Fetches one page (`fetch.py`), extracts its passages (`page.py`), and has its engine, if any, summarize them.
 
-    Raises:
-        UnsupportedError: the libraries of the extra `web` are missing.
+    Raises `UnsupportedError` if the libraries of the extra `web` are missing.
     """
 
     name = "web_page"
@@ -82,8 +81,7 @@ class WebPage(Tool):
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """The passages of `arguments["url"]` about `arguments["query"]`; `ok=False` with the reason without a page.
 
-        Raises:
-            ToolServerError: names cannot be resolved, the proxy or the engine failed.
+        Raises `ToolServerError` if names cannot be resolved, or the proxy or the engine failed.
         """
         query = str(arguments["query"])
         try:

@@ -213,8 +213,7 @@ class WebSearch:
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """Results for `arguments["query"]`; `ok=False` without results, or if the query is empty or too long.
 
-        Raises:
-            ToolServerError: the provider gave no usable answer, or the engine failed.
+        Raises `ToolServerError` if the provider gave no usable answer, or the engine failed.
         """
         query = api.valid(arguments["query"])
         if not query or len(query) > MAX_QUERY:

@@ -62,12 +62,7 @@ class MediaWiki:
         self._service = api.Service("MediaWiki", url, config)
 
     async def search(self, words: str, limit: int) -> tuple[list[str], str]:
-        """Titles of the best pages, best first, and the wiki's suggestion of a better spelling, or "".
-
-        Raises:
-            QueryError: the wiki cannot search for this.
-            ToolServerError: no usable answer.
-        """
+        """Titles of the best pages, and the wiki's suggestion of a better spelling, or ""; raises as `page`."""
         if len(words.encode()) > MAX_WORDS:
             raise QueryError(f"a search has {MAX_WORDS} bytes at most; this one has {len(words.encode())}")
         wanted = {"list": "search", "srsearch": words, "srlimit": str(limit), "srnamespace": "0"}
@@ -183,10 +178,8 @@ class Section:
 class Wikipedia:
     """Returns the page of a title, or the best one for a query.
 
-    `provider` names the Wikipedia that answers; the first line of every page repeats it.
-
-    Raises:
-        RecipeError: `config.index` is not an index, or `config.base_url` not an address.
+    `provider` names the Wikipedia that answers; the first line of every page repeats it. Raises `RecipeError` if
+    `config.index` is not an index, or `config.base_url` not an address.
     """
 
     name = "wikipedia"
@@ -221,8 +214,7 @@ class Wikipedia:
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
         """A page for `query`; `ok=False` if no page matches, or it lacks the section.
 
-        Raises:
-            ToolServerError: the wiki gave no usable answer, or the index could not be read.
+        Raises `ToolServerError` if the wiki gave no usable answer, or the index could not be read.
         """
         query, section = (api.valid(arguments.get(name) or "") for name in ("query", "section"))
         if not query:
