@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from update_shapes import SHORT, short_warm_start
 
 from midstream.core.protocols import Request
 from midstream.core.seeds import derive_seed
@@ -36,7 +37,6 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
-from midstream.training.supervised import warm_start
 
 GROUP, TURNS, QUESTION, MEMORY, TAIL, VOCABULARY = 8, 3, 50, 150, 10, 2000
 Turns = list[Asked]  # the batches of one rollout
@@ -111,15 +111,14 @@ def _request(order: int, turn: int, sampling: Sampling) -> Request:
 
 def demo() -> tuple[PreTrainedModel, Turns]:
     """A step's rollouts of flow-grpo-tiny, as they come."""
-    with Build(load_recipe("flow-grpo-tiny", ["warm_start.transcripts=1000", "warm_start.steps=100"])) as build:
+    with Build(load_recipe("flow-grpo-tiny", SHORT)) as build:
         parts = parts_of(build)
         return parts.student.model, asyncio.run(_demo_turns(parts))
 
 
 async def _demo_turns(parts: Any) -> Turns:
     seed = derive_seed("prefill benchmark")
-    clumsy = parts.make_environment(planner=parts.clumsy_planner)
-    await warm_start(parts.learner, clumsy, parts.source, parts.student, parts.warm_start, seed, lambda line: None)
+    await short_warm_start(parts, seed)
     turns: Turns = []
 
     def recorded(model: PreTrainedModel, asked: Asked, **settings: Any) -> Any:

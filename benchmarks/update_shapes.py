@@ -32,6 +32,7 @@ from midstream.training.supervised import warm_start
 
 TAIL = 8  # tokens after the memory
 FIRST_ID = 3
+SHORT = ["warm_start.transcripts=1000", "warm_start.steps=100", "warm_start.min_copy_rate=0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +145,31 @@ def demo_rows() -> tuple[PreTrainedModel, list[Row]]:
 
     Eight questions on real tools, eight rollouts each; as ragged as they come.
     """
-    with Build(load_recipe("flow-grpo-tiny", ["warm_start.transcripts=1000", "warm_start.steps=100"])) as build:
+    with Build(load_recipe("flow-grpo-tiny", SHORT)) as build:
         parts = parts_of(build)
         rows = asyncio.run(_rollout(parts))
         return copy.deepcopy(parts.student.model), comparable(rows)  # a copy leaves the learner's hooks behind
 
 
-async def _rollout(parts: Parts) -> tuple[Row, ...]:
+async def short_warm_start(parts: Parts, seed: int) -> None:
+    """Warm start the planner of a recipe changed by `SHORT`, whatever it then copies."""
     assert parts.warm_start is not None
-    clumsy = parts.make_environment(planner=parts.clumsy_planner)
+    await warm_start(
+        parts.warm_start,
+        learner=parts.learner,
+        student=parts.student,
+        source=parts.source,
+        make_environment=parts.make_environment,
+        teacher=parts.teacher,
+        validation=parts.set_tasks(parts.evaluation.validation),
+        seed=seed,
+        report=lambda line: None,
+    )
+
+
+async def _rollout(parts: Parts) -> tuple[Row, ...]:
     seed = derive_seed("update benchmark")
-    await warm_start(parts.learner, clumsy, parts.source, parts.student, parts.warm_start, seed, lambda line: None)
+    await short_warm_start(parts, seed)
     tasks = parts.source.sample("train", 8, seed)
     groups = await rollout(parts.make_environment(), tasks, group_size=8, seed=seed)
     return build_rows([group.trajectories for group in groups]).rows

@@ -181,11 +181,7 @@ def run_arms(
     overrides: Sequence[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> Seeds:
-    """Train and evaluate what is missing in `root`.
-
-    Returns:
-        The evaluations of every seed by row: each arm's name, and its `before`.
-    """
+    """Train and evaluate what is missing in `root`; returns each seed's evaluations by row (arms and `before`)."""
     check_seeds(seeds)
     names = chosen([arm.name for arm in study.arms], only)
     found: Seeds = {}

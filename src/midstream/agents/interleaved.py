@@ -74,10 +74,7 @@ class Interleaved:
         listener: TurnListener | None = None,
         dialogue: Dialogue | None = None,
     ) -> Trajectory:
-        """Run one task to an answer, or its dialogue to the end.
-
-        Raises `RecipeError` if template, tools, lessons and dialogue do not fit each other.
-        """
+        """Run a task or a dialogue to its end. Raises `RecipeError` if template, tools, lessons and dialogue clash."""
         if dialogue is not None and self.template.appends == "inline":
             raise RecipeError(
                 f"the template {self.template.name!r} cannot hold a dialogue: it writes one reply to one question",

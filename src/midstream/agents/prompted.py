@@ -182,11 +182,7 @@ class PromptedPlanner(PromptedModule):
 
 
 class PlannerConfig(PromptedConfig, ComponentConfig):
-    """The planner is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's training.
-
-    Attributes:
-        sampling: see `sampling`
-    """
+    """The planner is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's runs."""
 
     asks = "always"
     component = PromptedPlanner

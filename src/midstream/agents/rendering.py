@@ -86,10 +86,7 @@ class PromptTemplate:
 
 
 def render_memory(memory: Memory, style: MemoryStyle) -> str:
-    """The records as text; every record ends with a line break. The empty memory is "".
-
-    Raises `UnsupportedError` for the style toon without its library.
-    """
+    """The records as lines of text, "" without records. Raises `UnsupportedError` for toon without its library."""
     records = [record.model_dump(exclude_defaults=True) for record in memory.records]
     if style == "json":
         return "".join(to_json(record) + "\n" for record in records)

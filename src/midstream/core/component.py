@@ -199,11 +199,7 @@ def rules() -> list[str]:
 
 
 def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Component:
-    """Validate the table of a component; `where` is its place in the recipe.
-
-    Raises:
-        RecipeError: the type, the engine or a setting is wrong.
-    """
+    """Validate the table of a component at `where`. Raises `RecipeError` for a wrong type, engine or setting."""
     settings = dict(table)
     named, engine = str(settings.pop("type", None)), settings.pop("engine", None)
     if named not in registered(kind):
@@ -257,8 +253,7 @@ def validate(
 ) -> ModelT:
     """Build `model` from a table of a recipe. `tags` are the members of a discriminated union in it, by name.
 
-    Raises:
-        RecipeError: names every wrong key with its place and value.
+    Raises `RecipeError`, which names every wrong key with its place and value.
     """
     try:
         return model.model_validate(dict(table))

@@ -36,10 +36,7 @@ async def retry(attempt: Callable[[], Awaitable[T]], *, max_attempts: int, pause
     """Call `attempt` until it does not raise `TransientError`, at most `max_attempts` times.
 
     The pause after attempt number n (from 1) is `pause_s(n)` seconds or what the server asks for, whichever is longer,
-    and at most a minute.
-
-    Raises:
-        TransientError: the last attempt failed.
+    and at most a minute. Raises the `TransientError` of the last attempt.
     """
     number = 1
     while True:
@@ -76,11 +73,7 @@ def redacted(text: str, key: str) -> str:
 
 
 def certificates() -> ssl.SSLContext:
-    """The certificates that verify TLS connections; reading them takes 20 ms.
-
-    Raises:
-        UsageError: SSL_CERT_FILE names a file without certificates.
-    """
+    """The certificates that verify TLS (20 ms to read). Raises `UsageError` if SSL_CERT_FILE has none."""
     try:
         return httpx2.create_ssl_context()
     except OSError as failure:  # an ssl.SSLError is one
@@ -93,11 +86,7 @@ def certificates() -> ssl.SSLContext:
 
 @contextmanager
 def usable_proxy() -> Iterator[None]:
-    """Context in which to create a client that takes its proxy from the environment.
-
-    Raises:
-        UnsupportedError: httpx2 cannot use the proxy.
-    """
+    """Context to create a client in that may use a proxy. Raises `UnsupportedError` if httpx2 cannot use it."""
     try:
         yield
     except (ImportError, ValueError, httpx2.InvalidURL) as failure:

@@ -258,10 +258,7 @@ def put_in(text: str, template: Template) -> str:
 
 
 def escape_marks(text: str, template: Template, before: str = "", after: str = "") -> str:
-    """Escape the template's marks in `text`, also those that it would form together with `before` and `after`.
-
-    So tool output cannot forge a mark.
-    """
+    """Escape the template's marks in `text`, also those formed with `before` and `after`: no output can forge one."""
     start, end, whole = len(before), len(before) + len(text), before + text + after
     broken: set[int] = set()
     for found in grammar(template).overlapping.finditer(whole):

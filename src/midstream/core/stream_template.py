@@ -113,10 +113,8 @@ class Template(Frozen):
 def load_template(name: str | Path) -> Template:
     """Load a template by name, or from a TOML file (a path, or a name that ends in ".toml").
 
-    A file with `like = "artist-math"` inherits all settings of that template that it does not set itself.
-
-    Raises:
-        RecipeError: there is no such template, or it is invalid.
+    A file with `like = "artist-math"` inherits all settings of that template that it does not set itself. Raises
+    `RecipeError` if there is no such template, or it is invalid.
     """
     try:
         return Template.model_validate(_table(name))

@@ -27,10 +27,8 @@ def text_arguments(**descriptions: str) -> dict[str, Any]:
 async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResult:
     """Call a tool within its limits: `ok=False` after `timeout_s`, and a long result is cut.
 
-    Halves of surrogate pairs, which no file or request can hold, become "?".
-
-    Raises:
-        InfrastructureError: the tool failed; a time-out or cancellation inside the tool is a `ToolServerError`.
+    Halves of surrogate pairs, which no file or request can hold, become "?". Raises `InfrastructureError` if the tool
+    failed; a time-out or cancellation inside the tool is a `ToolServerError`.
     """
     limit = asyncio.timeout(tool.timeout_s)
     try:

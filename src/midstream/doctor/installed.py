@@ -128,11 +128,7 @@ def _check_gpu(card: str, torch: Mapping[str, Any] | None) -> Check:
 
 
 async def run_briefly(*command: str) -> tuple[int, str, str]:
-    """Exit code, standard output, and the last line of standard error; killed after `PROBE_LIMIT_S`.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Exit code, output, last line of errors; killed after `PROBE_LIMIT_S`. Raises `OSError` if it cannot start."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     try:

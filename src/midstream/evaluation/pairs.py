@@ -90,11 +90,9 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
     """Compare two evaluations task by task.
 
     With several `comparisons` against the same first each gets the level 1 - 0.05 / `comparisons` (Bonferroni), so that
-    all of their intervals hold the truth together in 95 %.
-
-    Raises:
-        UsageError: they were scored by different rewards, share no task, or have other questions or answers under one
-            id; or no shared task has a result on both sides.
+    all of their intervals hold the truth together in 95 %. Raises `UsageError` if the evaluations were scored by
+    different rewards, share no task, or have other questions or answers under one id, or if no shared task has a result
+    on both sides.
     """
     scored = (first.result.metric, first.result.judged)
     if scored != (other.result.metric, other.result.judged):

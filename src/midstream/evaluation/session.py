@@ -92,11 +92,8 @@ async def evaluate_set(
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
-    `check` receives all trajectories before anything is written, and may raise.
-
-    Raises:
-        InfrastructureError: every run failed. The trajectories are written, the numbers are not, so that a resumed run
-            tries the set again.
+    `check` receives all trajectories before anything is written, and may raise. Raises `InfrastructureError` if every
+    run failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again.
     """
     if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
         store.forget(evaluation)  # left by a crash between the two writes below

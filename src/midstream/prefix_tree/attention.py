@@ -147,10 +147,8 @@ def _attend(
     """Transformers' attention interface: query [1, _H, _N, _D], key and value [1, _KvHeads, _N, _D] -> [1, _N, _H, _D].
 
     Transformers makes no mask for an implementation that is not its own; a layer may make one. `support.choose` has
-    checked dropout and sliding windows.
-
-    Raises:
-        NotImplementedError: the layer adds something to its scores that no back end supports.
+    checked dropout and sliding windows. Raises `NotImplementedError` if the layer adds something to its scores that no
+    back end supports.
     """
     more["attention_mask"] = attention_mask
     added = sorted(name for name in ADDED_TO_SCORES if more.get(name) is not None)
@@ -331,3 +329,4 @@ BACKENDS: dict[Backend, Attention] = {
 }
 for _name in BACKENDS:
     AttentionInterface.register(implementation(_name), _attend)
+MASKS = (_mask, _gathered, _block_mask)  # each keeps the newest; `forward.using` clears them

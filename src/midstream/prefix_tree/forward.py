@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from midstream.prefix_tree.attention import Backend, KeyValues, Layout, Packed, implementation
+from midstream.prefix_tree.attention import MASKS, Backend, KeyValues, Layout, Packed, implementation
 from midstream.prefix_tree.stages import Stage
 from midstream.prefix_tree.tree import Tree
 
@@ -54,3 +54,5 @@ def using(model: PreTrainedModel, backend: Backend) -> Iterator[None]:
     finally:
         for config, name in before:
             config._attn_implementation = name
+        for mask in MASKS:
+            mask.cache_clear()

@@ -27,10 +27,7 @@ LEAST_SHARE = 4  # however much the trunks above a stage hold, this part of the 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The segments [first, last) of a trie, and the stages that continue from the end of the last one.
-
-    Its tokens are the packed ones [start, end).
-    """
+    """Segments [first, last) of a trie, its tokens [start, end), and the stages that continue from the last one."""
 
     first: int
     last: int

@@ -107,11 +107,8 @@ class Checkpoints:
         `read` builds the state from a checkpoint's verified directory, `report` receives a line of text for each
         damaged checkpoint that was set aside. Call `RunDirectory.rewind` with the returned step before training on.
 
-        Returns:
-            The step and the result of `read`, or None if there never was a checkpoint.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none can be used.
+        Returns the step and the result of `read`, or None if there never was a checkpoint. Raises `CheckpointError` if
+        there are checkpoints, but none can be used.
         """
         for step in reversed(self.steps()):
             if max_step is not None and step > max_step:

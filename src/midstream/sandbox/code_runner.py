@@ -94,10 +94,8 @@ class ProgramRunner:
         """Run a program that calls `tool` as a function of the tool's name (`function_name`).
 
         Returns its output as an observation (an error if the code raised or ran too long), and the calls that the tool
-        made to an engine.
-
-        Raises:
-            InfrastructureError: the tool failed (its requests so far are in `calls`), or the sandbox did.
+        made to an engine. Raises `InfrastructureError` if the tool (its requests so far are in `calls`) or the sandbox
+        failed.
         """
         clock = time.monotonic()
         conversation = _Conversation(tool, self._config, self._check)

@@ -61,9 +61,8 @@ class PythonPool:
     async def on_worker(self, job: Callable[[Worker], Awaitable[T]]) -> T:
         """Run `job` with a worker that nothing else uses meanwhile.
 
-        Raises:
-            SandboxError: no worker was free in time, it died (`WorkerDied`), or the pool is closed. There is no second
-                attempt: code cannot end its worker, so the machine is in trouble; the caller decides what to repeat.
+        Raises `SandboxError` if no worker was free in time, it died (`WorkerDied`), or the pool is closed. There is no
+        second attempt: code cannot end its worker, so the machine is in trouble; the caller decides what to repeat.
         """
         await self._attach()
         slots = self._slots

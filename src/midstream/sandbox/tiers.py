@@ -62,8 +62,7 @@ class Sandbox:
 def choose(config: SandboxConfig | None = None, *, unsafe: bool = False) -> Sandbox:
     """The sandbox that a recipe asks for, tried on this machine (once a process).
 
-    Raises:
-        UnsupportedError: it does not work here; its fix is the command that makes it work.
+    Raises `UnsupportedError` if it does not work here; the fix is the command that makes it work.
     """
     config = config or SandboxConfig()
     if config.tier == "arithmetic":

@@ -129,8 +129,7 @@ class BenchmarkTasks(Finite):
     def load(self, split: str) -> list[Task]:
         """Convert every row; a few bad ones in a large training set are left out and counted.
 
-        Raises:
-            UsageError: the questions are not there, or are not what the benchmark's are.
+        Raises `UsageError` if the questions are not there, or are not what the benchmark's are.
         """
         benchmark = self.benchmark
         source = f"{self.what} in {self.config.file}" if self.config.file else self.what

@@ -78,8 +78,7 @@ def as_texts(value: Any, name: str) -> list[str]:
 def by_letter(options: Any, name: str = "options") -> dict[str, str]:
     """Map letters to the texts of options, given as a table by letter or a list with or without letters.
 
-    Raises:
-        BadRowError: there are fewer than two or more than 26, or they are neither a list nor a table.
+    Raises `BadRowError` if they are fewer than two or more than 26, or neither a list nor a table.
     """
     if isinstance(options, Mapping):
         found = {str(letter).strip(): as_text(text, name) for letter, text in options.items() if text is not None}

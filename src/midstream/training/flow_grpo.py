@@ -113,10 +113,7 @@ class FlowGRPO:
         return kept
 
     async def _round(self, earlier: Sequence[Group], count: int, *names: int) -> list[Group]:
-        """Roll out `count` tasks, without those of the step's `earlier` groups.
-
-        `names` are the step and, beyond the first of it, the round.
-        """
+        """Roll out `count` tasks that are new to `earlier`; `names` are the step and, after its first, the round."""
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}

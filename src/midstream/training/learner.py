@@ -43,10 +43,7 @@ class LocalLearner:
     """A `core.protocols.Learner` over a model object that an in-process engine may share.
 
     The reference policy is a frozen copy of the weights at construction; with LoRA it is the model with its adapter
-    switched off.
-
-    Raises:
-        UnsupportedError: the model's logits are not its head on its last hidden states.
+    switched off. Raises `UnsupportedError` if the model's logits are not its head on its last hidden states.
     """
 
     def __init__(self, model: PreTrainedModel, config: LearnerConfig) -> None:

@@ -138,10 +138,7 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
 
 
 def joined(calls: Sequence[Call]) -> list[list[Call]]:
-    """The calls, in order, in runs of which each starts exactly where the one before ended, at its temperature.
-
-    Every call has token ids.
-    """
+    """Calls, all with token ids, in runs of which each starts exactly where the one before ended at its temperature."""
     runs: list[list[Call]] = []
     for call in calls:
         before = runs[-1][-1] if runs else None
@@ -201,10 +198,7 @@ def group_advantages(
 
     The baseline is mean(R) of the group (GRPO), or of the others alone (RLOO, arXiv 2402.14740), which does not depend
     on R_i: its difference is G / (G - 1) times the first one's. Without `normalize_by_std` (Dr. GRPO, RLOO) only the
-    baseline is subtracted. `task` is for messages.
-
-    Raises:
-        TrainingError: a reward is NaN or infinite.
+    baseline is subtracted. `task` is for messages. Raises `TrainingError` if a reward is NaN or infinite.
     """
     for place, reward in enumerate(rewards):
         if not math.isfinite(reward):

@@ -98,9 +98,8 @@ def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
 def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
     """A row of every line, tokenized as the `student` would tokenize it: the engine of the weights that learn.
 
-    Raises:
-        RecipeError: the file is empty, or a line is not a transcript, does not fit the model's chat template, or is
-            longer than the model's context.
+    Raises `RecipeError` if the file is empty, or a line is not a transcript, does not fit the model's chat template, or
+    is longer than the model's context.
     """
     limit = getattr(student.model.config.get_text_config(), "max_position_embeddings", None)
     rows = []
@@ -128,8 +127,7 @@ def rows_of_file(path: Path, student: TransformersLocal) -> list[Row]:
 def transcript_of(trajectory: Trajectory, template: Template) -> Transcript | None:
     """The text that an interleaved policy wrote and read in a run; None if it wrote nothing.
 
-    Raises:
-        UnsupportedError: the run does not record which tools its prompt offered.
+    Raises `UnsupportedError` if the run does not record which tools its prompt offered.
     """
     calls = [call for call in trajectory.calls if call.role == POLICY]
     if not any(call.completion for call in calls):

@@ -17,8 +17,7 @@ _ATTEMPTS = 100  # for each task of a set without repeats
 class Endless:
     """A `core.protocols.TaskSource` whose tasks are made. Subclasses implement `make`, and have `splits` by name.
 
-    Raises:
-        RecipeError: a family is not known.
+    Raises `RecipeError` for an unknown family.
     """
 
     splits: Mapping[str, range]

@@ -22,10 +22,7 @@ _LINE = "\n"
 
 
 class TokenizerCodec:
-    """`core.protocols.Codec` of one model; errors call it `name`.
-
-    `end_ids` are the tokens that end a completion; by default the tokenizer's end token.
-    """
+    """`core.protocols.Codec` of model `name`; `end_ids` (by default the tokenizer's end token) end a completion."""
 
     def __init__(
         self,
@@ -46,8 +43,7 @@ class TokenizerCodec:
     def encode(self, request: Request) -> list[int]:
         """The prompt's token ids: those given, or of its text, or of its messages through the chat template.
 
-        Raises:
-            RecipeError: there is no chat template, or it refuses the messages or leaves out the tools.
+        Raises `RecipeError` if there is no chat template, or it refuses the messages or leaves out the tools.
         """
         if request.prompt_ids:
             return list(request.prompt_ids)
@@ -72,10 +68,8 @@ class TokenizerCodec:
     def encode_reply(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """Ids that the chat template puts between an assistant's message and its next: `messages` and their marks.
 
-        `ended`: the assistant's end token was sampled and is in the stream already.
-
-        Raises:
-            RecipeError: there is no chat template, or it refuses the messages or leaves some out.
+        `ended`: the assistant's end token was sampled and is in the stream already. Raises `RecipeError` if there is no
+        chat template, or it refuses the messages or leaves some out.
         """
         for role in {message.role: None for message in messages if message.role not in self._known_roles}:
             if _ASKED not in self._after_reply([Message.model_validate({"role": role, "content": _ASKED})]):

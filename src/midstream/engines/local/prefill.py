@@ -221,10 +221,7 @@ class Prefill:
         self._choice = Choice(None)
 
     def __call__(self, model: PreTrainedModel, asked: Asked) -> Prefilled:
-        """Compute prompts in the way that costs less, in inference mode.
-
-        The choice reads no clock: equal batches are computed the same way.
-        """
+        """Compute prompts in the cheaper way, in inference mode. No clock is read: equal batches are computed alike."""
         self.prefixes.for_weights_of(model)
         cost = Cost.of(model)
         if not cost.counts:

@@ -32,10 +32,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load weights and tokenizer from a directory or the hub, and a LoRA adapter from its directory.
 
-    The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model.
-
-    Raises:
-        RecipeError: model, adapter or device is missing, unknown, or does not fit the others.
+    The adapter is merged into the weights, or, to train it further (`trainable`), the result is a peft model. Raises
+    `RecipeError` if model, adapter or device is missing, unknown, or does not fit the others.
     """
     _require_device(device)
     if (Path(name) / _ADAPTER_CONFIG).is_file():

@@ -34,8 +34,7 @@ class Confinement:
     def enter(self, zygote: int) -> None:
         """Confine this process, a fresh child of process `zygote`.
 
-        Raises:
-            OSError: something is refused, or the zygote is gone; no foreign code may run then.
+        Raises `OSError` if something is refused, or the zygote is gone; no foreign code may run then.
         """
         control(SET_PDEATHSIG, SIGKILL)
         if os.getppid() != zygote:

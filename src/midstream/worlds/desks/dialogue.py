@@ -55,10 +55,7 @@ class PlannedTurn(Frozen):
 
 
 class Plan(Frozen):
-    """A task: the desks in their first state, and its user turns.
-
-    Every result comes with about `long` characters of irrelevant text.
-    """
+    """A task: the desks in their first state, and its user turns. Results have about `long` irrelevant characters."""
 
     desks: dict[str, dict[str, Any]]
     turns: tuple[PlannedTurn, ...]
