@@ -291,11 +291,9 @@ def budgeted(
 
 
 def prompt_bound(request: Request) -> int:
-    """An upper bound of a request's prompt tokens: a token is at least one byte, a template adds a few.
-
-    A request with token ids may be sent as ids or as text, so the larger of the two counts.
-    """
+    """An upper bound of a request's prompt tokens: a token is at least one byte, a template adds a few."""
     texts = [request.prompt, *(message.content for message in request.messages)]
     texts += [json.dumps(dict(part)) for part in (request.json_schema, *request.tools) if part]
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    # A request with token ids may be sent as ids or as text.
     return max(length + _PER_MESSAGE * len(request.messages) + _PER_REQUEST, len(request.prompt_ids))

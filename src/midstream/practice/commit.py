@@ -136,10 +136,7 @@ class Committer:
         self._complete(update)
 
     def recover(self) -> None:
-        """Complete an update that a crash left half written.
-
-        Where a person has changed the library since, the update is dropped, and made again on the new library.
-        """
+        """Complete an update that a crash left half written, or drop it if a person has changed the library since."""
         self.history.write_files()
         if not self.path.exists():
             return
@@ -261,11 +258,9 @@ class History:
         return version
 
     def rollback(self, number: int) -> Version:
-        """Make version `number` the current one again, as a new version; raises as `get` and `add`.
-
-        Lessons are numbered on from the newest version, so that no id is given twice.
-        """
+        """Make version `number` the current one again, as a new version; raises as `get` and `add`."""
         library = self.get(number).library
+        # Lessons are numbered on from the newest version, so that no id is given twice.
         latest = max(next_number(version.library) for version in self.all())
         library = library.model_copy(update={"next_number": latest})
         return self.add(library, by="rollback", note=f"back to version {number}")

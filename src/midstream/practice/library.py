@@ -1,7 +1,7 @@
 """The library: lessons with ids, origins and measured effects, and how they are rendered into prompts.
 
 A library is a value. Every change makes a new one: operations of a model or a person (`operations.py`), a person's
-edits (`library_text.py`), the counts of what lessons did (here). Versions on disk are in `history.py`.
+edits (`library_text.py`), the counts of what lessons did (here). Versions on disk are in `commit.py`.
 """
 
 from __future__ import annotations

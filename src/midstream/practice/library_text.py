@@ -112,15 +112,10 @@ def _entry(text: str, module: str, place: int) -> Entry:
 
 
 def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Outcome]]:
-    """Apply a person's edit of a library's Markdown.
+    """Apply a person's edit of a library's Markdown; returns the new library, and the outcome of each change.
 
     A bullet without an id is a new lesson, a lesson without a bullet is deleted. What `rules` refuse is not applied.
-
-    Returns:
-        The new library, and the outcome of each change.
-
-    Raises:
-        UsageError: the text is not such Markdown, holds no lesson, or names one twice or one that is not there.
+    Raises `UsageError` if the text is not such Markdown, holds no lesson, or names one twice or one that is not there.
     """
     wanted = parse(text)
     if library.lessons and not wanted:

@@ -81,9 +81,8 @@ def screened(
     The first `pending` ones were sound in an earlier batch: their new lessons keep the ids that they were given there.
     Lessons that contradict each other are not detected here: that is the work of the merger and the gate.
 
-    Returns:
-        The library with `next_number` moved on (ids of lessons that are not accepted in the end are not used again),
-        its lessons unchanged; and one outcome an operation, in order, an "add" with its id.
+    Returns the library, unchanged except for `next_number` (ids of lessons that are not accepted in the end are not
+    used again), and one outcome an operation, in order, an "add" with its id.
     """
     screen = _Screen(library, rules)
     outcomes = [screen.outcome(operation, known=place < pending) for place, operation in enumerate(operations)]

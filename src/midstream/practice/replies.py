@@ -66,10 +66,7 @@ class Reading(Generic[T]):
 
 
 class Change(BaseModel):
-    """One operation as a reply writes it. `sources` ("from") are the numbers of the proposals that it was made of.
-
-    Unknown keys, and null for a text, are ignored.
-    """
+    """One operation of a reply; `sources` ("from") number its proposals. Unknown keys and null texts are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", str_strip_whitespace=True)
 

@@ -82,10 +82,7 @@ def _words(tokens: int) -> int:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The turns, then the answer, the stop reason and the reward. Long texts are cut, each with a note.
-
-    Where the whole is longer than 40,000 characters its texts are cut shorter, down to 250 characters each.
-    """
+    """Turns, answer, stop reason and reward; long texts are cut, shorter if all has over 40,000 characters."""
     limit = _TEXT
     reward = round(trajectory.reward.value, 4) if trajectory.reward else None
     end = {"answer": trajectory.answer, "stop_reason": trajectory.stop_reason, "reward": reward}

@@ -6,8 +6,8 @@
 
 Everything random derives from (seed, purpose, update), and everything that was paid for is in the ledger until its
 update is recorded. So a run that was killed and resumed ends with the same library as one that was not, and repeats
-only the rollouts and requests that were under way. Its updates never change
-a model's weights (a tiny planner may be warm-started before them).
+only the rollouts and requests that were under way. Its updates never change a model's weights (a tiny planner may be
+warm-started before them).
 """
 
 from __future__ import annotations

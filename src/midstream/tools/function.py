@@ -408,10 +408,7 @@ class _Renamed:
 
 
 def _import(place: str) -> ModuleType:
-    """Import a module, or a file once in a process, so that its tools share its state.
-
-    A file can import the files of its directory.
-    """
+    """Import a module or, once in a process because its tools share state, a file that can import its neighbors."""
     name, path = place, Path(place).expanduser().absolute() if place.endswith(".py") else None
     if path is not None:
         if not path.is_file():

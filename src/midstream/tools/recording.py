@@ -203,12 +203,9 @@ class Recording:
 
 
 class RecordedTool:
-    """A tool whose answers come from a recording.
+    """A tool whose answers come from a recording; `tool` itself, unless it is a spec, is called for missing ones.
 
-    Args:
-        tool: the tool, called for answers that are missing, or what the recording knows of it.
-        recording: holds the answers.
-        settings: those that affect results, as part of a request's key.
+    `settings` are those that affect results: they are part of a request's key.
     """
 
     def __init__(self, tool: Tool | ToolSpec, recording: Recording, settings: Mapping[str, Any]) -> None:

@@ -53,11 +53,8 @@ class _Connection:
 class Server:
     """One MCP server.
 
-    Args:
-        name: the recipe's table, for errors.
-        config: its settings.
-        make_link: creates a new link to it.
-        clean: removes keys and control characters from text of the server.
+    `name` is the recipe's table, for errors; `make_link` creates a new link to the server; `clean` removes keys and
+    control characters from its text.
     """
 
     def __init__(

@@ -50,16 +50,13 @@ class NoPage(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A fetched page: `url` after all redirects, the media type ("text/html") and charset sent by the server, the body.
-
-    `cut`: the body continues beyond the limit.
-    """
+    """A fetched page: `url` after all redirects, media type ("text/html") and charset as the server sent them, body."""
 
     url: str
     media_type: str
     charset: str
     body: bytes
-    cut: bool = False
+    cut: bool = False  # the body continues beyond the limit
 
     @property
     def is_markup(self) -> bool:

@@ -128,15 +128,11 @@ class WebPageConfig(Limits, ToolConfig):
 
 
 class PageReader:
-    """Reads each page in its own process, a few at once.
+    """Reads each page in its own process, a few at once, within `parse_s` seconds of wall-clock time.
 
     Most pages take milliseconds, but a page can be written so that parsing it takes minutes or gigabytes
     (docs/benchmarks.md), and only killing the process stops that. It starts without our environment: a parser of
     untrusted pages should not hold keys.
-
-    Args:
-        parse_s: wall-clock seconds for one page.
-        passage_characters: the size of the passages that are ranked.
     """
 
     def __init__(self, parse_s: float, passage_characters: int) -> None:

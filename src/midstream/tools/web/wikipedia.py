@@ -43,16 +43,13 @@ class QueryError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A page; `text` has its headings as `== heading ==`.
-
-    `ambiguous`: it only lists pages of similar titles. `redirected_from`: the title that redirects to it, or "".
-    """
+    """A page; `text` has its headings as `== heading ==`."""
 
     title: str
     url: str
     text: str
-    ambiguous: bool = False
-    redirected_from: str = ""
+    ambiguous: bool = False  # it only lists pages of similar titles
+    redirected_from: str = ""  # the title that redirects to it
 
 
 class MediaWiki:
