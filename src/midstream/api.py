@@ -602,10 +602,7 @@ def load_weights(
 ) -> int:
     """Have the planner of `build` sample from the run's checkpoint of `step`, or from its newest good one.
 
-    `run_coroutine` is that of `event_loop(build)`.
-
-    Returns:
-        The step of the checkpoint.
+    `run_coroutine` is that of `event_loop(build)`. Returns the step of the checkpoint.
     """
     _use_threads(build.recipe, learns=True)
     from midstream.training.session import load_policy

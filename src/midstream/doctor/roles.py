@@ -45,11 +45,9 @@ class _Role:
 async def examine(build: Build, report: Callable[[int, int], None] = lambda done, cases: None) -> Diagnosis:
     """Ask every role its cases, and probe every server.
 
-    `report` is called after each case with the number of finished cases and of all cases.
-
-    Raises:
-        InfrastructureError: a request failed for good, for a reason other than the model's abilities.
-        RecipeError: the recipe has no role that asks a model.
+    `report` is called after each case with the number of finished cases and of all cases. Raises `InfrastructureError`
+    if a request failed for good, for a reason other than the model's abilities, and `RecipeError` if the recipe has no
+    role that asks a model.
     """
     check_any_role(build)
     cases = load_cases()

@@ -35,8 +35,7 @@ from midstream.recipe.schema import InterleavedConfig, Recipe
 def check(recipe: Recipe) -> Table:
     """Check that a recipe's components fit each other. Raises `RecipeError` if they do not.
 
-    Returns:
-        The recipe's table with every default, and a library with its current version.
+    Returns the recipe's table with every default, and a library with its current version.
     """
     _check_engines(recipe)
     _check_tasks(recipe)

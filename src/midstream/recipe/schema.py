@@ -49,10 +49,7 @@ _RENAMED = {
 
 
 class AgentConfig(LoopConfig):
-    """The loop's settings and the agent's modules.
-
-    `library` is a run directory or a file whose lessons are in the modules' prompts.
-    """
+    """Loop settings and modules; `library` is a run directory or a file whose lessons are in the modules' prompts."""
 
     type: str = "agentflow"
     planner: Component

@@ -106,12 +106,7 @@ def _runs(answer: str) -> list[str]:
 
 
 def _side(text: str) -> tuple[str, Fraction, list[int]]:
-    """One side of an expression's signs of equality: its text, its value, the numbers it is made of.
-
-    Raises:
-        SyntaxError: it is no expression.
-        ZeroDivisionError: it divides by 0.
-    """
+    """One side of a sign of equality: text, value, numbers. Raises `SyntaxError`, or `ZeroDivisionError` for a / 0."""
     tokens = _TOKEN.findall(text.strip())
     numerals = [token for token in tokens if token.isdigit()]
     if len(tokens) > MAX_TOKENS or any(len(token) > 6 or token != str(int(token)) for token in numerals):

@@ -123,9 +123,8 @@ class Judge:
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """Request every vote, one after the other.
 
-        Raises:
-            RewardError: the engine failed, or gave no verdict when asked twice; `calls` hold the requests.
-            StorageError: the cache could not be read or written.
+        Raises `RewardError` (`calls` hold the requests) if the engine failed, or gave no verdict when asked twice, and
+        `StorageError` if the cache could not be read or written.
         """
         ruled = await self._rule.score(task, trajectory) if self._rule else None
         parts = {"rule": ruled.value} if ruled else {}

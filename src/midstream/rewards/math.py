@@ -90,9 +90,8 @@ class Math:
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
         """Compare in a worker; identical pairs of answer and gold answers are compared once.
 
-        Raises:
-            SandboxError: no worker could run it.
-            RewardError: Math-Verify reads nothing in the gold answer, or cannot check it in time either.
+        Raises `SandboxError` if no worker could run it, `RewardError` if Math-Verify reads nothing in the gold answer,
+        or cannot check it in time either.
         """
         answer = "" if trajectory.answer is None else extract(trajectory.answer)
         if not answer:

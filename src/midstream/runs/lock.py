@@ -28,11 +28,8 @@ _ATTEMPTS, _PAUSE_S = 10, 0.02
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, which is created if missing and never removed; it names the holder.
 
-    Without effect on Windows. On a file system that has no locks it logs a warning and continues.
-
-    Raises:
-        RunError: another process holds it; names the process.
-        StorageError: the file cannot be written.
+    Without effect on Windows. On a file system that has no locks it logs a warning and continues. Raises `RunError`,
+    which names the process, if another one holds it, and `StorageError` if the file cannot be written.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

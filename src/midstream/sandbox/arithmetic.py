@@ -45,12 +45,10 @@ class NotArithmetic(ValueError):
 def evaluate(expression: str) -> Number:
     """Evaluate `expression` as Python does, for a closed list of constructs.
 
-    Allowed: int and float literals, + - * / // % **, unary + and -, comparisons (chained too), and min, max, abs,
-    round and sum over numbers or one list of them. Text over 500 characters and integers over 10,000 bits are refused.
-
-    Raises:
-        NotArithmetic: anything else, also where Python could run it.
-        ArithmeticError: division by zero, overflow, as in Python.
+    Allowed: int and float literals, + - * / // % **, unary + and -, comparisons (chained too), and min, max, abs, round
+    and sum over numbers or one list of them. Text over 500 characters and integers over 10,000 bits are refused. Raises
+    `NotArithmetic` for anything else, also where Python could run it, and `ArithmeticError` for division by zero or
+    overflow, as Python does.
     """
     if len(expression) > MAX_CHARACTERS:
         raise NotArithmetic(f"longer than {MAX_CHARACTERS} characters")

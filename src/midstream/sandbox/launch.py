@@ -62,9 +62,8 @@ class Launch:
 def launch(tier: Tier, limits: Limits, image: str = "") -> Launch:
     """The command and environment of one worker; creates its scratch directory where that is the host's.
 
-    Raises:
-        UnsupportedError: the program that the tier needs (bwrap, docker) is not installed.
-        OSError: no scratch directory could be made.
+    Raises `UnsupportedError` if the program that the tier needs (bwrap, docker) is not installed, `OSError` if no
+    scratch directory could be made.
     """
     if tier == "remote":
         return _container(limits, image)

@@ -67,11 +67,9 @@ class Worker:
     """One zygote, in a new session, and the host's end of its socket; not bound to an event loop.
 
     After anything that ends a run early (an error, a cancellation) the caller must end the worker, which may be in the
-    middle of an answer. `image` is that of tier "remote", `table` the recipe's table of the limits, for errors.
-
-    Raises:
-        SandboxError: the process could not be started. `ready` then finds out whether it works.
-        UnsupportedError: what the tier needs is not installed.
+    middle of an answer. `image` is that of tier "remote", `table` the recipe's table of the limits, for errors. Raises
+    `SandboxError` if the process could not be started (`ready` finds out whether it works), and `UnsupportedError` if
+    what the tier needs is not installed.
     """
 
     def __init__(self, limits: Limits, tier: Tier, image: str, table: str) -> None:
@@ -108,10 +106,7 @@ class Worker:
             other.close()
 
     async def ready(self) -> dict[str, Any]:
-        """Wait until the zygote is up; returns its `libraries`, `landlock` and `calls` (see inside/zygote.py).
-
-        Raises `SandboxError` if it did not start.
-        """
+        """Wait for the zygote; returns `libraries`, `landlock`, `calls`. Raises `SandboxError` if it did not start."""
         if self._hello is None:
             try:
                 async with asyncio.timeout(START_S):

@@ -222,9 +222,8 @@ def is_downloaded(repository: str) -> bool:
 def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | None) -> Any:
     """Load one split of one config ("": the only one) as a `datasets.Dataset`.
 
-    Raises:
-        UnsupportedError: the extra is not installed.
-        UsageError: the machine is offline, the licence is not accepted, or the repository has changed.
+    Raises `UnsupportedError` without the extra, `UsageError` if the machine is offline, the licence is not accepted, or
+    the repository has changed.
     """
     what, page, repository = f"benchmark {benchmark.name}", benchmark.address, benchmark.repository
     file = f'name a file of it: file = "{benchmark.name}.jsonl", or --benchmark {benchmark.name}={benchmark.name}.jsonl'

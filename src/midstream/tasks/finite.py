@@ -18,11 +18,7 @@ SPLIT_FIX = "name one of them as the set's `split`"
 class Finite:
     """A `core.protocols.TaskSource` over splits that are read once, when first used. Subclasses implement `load`.
 
-    `left_out` counts, by split and reason, the rows that are not tasks.
-
-    Args:
-        what: its name in messages.
-        splits: names of its splits.
+    `left_out` counts, by split and reason, the rows that are not tasks. `what` is its name in messages.
     """
 
     def __init__(self, what: str, splits: Sequence[str]) -> None:

@@ -68,11 +68,9 @@ class Faults:
 def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of a file in order; add those that cannot be read to `faults`.
 
-    `columns` are the wanted fields, for the format that can skip the others (parquet).
-
-    Raises:
-        UsageError: the file does not exist, its ending is unknown, or it is broken as a whole.
-        UnsupportedError: parquet without the extra `data`.
+    `columns` are the wanted fields, for the format that can skip the others (parquet). Raises `UsageError` if the file
+    does not exist, its ending is unknown, or it is broken as a whole, and `UnsupportedError` for parquet without the
+    extra `data`.
     """
     readers = {"json": _json, "jsonl": read_lines, "ndjson": read_lines, "csv": partial(_csv, separator=",")}
     readers |= {"tsv": partial(_csv, separator="\t"), "parquet": partial(_parquet, columns=columns)}

@@ -68,10 +68,7 @@ class LocalLearner:
         return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
 
     def before_step(self, seed: int) -> None:
-        """Call `before_step(seed)` of the policy and the reference, where the model has such a method.
-
-        With it a model may change its weights between steps, alike in both.
-        """
+        """Call `before_step(seed)` of policy and reference if they have it: it may change weights, alike in both."""
         for model in (self.model, self.reference):
             if hasattr(model, "before_step"):
                 model.before_step(seed)  # type: ignore[operator, union-attr]

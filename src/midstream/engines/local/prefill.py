@@ -147,10 +147,7 @@ class NewTokens:
         self.layout = Layout(self._nodes(rank), self.count, len(self._held) + self.count)
 
     def _nodes(self, rank: Ints) -> tuple[Node, ...]:
-        """Each segment of the trie as its held and its new part, of which one may be empty.
-
-        Keys are those held, in the order of the trie, then the new ones.
-        """
+        """The held and the new part of each segment, one of which may be empty. Keys that are held come first."""
         nodes: list[Node] = []
         last_of: list[int] = []  # the node that each segment ends with
         for start, end, subtree_end, parent in self._tree.segments:

@@ -56,10 +56,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal | None:
-    """The error in an answer (`data` is its body as an object) or in a stream's event; None if there is no error.
-
-    Some servers report errors under status 200.
-    """
+    """The error in an answer's body, which may come under status 200, or in a stream's event; None without one."""
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
@@ -80,9 +77,7 @@ def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal
 def checked_reply(data: dict[str, Any], *, token_ids: bool) -> Reply:
     """The first choice of a body that came with status 200.
 
-    Raises:
-        TransientError: it is not a completion.
-        UnsupportedError: it is one, without the token ids that were requested.
+    Raises `TransientError` if it is no completion, `UnsupportedError` if it is one without the requested token ids.
     """
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):

@@ -40,10 +40,7 @@ class Bfcl(Finite):
         super().__init__("BFCL", [split for split in SPLITS if sizes.get(split, 1)])
 
     def load(self, split: str) -> list[Task]:
-        """Make the split's tasks, category by category.
-
-        Question and answer are all turns' texts and calls, for people: an agent sees one turn after the other.
-        """
+        """Make the split's tasks, by category. Question and answer, all turns' texts and calls, are for people."""
         # The scenarios of all splits in order: drawn within each domain, then one of each domain after the other.
         ranks: dict[str, list[tuple[int, int]]] = {}
         for scenario, classes in {entry.scenario: entry.classes for entry in self._entries.values()}.items():

@@ -93,10 +93,7 @@ class TauBench(Finite):
         self._solved: dict[str, dict[str, str]] = {}
 
     def load(self, split: str) -> list[Task]:
-        """Make the split's tasks, domain by domain.
-
-        Question (what the user wants) and answer are for people: an agent sees only the user's messages.
-        """
+        """Make the split's tasks, by domain. Question and answer are for people: an agent sees the user's messages."""
         tasks: list[Task] = []
         for name in dict.fromkeys(self.config.families):
             for place, scripted in enumerate(self._domain(name).tasks.get(split, ())):
