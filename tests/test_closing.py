@@ -15,6 +15,7 @@ from midstream.engines.openai import settings as openai_settings
 from midstream.engines.scripted import ScriptedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
+from support.errors import coded
 
 DOORS = """
 from midstream import ToolResult
@@ -82,7 +83,7 @@ def test_an_engine_that_only_a_tool_asks_is_closed_and_nothing_is_closed_twice(d
 @pytest.mark.parametrize("record", [False, True])
 def test_what_was_made_before_an_error_is_closed(doors, record):
     build = Build(load_recipe(write_recipe("Door", "Missing")), record=Path("kept") if record else None)
-    with pytest.raises(RecipeError, match="doors has no 'Missing'"), build:
+    with pytest.raises(RecipeError, check=coded("name-not-found", "doors", "'Missing'")), build:
         _ = build.tools
     assert doors.closed == doors.made != []
 

@@ -29,6 +29,7 @@ from midstream.recipe.schema import MODULES as AGENTS_MODULES
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
+from support.errors import coded
 from support.libraries import marked
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 from support.practised import write_recipe, write_run
@@ -188,15 +189,15 @@ def test_a_program_with_lessons_is_refused(recipe, tmp_path):
     library = tmp_path / "library.json"
     library.write_text(to_json(LIBRARY))
     settings = ["agent.executor={type='single_argument'}", f"agent.library={library}"]
-    with pytest.raises(RecipeError, match=r"(?s)lessons for the executor, which shows none.*'single_argument' has no"):
+    with pytest.raises(RecipeError, check=coded("lessons-not-shown", library, "executor")):
         check(load_recipe(str(recipe), settings))
     library.write_text(to_json(Library(lessons=(Lesson(id="L1", text="x", module="executer"),))))
-    with pytest.raises(RecipeError, match=r"lessons for 'executer', which is not a module"):
+    with pytest.raises(RecipeError, check=coded("unknown-module", library, "'executer'")):
         check(load_recipe(str(recipe), settings))
 
 
 def test_a_practising_recipe_has_its_own_library_and_no_other(run, tmp_path):
-    with pytest.raises(RecipeError, match=r"set practice\.start"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "agent.library", fix="practice.start")):
         check(load_recipe(str(tmp_path / "practised.toml"), [f"agent.library={run.root}"]))
 
 

@@ -20,6 +20,7 @@ from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, RolloutConfig
 from midstream.worlds.gazetteer.compact import CompactConfig, CompactPlanner
 from midstream.worlds.gazetteer.programs import FormVerifier, SingleArgumentExecutor, VerifiedResultGenerator
+from support.errors import coded
 from support.rollouts import TASKS, StubReward, flat, pause, run
 
 
@@ -265,5 +266,5 @@ def test_a_users_mistake_leaves_no_trajectory_in_the_barrier():
 
 def test_two_lockstep_engines_are_refused_not_waited_for():
     env = replace(agentflow(Lockstep(), Archive()), engines={"planner": Lockstep(), "verifier": Lockstep()})
-    with pytest.raises(UnsupportedError, match="2 in-process engines"):
+    with pytest.raises(UnsupportedError, check=coded("engine-in-process", "2 ")):
         run(env)

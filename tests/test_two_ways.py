@@ -13,6 +13,7 @@ from midstream.practice.commit import History
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
+from support.errors import coded
 
 SMALL = (
     'tasks.families=["arith","lookup"]',
@@ -82,5 +83,5 @@ def test_the_two_recipes_differ_in_what_learns_alone():
 
 
 def test_lessons_for_a_tiny_planner_that_was_not_taught_to_follow_any_are_refused():
-    with pytest.raises(RecipeError, match=r"warm_start\.lessons"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "warm_start.lessons = 0")):
         check(load_recipe("training-free-tiny", ["warm_start.lessons=0"]))

@@ -32,6 +32,7 @@ from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import ProgramRunner
 from midstream.sandbox.tiers import choose
 from midstream.tools.local_search import Document, LocalSearch
+from support.errors import coded
 
 CONFIG = ExecutorConfig(mode="code")
 
@@ -175,11 +176,11 @@ def test_an_unknown_tool_is_not_asked_about():
 
 
 def test_what_cannot_be_used_together_is_refused(tmp_path: Path):
-    with pytest.raises(RecipeError, match="structured_output"):
+    with pytest.raises(RecipeError, check=coded("setting-conflict", "structured_output = true")):
         PromptedExecutor(ExecutorConfig(mode="code", structured_output=True))
     own = tmp_path / "own.md"
     own.write_text("no placeholder")
-    with pytest.raises(RecipeError, match="holds no placeholder"):
+    with pytest.raises(RecipeError, check=coded("prompt-invalid", "own.md")):
         PromptedExecutor(ExecutorConfig(mode="code", prompt_file=own))
 
 

@@ -16,6 +16,7 @@ from midstream.agents.rendering import MemoryStyle, PromptTemplate, render_memor
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.text import neutral, to_json
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
+from support.errors import coded
 
 
 def parse_memory(text: str, style: MemoryStyle) -> Memory:
@@ -239,9 +240,8 @@ def test_neutral_text_differs_in_tokens_alone():
 
 def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "toon_format", None)
-    with pytest.raises(UnsupportedError, match="toon-format") as caught:
+    with pytest.raises(UnsupportedError, check=coded("missing-extra", "toon-format")):
         render_memory(Memory(), "toon")
-    assert caught.value.code == "missing-extra"
 
 
 # --- prompt files: what they must hold, and what values can do in them ------------------------------------------------
@@ -273,11 +273,11 @@ def test_values_go_where_their_names_stand(tmp_path: Path):
     ],
 )
 def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str):
-    with pytest.raises(RecipeError, match="prompt file") as caught:
+    with pytest.raises(RecipeError, check=coded("prompt-invalid", "generator.md")) as caught:
         template(tmp_path, text)
     assert "{{query}}, {{memory}} once each in this order" in caught.value.fix
 
 
 def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, check=coded("file-unreadable", "none.md")):
         PromptTemplate("generator", PROMPT_LAYOUT, tmp_path / "none.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from midstream.core.errors import RecipeError
 from midstream.core.stream_template import Template, load_template
+from support.errors import coded
 
 SHIPPED = sorted(Path(file.name).stem for file in (resources.files("midstream.core") / "templates").iterdir())
 SOUND = """
@@ -56,9 +58,8 @@ def test_places_in_values_stay_text():
 
 @pytest.mark.parametrize("name", ["nope", "nope.toml", Path("nope"), "\0", "\0.toml"], ids=repr)
 def test_an_unknown_name_lists_those_there_are(name):
-    with pytest.raises(RecipeError, match="artist-math, native") as caught:
+    with pytest.raises(RecipeError, check=coded("unknown-template", repr(str(name)), fix="artist-math, native")):
         load_template(name)
-    assert caught.value.code == "unknown-template"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ def test_an_unknown_name_lists_those_there_are(name):
 )
 def test_an_unsound_file_is_refused(tmp_path, change, problem):
     settings = [line for line in SOUND.splitlines() if not line or line.split(" ")[0] not in change.split()]
-    with pytest.raises(RecipeError, match=problem) as caught:
+    with pytest.raises(RecipeError, check=coded("template-invalid", "mine.toml")) as caught:
         load_template(own(tmp_path, "\n".join([*settings, change])))
-    assert caught.value.code == "template-invalid"
+    assert re.search(problem, caught.value.cause)
 
 
 def test_a_template_in_code():

@@ -10,13 +10,14 @@ from midstream.core.errors import EngineError
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message
 from midstream.engines.scripted import ScriptedEngine
+from support.errors import coded
 
 
 def test_a_list_of_replies_is_used_up_in_order():
     engine = ScriptedEngine(["one", "two"])
     request = Request(role="planner", prompt="p")
     assert [asyncio.run(engine.sample(request)).completion for _ in range(2)] == ["one", "two"]
-    with pytest.raises(EngineError, match="no scripted reply is left for the planner"):
+    with pytest.raises(EngineError, check=coded("no-scripted-reply", "planner")):
         asyncio.run(engine.sample(request))
     assert engine.requests == [request] * 3
 

@@ -13,6 +13,7 @@ from midstream.engines.simulated import SimulatedConfig, SimulatedEngine
 from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
+from support.errors import coded
 from support.served_workshop import RECIPE, served_workshop
 
 
@@ -70,14 +71,14 @@ def test_rollouts_through_a_faulty_server_are_those_of_the_engine_in_process():
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "code", "value"),
     [
-        ('tasks={type="game24"}', "with tasks.type = 'game24'"),
-        ('tasks={type="gazetteer"}', "plays = 'agent' with tasks.type = 'gazetteer'"),
-        ('engines.agent.plays="nobody"', "nobody"),
-        ("engines.agent.skill=1.5", "skill"),
+        ('tasks={type="game24"}', "setting-conflict", "tasks.type = 'game24'"),
+        ('tasks={type="gazetteer"}', "setting-conflict", "plays = 'agent' with tasks.type = 'gazetteer'"),
+        ('engines.agent.plays="nobody"', "recipe-invalid", "engines.agent.plays = 'nobody'"),
+        ("engines.agent.skill=1.5", "recipe-invalid", "engines.agent.skill = 1.5"),
     ],
 )
-def test_what_no_simulated_engine_can_do_is_refused_before_anything_is_made(override, message):
-    with pytest.raises(RecipeError, match=message):
+def test_what_no_simulated_engine_can_do_is_refused_before_anything_is_made(override, code, value):
+    with pytest.raises(RecipeError, check=coded(code, value)):
         Build(load_recipe(RECIPE, [override]))

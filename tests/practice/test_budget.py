@@ -18,6 +18,7 @@ from midstream.core.trajectory import Call, ErrorInfo, Message, Sampling, Trajec
 from midstream.practice.budget import Budget, BudgetedAgent, Entry, budgeted, prompt_bound, read_spent
 from midstream.practice.settings import BudgetConfig
 from midstream.runs.journal import read_models
+from support.errors import coded
 
 PRICE = {"price_prompt": 2.0, "price_completion": 8.0}
 
@@ -175,7 +176,7 @@ def test_rollouts_are_counted_before_they_start():
     agent = BudgetedAgent(Agent(), budget)
     ran = [asyncio.run(agent.run("t", [], {}, seed=i, order=4)) for i in range(2)]
     assert [(one.task_id, one.seed, one.question) for one in ran] == [("t", 0, "order 4"), ("t", 1, "order 4")]
-    with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent[\s\S]*--set practice.budget.rollouts="):
+    with pytest.raises(BudgetError, check=coded("budget-spent", "2 (rollouts)", fix="--set practice.budget.rollouts=")):
         asyncio.run(agent.run("t", [], {}, seed=2))
     assert budget.spent() == Spent(rollouts=2)
 

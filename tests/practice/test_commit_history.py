@@ -8,6 +8,7 @@ from midstream.practice.library import Lesson, Library, proven
 from midstream.practice.library_text import from_json
 from midstream.practice.operations import Operation, applied
 from midstream.runs.lock import exclusive_lock
+from support.errors import coded
 from support.libraries import marked
 
 FIRST = Library(lessons=(Lesson(id="L1", text="Look first."),), next_number=2)
@@ -85,7 +86,10 @@ def test_files_that_a_crash_left_behind_are_made_again(history):
 
 
 def test_a_second_writer_is_refused_while_the_first_writes(history):
-    with exclusive_lock(history.directory / "library.lock"), pytest.raises(RunError, match="is in use"):
+    with (
+        exclusive_lock(history.directory / "library.lock"),
+        pytest.raises(RunError, check=coded("run-in-use", history.directory)),
+    ):
         history.add(FIRST, by="edit")
 
 

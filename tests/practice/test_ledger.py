@@ -10,6 +10,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, ErrorInfo, Score, Trajectory
 from midstream.practice.ledger import FILE, ROLLOUTS, Cache, Ledger
 from midstream.practice.runner import RolloutJob
+from support.errors import coded
 
 TASK, OTHER = Task(id="t", question="How high ?", answer="7"), Task(id="u", question="How low ?", answer="8")
 CALL = Call(role="critic", completion="{}")
@@ -167,12 +168,12 @@ def test_replies_of_another_run_answer_and_are_in_the_ledger_then(tmp_path, ledg
 def test_another_programs_file_is_refused_and_damage_is_reported(tmp_path, cache_at):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / FILE).write_text("this is no database, but long enough to be looked at as one, surely")
-    with pytest.raises(UsageError, match=r"set practice\.cache to another directory"):
+    with pytest.raises(UsageError, check=coded("file-invalid", tmp_path / "a" / FILE, fix="practice.cache")):
         cache_at(tmp_path / "a", {})
     (tmp_path / "b").write_text("")
-    with pytest.raises(UsageError, match="cannot be created"):
+    with pytest.raises(UsageError, check=coded("directory-unusable", tmp_path / "b")):
         cache_at(tmp_path / "b", {})
     cache = cache_at(tmp_path / "c", {})
     cache.close()
-    with pytest.raises(StorageError, match=r"practice\.cache"):
+    with pytest.raises(StorageError, check=coded("storage", tmp_path / "c" / FILE, fix="practice.cache")):
         cache.reply("critic/1")

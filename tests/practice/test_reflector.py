@@ -19,6 +19,7 @@ from midstream.practice.operations import Operation
 from midstream.practice.reflector import ROLES, Reflector
 from midstream.practice.replies import Proposals
 from midstream.rollout import Group
+from support.errors import coded
 from support.reflectors import asked, operations, section, settings
 
 LIBRARY = Library(lessons=(Lesson(id="L3", text="When a, do b."),), next_number=4)
@@ -147,5 +148,5 @@ def test_a_prompt_file_of_ones_own_takes_the_place_of_the_shipped_one(tmp_path: 
     assert sent["summariser"][0].content == "# Say what happened"
     assert sent["critic"][0].content.startswith("# Contrast")
     own.write_text("# Say what happened\n<!-- user -->\n{{rollout}}\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match="prompt file"):
+    with pytest.raises(RecipeError, check=coded("prompt-invalid", "own.md")):
         shown(summariser={"engine": "m", "prompt_file": own})

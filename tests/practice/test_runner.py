@@ -14,6 +14,7 @@ from midstream.practice.library import Lesson, Library, render_modules
 from midstream.practice.runner import Match, Runner
 from midstream.practice.settings import BudgetConfig
 from midstream.rollout import Environment, RolloutConfig
+from support.errors import coded
 from support.reflectors import FAILS, SetAnswers
 from support.rollouts import TASKS, StubReward, flat
 
@@ -77,7 +78,7 @@ def test_a_failed_rollout_gets_no_reward_from_the_shuffle():
 
 def test_a_spent_budget_ends_the_work_and_what_had_ended_is_kept():
     ledger = Ledger()
-    with pytest.raises(BudgetError, match=r"2 \(rollouts\) is spent") as failure:
+    with pytest.raises(BudgetError, check=coded("budget-spent", "2 (rollouts)")) as failure:
         played(runner(["0", "1", "2"], ledger, limit=2).groups("step-1", TASKS[:3], LIBRARY, 1))
     assert "practice.budget.rollouts" in failure.value.fix
     assert len(ledger.kept("step-1")) == 2

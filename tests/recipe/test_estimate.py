@@ -18,6 +18,7 @@ from midstream.recipe.estimate import batches_of, describe, judges, set_size
 from midstream.recipe.memory import GIB, promised_bytes
 from midstream.recipe.schema import parse_recipe, read_table
 from midstream.runs import RunDirectory
+from support.errors import coded
 from support.hf_models import save_chat_model
 from support.llm_server import LLMServer
 
@@ -233,7 +234,7 @@ def test_sizes_are_counted_except_of_data_on_the_hub(planned, chosen, size, tmp_
 def test_a_missing_file_is_an_error(planned, tasks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = planned()
-    with pytest.raises(UsageError, match=r"own\.jsonl"):
+    with pytest.raises(UsageError, check=coded("file-not-found", "own.jsonl")):
         set_size(recipe, set_of({"tasks": tasks}))
 
 

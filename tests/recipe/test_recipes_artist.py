@@ -13,6 +13,7 @@ from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
 from midstream.recipe.build import Build
 from midstream.recipe.sessions import parts_of
+from support.errors import coded
 
 RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b"]
 SOURCE = re.compile(r"\b(paper|ours)\b")
@@ -110,6 +111,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(case):
 
 
 def test_settings_of_the_other_kind_of_agent_are_named():
-    with pytest.raises(RecipeError, match=r"agent\.memory_update = 'every_turn': Extra inputs") as refused:
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent.memory_update = 'every_turn'")) as refused:
         config.load_recipe("artist-tiny", ["agent.memory_update=every_turn"])
     assert "known keys here: max_turns, max_tokens, tools, type, template, policy, library" in str(refused.value)

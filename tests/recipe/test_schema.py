@@ -21,6 +21,7 @@ from midstream.recipe.schema import (
     to_toml,
     with_overrides,
 )
+from support.errors import coded
 
 
 def test_a_recipe_is_found_by_name_or_path(ten_steps):
@@ -30,9 +31,8 @@ def test_a_recipe_is_found_by_name_or_path(ten_steps):
 
 @pytest.mark.parametrize("name", ["flow-grpo-tinny", "/nowhere/at/all.toml"])
 def test_an_unknown_recipe_is_named_with_the_known_ones(name):
-    with pytest.raises(RecipeError, match=rf"{name}[\s\S]*fix: .*flow-grpo-tiny") as caught:
+    with pytest.raises(RecipeError, check=coded("unknown-recipe", name, fix="flow-grpo-tiny")):
         find_recipe(name)
-    assert caught.value.code == "unknown-recipe"
 
 
 @pytest.mark.parametrize("path", sorted(recipes_directory().glob("*.toml")), ids=lambda path: path.stem)
@@ -63,7 +63,7 @@ def test_a_base_next_to_the_recipe_wins(tmp_path):
 def test_a_broken_file_is_named_with_its_line(tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text("name = 'a'\nseed = = 3\n")
-    with pytest.raises(RecipeError, match=r"broken\.toml is not valid TOML.*line 2"):
+    with pytest.raises(RecipeError, check=coded("file-invalid", "broken.toml", "line 2")):
         read_table(str(path))
 
 
@@ -93,7 +93,7 @@ def test_later_overrides_win(ten_steps):
 
 @pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", ".a=1", ""])
 def test_a_malformed_override_is_refused(override):
-    with pytest.raises(RecipeError, match=r"is not of the form a\.b=value"):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", repr(override))):
         with_overrides({}, [override])
 
 
@@ -112,7 +112,7 @@ def test_false_takes_a_table_of_the_base_out():
         "tools": {"python": {"timeout_s": 2}}
     }
     assert "local_search" not in load_recipe("agentflow-prompted", ["tools.local_search=false"]).tools
-    with pytest.raises(RecipeError, match=r"tools\.locl_search = False"):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "tools.locl_search = False")):
         load_recipe("agentflow-prompted", ["tools.locl_search=false"])
 
 
@@ -122,39 +122,38 @@ def test_false_takes_a_table_of_the_base_out():
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("trainng.steps=3", r"trainng = \{'steps': 3\}: Extra inputs"),
-        ("training.step=3", r"training\.step = 3: Extra inputs"),
-        ("training.group_size=1", r"training\.group_size = 1: .*greater than or equal to 2"),
-        ("training.group_size=many", r"training\.group_size = 'many'"),
-        ("training.learning_rate=-1", r"training\.learning_rate = -1"),
-        ("training.learning_rate=nan", r"training\.learning_rate = nan"),
-        ("training.minibatches=5", r"minibatches 5 exceeds tasks_per_step 4"),
-        ("training.loss.clip_low=1.5", r"training\.loss\.clip_low = 1\.5"),
-        ("training.loss.aggregation=mean", r"training\.loss\.aggregation = 'mean'"),
-        ("training.algorithm=ppo", r"training\.algorithm = 'ppo'"),
-        ("agent.max_turns=0", r"agent\.max_turns = 0"),
-        ("rollout.deadline_s=0", r"rollout\.deadline_s = 0"),
-        ("warm_start.min_copy_rate=2", r"warm_start\.min_copy_rate = 2"),
-        ("learner.lora.rank=0", r"learner\.lora\.rank = 0"),
-        ("seed=-1", r"seed = -1"),
-        ("evaluation.sets=3", r"evaluation\.sets = 3"),
-        ("evaluation.validation.split=tset", r"evaluation\.validation\.split = 'tset'"),
-        ("evaluation.validation.per_family=100000000", r"evaluation\.validation\.per_family = 100000000"),
-        ("evaluation.temperatures=[-1]", r"evaluation\.temperatures\.0 = -1"),
-        ("evaluation.temperatures=[nan]", r"evaluation\.temperatures\.0 = nan"),
-        ("evaluation.temperatures=[]", r"evaluation\.temperatures = \[\]"),
-        ("learner.betas=[1, 2]", r"learner\.betas\.0 = 1"),
-        ("learner.threads=100000", r"learner\.threads = 100000"),
-        ("learner.weight_decay=inf", r"learner\.weight_decay = inf"),
-        ("warm_start.learning_rate=inf", r"warm_start\.learning_rate = inf"),
-        ("seed=99999999999999999999", r"seed = 99999999999999999999"),
-        ("name='../x'", r"name = '\.\./x'"),
+        ("trainng.steps=3", "trainng = {'steps': 3}"),
+        ("training.step=3", "training.step = 3"),
+        ("training.group_size=1", "training.group_size = 1:"),
+        ("training.group_size=many", "training.group_size = 'many'"),
+        ("training.learning_rate=-1", "training.learning_rate = -1"),
+        ("training.learning_rate=nan", "training.learning_rate = nan"),
+        ("training.minibatches=5", "minibatches 5 exceeds tasks_per_step 4"),
+        ("training.loss.clip_low=1.5", "training.loss.clip_low = 1.5"),
+        ("training.loss.aggregation=mean", "training.loss.aggregation = 'mean'"),
+        ("training.algorithm=ppo", "training.algorithm = 'ppo'"),
+        ("agent.max_turns=0", "agent.max_turns = 0"),
+        ("rollout.deadline_s=0", "rollout.deadline_s = 0"),
+        ("warm_start.min_copy_rate=2", "warm_start.min_copy_rate = 2"),
+        ("learner.lora.rank=0", "learner.lora.rank = 0"),
+        ("seed=-1", "seed = -1"),
+        ("evaluation.sets=3", "evaluation.sets = 3"),
+        ("evaluation.validation.split=tset", "evaluation.validation.split = 'tset'"),
+        ("evaluation.validation.per_family=100000000", "evaluation.validation.per_family = 100000000"),
+        ("evaluation.temperatures=[-1]", "evaluation.temperatures.0 = -1"),
+        ("evaluation.temperatures=[nan]", "evaluation.temperatures.0 = nan"),
+        ("evaluation.temperatures=[]", "evaluation.temperatures = []"),
+        ("learner.betas=[1, 2]", "learner.betas.0 = 1"),
+        ("learner.threads=100000", "learner.threads = 100000"),
+        ("learner.weight_decay=inf", "learner.weight_decay = inf"),
+        ("warm_start.learning_rate=inf", "warm_start.learning_rate = inf"),
+        ("seed=99999999999999999999", "seed = 99999999999999999999"),
+        ("name='../x'", "name = '../x'"),
     ],
 )
 def test_a_bad_key_or_value_is_named_with_where_and_what(ten_steps, override, named):
-    with pytest.raises(RecipeError, match=rf"{named}[\s\S]*known keys") as refused:
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", named, fix="known keys")):
         load_recipe(str(ten_steps), [override])
-    assert refused.value.code == "recipe-invalid"
 
 
 @pytest.mark.parametrize(
@@ -168,24 +167,24 @@ def test_a_bad_key_or_value_is_named_with_where_and_what(ten_steps, override, na
     ],
 )
 def test_the_known_keys_are_those_of_the_table_that_is_wrong(ten_steps, override, known):
-    with pytest.raises(RecipeError, match=f"known keys here: {known}"):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", fix=f": {known}")):
         load_recipe(str(ten_steps), [override])
 
 
 @pytest.mark.parametrize("value", ["3", '["a"]'])
 def test_a_base_that_is_not_text_is_refused(tmp_path, value):
     (tmp_path / "child.toml").write_text(f"extends = {value}\n")
-    with pytest.raises(RecipeError, match=r"extends = .* is not the name of a recipe"):
+    with pytest.raises(RecipeError, check=coded("extends-invalid", "child.toml")):
         read_table(str(tmp_path / "child.toml"))
 
 
 def test_all_problems_are_named_at_once(ten_steps):
-    with pytest.raises(RecipeError, match=r"agent\.max_turns = 0[\s\S]*training\.steps = -1"):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent.max_turns = 0", "training.steps = -1")):
         load_recipe(str(ten_steps), ["training.steps=-1", "agent.max_turns=0"])
 
 
 def test_a_missing_table_is_named():
-    with pytest.raises(RecipeError, match=r"agent: Field required"):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", "agent: ")):
         parse_recipe({"name": "x", "tasks": {"type": "game24"}, "tools": {}, "reward": {"type": "f1"}})
 
 
@@ -229,6 +228,8 @@ def test_any_table_survives_writing(table):
 
 def test_what_needs_the_offline_world_is_refused_with_other_tasks():
     recipe = load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }"])
-    with pytest.raises(RecipeError, match=r"tools.local_search is made from .* 'game24'[\s\S]*local_search = false"):
+    with pytest.raises(
+        RecipeError, check=coded("world-missing", "tools.local_search", "'game24'", fix="local_search = false")
+    ):
         check(recipe)
     check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))

@@ -26,6 +26,7 @@ from midstream.report.practice_page import (
     whisker,
     whisker_span,
 )
+from support.errors import coded
 from support.practice_runs import made_up, rollout, view
 
 VOID = {"meta", "link", "br"}
@@ -174,7 +175,7 @@ def test_a_long_run_stays_folded():
 
 def test_a_report_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="could not be written"):
+    with pytest.raises(StorageError, check=coded("write-failed", "report.html")):
         save_page(tmp_path / "file" / "report.html", render_practice(view()))
 
 

@@ -22,6 +22,7 @@ from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.html import save_page
 from midstream.report.tables import run_summary
 from midstream.report.training_page import part_charts, render_report, stream_charts, summary
+from support.errors import coded
 from support.fake_run import broken, evaluation, evaluations, lost, metrics, report_data, solved, turn, unsolved
 from support.streams import MATH_PARTS, math_stream
 
@@ -194,7 +195,7 @@ def test_any_text_gives_a_page_that_can_be_written(text):
 
 def test_a_report_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="could not be written"):
+    with pytest.raises(StorageError, check=coded("write-failed", "report.html")):
         save_page(tmp_path / "file" / "report.html", render_report(report_data(**NOTHING)))
 
 

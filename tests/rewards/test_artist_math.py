@@ -21,6 +21,7 @@ from midstream.rewards.artist import ArtistMathConfig, Math
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.numeric import Numeric
 from midstream.tools.python import PythonConfig, PythonTool
+from support.errors import coded
 from support.marked_streams import FAILED, Output, stream
 from support.rollouts import StubReward
 from support.sandboxes import sandbox
@@ -158,9 +159,8 @@ def test_the_rule_names_the_reward_and_refuses_what_it_cannot_score():
     assert not reward.judged
     assert Math(ArtistMathConfig(), StubReward(judged=True), load_template("artist-math")).judged
     reward.check(TASK)
-    with pytest.raises(RecipeError, match="Paris") as caught:
+    with pytest.raises(RecipeError, check=coded("task-unfit", "'t'", "'Paris'")):
         reward.check(TASK.model_copy(update={"answer": "Paris"}))
-    assert caught.value.code == "task-unfit"
 
 
 def play(*replies: str, max_turns: int = 10) -> Trajectory:

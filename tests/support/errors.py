@@ -10,9 +10,17 @@ import pytest
 from midstream.core.errors import MidstreamError
 
 
-def coded(code: str, value: str = "") -> Callable[[MidstreamError], bool]:
-    """A check that an error has this code and names this value."""
-    return lambda error: error.code == code and value in error.what
+def coded(code: str, *values: object, fix: str = "") -> Callable[[MidstreamError], bool]:
+    """A check that an error has this code, names these values and is fixed by what names `fix`."""
+
+    def check(error: MidstreamError) -> bool:
+        assert error.code == code, f"code {error.code!r}, not {code!r}: {error}"
+        missing = [str(value) for value in values if str(value) not in error.what]
+        assert not missing, f"{missing} not in {error.what!r}"
+        assert fix in error.fix, f"{fix!r} not in {error.fix!r}"
+        return True
+
+    return check
 
 
 @contextmanager

@@ -76,18 +76,17 @@ def test_a_split_that_is_not_there_is_refused_before_anything_is_read(folder):
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changed", "code", "reason"),
     [
-        ({"configs": ("zebra",)}, "BuilderConfig 'zebra' not found"),
-        ({"splits": {"train": "zebra"}}, 'Unknown split "zebra"'),
-        ({"columns": ("question",)}, "row 1: 'golden_answers' is missing or null"),
+        ({"configs": ("zebra",)}, "hub-changed", "BuilderConfig 'zebra' not found"),
+        ({"splits": {"train": "zebra"}}, "hub-changed", 'Unknown split "zebra"'),
+        ({"columns": ("question",)}, "bad-rows", "row 1: 'golden_answers' is missing or null"),
     ],
 )
-def test_a_repository_that_has_changed(folder, changed, reason):
-    with pytest.raises(UsageError, match="pin a") as caught:
+def test_a_repository_that_has_changed(folder, changed, code, reason):
+    with pytest.raises(UsageError, check=coded(code, reason, fix="`revision`")) as caught:
         source(folder, "search-r1", **changed).tasks("train")
-    assert reason in str(caught.value)
-    assert 'file = "search-r1.jsonl"' in str(caught.value) or "name it as `file`" in str(caught.value)
+    assert 'file = "search-r1.jsonl"' in caught.value.fix or "`file`" in caught.value.fix
 
 
 def test_a_repository_that_is_gone(folder):

@@ -89,7 +89,11 @@ def test_a_recipe_checks_its_parts_and_can_be_read_again(own):
     assert (parts["own"]["weight"], parts["own"]["duplicates"], parts["search"]["weight"]) == (1.0, "error", 2)
     assert "search-r1" in to_toml(resolved)
     assert check(parse_recipe(table | {"tasks": resolved["tasks"]}))["tasks"] == resolved["tasks"]
-    for wrong in ({"name": "zebra"}, {"nme": "search-r1"}, {"type": "zebra"}):
+    for wrong, code, value in (
+        ({"name": "zebra"}, "unknown-benchmark", "'zebra'"),
+        ({"nme": "search-r1"}, "recipe-invalid", "tasks.parts.search.nme = 'search-r1'"),
+        ({"type": "zebra"}, "unknown-type", "tasks.parts.search.type = 'zebra'"),
+    ):
         table["tasks"]["parts"]["search"] = {"type": "benchmark", "name": "search-r1"} | wrong
-        with pytest.raises(RecipeError, match=next(iter(wrong.values()))):
+        with pytest.raises(RecipeError, check=coded(code, value)):
             check(parse_recipe(table))

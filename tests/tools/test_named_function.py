@@ -13,6 +13,7 @@ from midstream.core.tool_calls import call_tool
 from midstream.recipe.check import check
 from midstream.recipe.schema import read_table
 from midstream.tools.function import FunctionConfig
+from support.errors import coded
 
 TOOLS = '''
 from midstream import tool
@@ -146,7 +147,7 @@ def test_a_recipe_builds_it_and_checks_without_importing(place):
 
 @pytest.mark.parametrize("reference", ["my_tools.py", "my_tools:", ":f", "a:b c", "a:1"])
 def test_a_malformed_reference_is_refused_by_the_check(reference):
-    with pytest.raises(RecipeError, match=r"tools\.f\.function = "):
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", f"tools.f.function = {reference!r}")):
         check(recipe(f={"type": "function", "function": reference}))
 
 

@@ -15,6 +15,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.schema import load_recipe
 from midstream.sandbox.tiers import Sandbox, choose
 from midstream.tools.python import CODER_TIMEOUT_S, PythonCoder, PythonConfig, PythonTool
+from support.errors import coded
 from support.llm_server import LLMServer, prompt_of
 from support.sandboxes import sandbox
 
@@ -171,7 +172,7 @@ def test_a_recipe_names_its_engine():
         tool = Build(load_recipe("agentflow-prompted", settings)).tools[-1]
         assert asyncio.run(_called(tool, {"request": "six times seven"})).text == "42"
         assert json.dumps(server.bodies[0]).count("six times seven") == 1
-    with pytest.raises(RecipeError, match=r"tools\.python\.engine = 'nobody' does not exist"):
+    with pytest.raises(RecipeError, check=coded("unknown-engine", "tools.python.engine = 'nobody'")):
         Build(load_recipe("agentflow-prompted", ["tools.python.engine=nobody"]))
 
 

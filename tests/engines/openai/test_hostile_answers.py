@@ -18,6 +18,7 @@ from midstream.engines.openai import stream as openai_stream
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.openai.reply import LONGEST_WORDS, checked_reply
 from midstream.engines.openai.stream import EventParser
+from support.errors import coded
 from support.http_engine import HELLO, engine_for
 from support.llm_server import LLMServer, completion
 
@@ -110,7 +111,7 @@ def said(*values: object) -> dict[str, Any]:
 )
 def test_what_is_no_log_probability_is_not_trained_on(logprobs: dict[str, Any]):
     assert checked_reply(exact(**said(-0.5, 0.0)), token_ids=True).logprobs == (-0.5, 0.0)
-    with pytest.raises(UnsupportedError, match="log-probabilities"):
+    with pytest.raises(UnsupportedError, check=coded("token-ids-missing", "log-probabilities: ")):
         checked_reply(exact(**logprobs), token_ids=True)
 
 

@@ -20,6 +20,7 @@ from midstream.core.stream_template import load_template
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.engines.openai.tool_calls import StreamedCalls, as_fields, with_calls
+from support.errors import coded
 from support.http_engine import ask, engine_for
 from support.llm_server import LLMServer, completion
 
@@ -290,7 +291,7 @@ def test_a_broken_call_is_asked_for_again(stream: bool):
 
 
 def test_a_server_that_refuses_tools_is_an_error_at_once():
-    with LLMServer(faults=[400]) as server, pytest.raises(EngineError, match="answered 400"):
+    with LLMServer(faults=[400]) as server, pytest.raises(EngineError, check=coded("request-refused", 400)):
         ask(engine_for(server), CHAT)
 
 

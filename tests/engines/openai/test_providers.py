@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from midstream.core.errors import RecipeError
 from midstream.engines.openai.providers import PROVIDERS, ProviderName, limit_field, refusal_advice, start_advice
 from midstream.engines.openai.settings import OpenAIConfig
+from support.errors import coded
 
 LOCAL = [name for name, provider in PROVIDERS.items() if provider.start]
 
@@ -38,7 +39,7 @@ def test_settings_have_the_last_word(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_environments_address_is_checked_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://user:secret@h/v1")
-    with pytest.raises(RecipeError, match="base_url holds"):
+    with pytest.raises(RecipeError, check=coded("secret-in-recipe", "base_url")):
         OpenAIConfig(model="m")
 
 

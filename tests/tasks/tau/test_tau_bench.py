@@ -231,7 +231,7 @@ def test_a_model_in_process_plays_no_user(path):
         'engines={agent={type="openai_compatible", model="m"}, customer={type="transformers_local", model="m"}}',
         'evaluation.sets=[{name="test", count=1}]',
     ]
-    with pytest.raises(RecipeError, match=r"tasks.engine = 'customer' samples in process"):
+    with pytest.raises(RecipeError, check=coded("engine-in-process", "tasks.engine = 'customer'")):
         check(load_recipe("function-calling-simulated", overrides))
 
 

@@ -13,6 +13,7 @@ from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import session as mcp_session
 from midstream.tools.mcp import tools as mcp
+from support.errors import coded
 from support.mcp_servers.hostile_http import HostileHttp
 
 # What a call gives: True for a result, False for `ok=False`, None for `ToolServerError`; and its text.
@@ -84,10 +85,13 @@ def test_every_call_has_an_outcome(mode):
 
 
 def test_no_server_and_no_key_are_refused_at_the_start(monkeypatch):
-    with pytest.raises(ToolServerError, match="ConnectError"):
+    with pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "'remote'", "ConnectError")):
         mcp.make(mcp.McpConfig(url="http://127.0.0.1:1/mcp"), "remote")
     monkeypatch.setenv("TRACKER_KEY", "s3cret-value")
-    with HostileHttp("http_401") as server, pytest.raises(ToolServerError, match="HTTP 401") as caught:
+    with (
+        HostileHttp("http_401") as server,
+        pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "'remote'", "HTTP 401")) as caught,
+    ):
         connect(server, headers_env={"Authorization": "TRACKER_KEY"})
     assert "key" in caught.value.cause
     assert "s3cret" not in str(caught.value)

@@ -13,6 +13,7 @@ from midstream.core.http import TransientError
 from midstream.core.version import __version__
 from midstream.tools.web.api import Key, Service, WebApiConfig, retried, valid
 from support.api_server import Answer, ApiServer, Fault
+from support.errors import coded
 
 QUICK = WebApiConfig(timeout_s=5, max_attempts=2, first_pause_s=0.0)
 SECRET = "sk-0123456789abcdef-secret"
@@ -100,7 +101,7 @@ def test_size_is_bounded_while_it_is_read():
 def test_no_server():
     with serve() as server:
         url = server.url
-    with pytest.raises(ToolServerError, match="ConnectError"):
+    with pytest.raises(ToolServerError, check=coded("service-failed", "ConnectError")):
         asyncio.run(Service("test", url, QUICK).request("GET", any_answer))
 
 
@@ -245,7 +246,7 @@ def test_an_unusable_proxy_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ALL_PROXY", "gopher://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    with serve() as server, pytest.raises(UnsupportedError, match="proxy"):
+    with serve() as server, pytest.raises(UnsupportedError, check=coded("proxy-invalid")):
         get(server)
 
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from midstream.core.errors import ToolServerError, UnsupportedError, UsageError
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import NoPage, Page
+from support.errors import coded
 from support.page_server import ARTICLE, PageServer, head
 
 NAMES = {
@@ -323,9 +324,8 @@ def test_limits_that_could_never_match_are_refused(wrong: dict[str, Any]):
 
 
 def test_names_that_cannot_be_resolved_now_are_an_error(site: PageServer):
-    with pytest.raises(ToolServerError, match="away") as failure:
+    with pytest.raises(ToolServerError, check=coded("network", "away.example")) as failure:
         fetch("http://away.example/", site)
-    assert failure.value.code == "network"
     assert failure.value.retryable
 
 
@@ -368,7 +368,7 @@ def test_certificates_are_checked_against_the_name(certificate: str, monkeypatch
 
 def test_certificates_that_cannot_be_read_are_named(site: PageServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
-    with pytest.raises(UsageError, match=r"SSL_CERT_FILE='/nowhere.pem'"):
+    with pytest.raises(UsageError, check=coded("certificates-invalid", "SSL_CERT_FILE='/nowhere.pem'")):
         fetch(site.url("/article"), site)
 
 

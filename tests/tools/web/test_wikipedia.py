@@ -12,6 +12,7 @@ from midstream.core.protocols import Tool, ToolResult
 from midstream.tools.local_search import Document, build_index
 from midstream.tools.web.wikipedia import Section, Wikipedia, WikipediaConfig, split, within
 from support.api_server import Answer, Fault
+from support.errors import coded
 from support.mediawiki_server import Entry, MediaWikiServer, error
 
 TOUBKAL = """\
@@ -201,7 +202,7 @@ def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
         assert look_up(server, {"query": "Toubkal"}).ok
     with (
         MediaWikiServer(PAGES, faults=[fault] * 2) as server,
-        pytest.raises(ToolServerError, match="failed 2") as caught,
+        pytest.raises(ToolServerError, check=coded("service-failed", "2 times")) as caught,
     ):
         look_up(server, {"query": "Toubkal"})
     assert caught.value.retryable
@@ -238,7 +239,7 @@ def test_an_error_of_the_wiki_is_final():
     refused = error("readapidenied", "You need read permission to use this module.")
     with (
         MediaWikiServer(PAGES, faults=[refused]) as server,
-        pytest.raises(ToolServerError, match="readapidenied") as caught,
+        pytest.raises(ToolServerError, check=coded("service-refused", "'readapidenied'")) as caught,
     ):
         look_up(server, {"query": "Toubkal"})
     assert not caught.value.retryable
@@ -324,7 +325,7 @@ def test_an_index_says_what_it_lacks(index: Path):
 
 
 def test_a_missing_index_is_refused_at_once(tmp_path: Path):
-    with pytest.raises(RecipeError, match="no search index"):
+    with pytest.raises(RecipeError, check=coded("file-not-found", "none.sqlite")):
         Wikipedia(WikipediaConfig(index=tmp_path / "none.sqlite"))
 
 
