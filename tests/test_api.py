@@ -140,3 +140,9 @@ def test_a_failed_run_keeps_its_error_in_its_status(ten_steps, tmp_path, monkeyp
         api.train(changed_recipe(str(ten_steps), overrides=("training.steps=0", *SHORT[1:])), tmp_path / "run")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], "it broke" in status["message"]) == ("failed", True)
+
+
+def test_a_practice_run_without_updates_has_finished_zero_of_them(tmp_path):
+    changes = ["practice.budget.updates=0", "evaluation.sets=[]"]
+    run = api.train(load_recipe("training-free-simulated", changes), tmp_path / "run")
+    assert (run.status().state, run.status().step) == ("finished", 0)

@@ -294,11 +294,11 @@ def compare(*runs: str) -> Comparison:
     found: list[Paired] = []
     refused: list[UsageError] = []
     for key in first.results:
-        sides: list[Evaluated] = []
-        for compared in opened:
-            if result := compared.results.get(key):
-                trajectories = evaluated_trajectories(compared.run, result)
-                sides.append(Evaluated(name=compared.name, result=result, trajectories=trajectories))
+        sides = [
+            Evaluated(name=compared.name, result=result, trajectories=evaluated_trajectories(compared.run, result))
+            for compared in opened
+            if (result := compared.results.get(key))
+        ]
         for side in sides[1:]:
             try:
                 found.append(compare_pair(sides[0], side, comparisons=len(others)))
@@ -397,10 +397,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryTest:
-    """A tested library: where it is kept now, the agent it was tested for, the effects, the cost.
-
-    `notes` name the lessons that copy a validation task.
-    """
+    """A tested library: its place, the agent, the effects, the cost; `notes` name lessons that copy a task."""
 
     where: str
     library: Library
@@ -435,7 +432,7 @@ def _train(
         with run.lock(), _status_on_failure(run):
             ended = run_coroutine(make_session(run, listener).run())
             write_report(run)
-            run.set_status("finished", ended, step=len(read_updates(run)) or None)
+            run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
     return run
 
 
@@ -671,10 +668,7 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
 
 
 def _use_threads(recipe: Recipe, *, learns: bool) -> None:
-    """Let PyTorch use `learner.threads` CPU threads in this process, where results depend on their number.
-
-    They do for a learner (`learns`) and for the initial weights of a model that is made from nothing.
-    """
+    """Use `learner.threads` CPU threads where results depend on it: for a learner, and for newly made weights."""
     if learns or any(engine.config.needs_world for engine in recipe.engines.values()):
         require_torch()
         import torch

@@ -79,22 +79,21 @@ class Metric(Frozen):
 
     def _read(self, result: EvaluationResult) -> float:
         paths = (self.value,) if isinstance(self.value, str) else self.value
-        values = [self._at(result.model_dump(mode="json"), path) for path in paths]
+        values = []
+        for path in paths:
+            found: Any = result.model_dump(mode="json")
+            for key in path.split("."):
+                found = found.get(key) if isinstance(found, Mapping) else None
+            value = self.missing if found is None else found
+            if value is None:
+                raise RecipeError(
+                    f"an evaluation has no {path!r}",
+                    code="missing-key",
+                    cause="the recipe's tasks, tools or evaluation sets lack it",
+                    fix="keep them as they are, or give the metric a `missing` value",
+                )
+            values.append(float(value))
         return fmean(values) / (result.tasks * result.trials if self.per_run else 1)
-
-    def _at(self, data: Any, path: str) -> float:
-        for key in path.split("."):
-            data = data.get(key) if isinstance(data, Mapping) else None
-        if data is None:
-            data = self.missing
-        if data is None:
-            raise RecipeError(
-                f"an evaluation has no {path!r}",
-                code="missing-key",
-                cause="the recipe's tasks, tools or evaluation sets lack it",
-                fix="keep them as they are, or give the metric a `missing` value",
-            )
-        return float(data)
 
 
 DEFAULT_METRICS = {

@@ -32,14 +32,6 @@ def test_results_without_a_step_are_of_no_point_of_the_run():
     assert evaluation_tables.comparisons([evaluation(0.0, None, policy="random")]) == []
 
 
-def test_a_set_of_two_sizes_is_compared_at_one_size():
-    quick = [evaluation(0.1, step).model_copy(update={"tasks": 50}) for step in (0, 10, 20)]
-    [found] = evaluation_tables.comparisons([evaluation(0.0, 0), *quick, evaluation(1.0, 20)])
-    assert {result.tasks for result in [*found.before, *found.after]} == {50}
-    [found] = evaluation_tables.comparisons([evaluation(0.0, 0), *quick[::2], evaluation(1.0, 20)])
-    assert {result.tasks for result in [*found.before, *found.after]} == {400}
-
-
 def test_success_is_averaged_over_seeds():
     seeds = [evaluation(0.0, 0).model_copy(update={"success": value}) for value in (0.2, 0.4)]
     assert abs((evaluation_tables.success(seeds) or 0) - 0.3) < 1e-12

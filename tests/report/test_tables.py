@@ -83,7 +83,7 @@ def test_malformed_actions_and_lost_runs_are_shown_as_such():
     text = shown(tables.trajectory_view(unsolved()))
     assert "malformed: no tool named in the action" in text
     assert "find height ; ;" in text
-    text = shown(tables.trajectory_view(lost(), "Orla [b]Vane[/b]"))
+    text = shown(tables.trajectory_view(lost().model_copy(update={"gold": "Orla [b]Vane[/b]"})))
     assert "lost to EngineError: the endpoint answered 503 three times" in text
     assert "Orla [b]Vane[/b]" in text
 
@@ -113,8 +113,9 @@ def test_no_text_is_read_as_markup_or_steers_the_terminal(evil):
         question=hostile,
         turns=(turn(1, hostile, hostile, {"q": hostile}, hostile),),
         answer=hostile,
+        gold=hostile,
     )
-    text = shown(tables.trajectory_view(one, hostile), 400)
+    text = shown(tables.trajectory_view(one), 400)
     assert "[bold]" in text
     assert "[/nonsense]" in text
     assert "\x1b" not in text

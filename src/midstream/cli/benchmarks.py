@@ -134,8 +134,7 @@ def _in_full(benchmark: Benchmark, questions: Mapping[str, Any] | None, path: st
     configs = f" ({', '.join(benchmark.configs)})" if benchmark.configs != ("",) else ""
     copied = benchmark.copy_licence not in ("", benchmark.licence)
     in_file = f", file = {json.dumps(path)}" if path else ""
-    rows = fields()
-    for name, text in {
+    facts = {
         "what": benchmark.asks,
         "splits": ", ".join(splits),
         "from": benchmark.address + configs or benchmark.repository or "made here",
@@ -150,22 +149,19 @@ def _in_full(benchmark: Benchmark, questions: Mapping[str, Any] | None, path: st
         "evaluate": f"midstream eval RECIPE --benchmark {benchmark.name}" + (f"={shlex.quote(path)}" if path else ""),
         "recipe": f'tasks = {{ type = "benchmark", name = "{benchmark.name}"{in_file} }}',
         "access": "accept the conditions on its page, then: hf auth login" if benchmark.gated else "",
-    }.items():
-        if text:
-            rows.add_row(name, plain(text))
+    }
     if questions is None:
         get = " The first evaluation downloads them;" if benchmark.repository else ""
         here: RenderableType = Text(f"Its questions are not here.{get} --file FILE reads a file of them.", "dim")
     else:
         here = _questions(questions)
-    return Group(Text(benchmark.title, "bold"), rows, Text(), here)
+    return Group(Text(benchmark.title, "bold"), _filled(facts), Text(), here)
 
 
 def _questions(found: Mapping[str, Any]) -> Table:
     """How many there are, of which families, and the first."""
     first = found["first"]
-    rows = fields()
-    for name, text in {
+    facts = {
         "questions": _listing(found["questions"]),
         "left out": _listing(found["left_out"]),
         "families": _listing(found["families"]) if len(found["families"]) > 1 else "",
@@ -173,10 +169,12 @@ def _questions(found: Mapping[str, Any]) -> Table:
         "the first": first["question"],
         "its answer": " or ".join([first["answer"], *first["aliases"]]),
         "its id": first["id"],
-    }.items():
-        if text:
-            rows.add_row(name, plain(text))
-    return rows
+    }
+    return _filled(facts)
+
+
+def _filled(facts: Mapping[str, str]) -> Table:
+    return fields((name, plain(text)) for name, text in facts.items() if text)
 
 
 def _listing(counts: Mapping[str, int]) -> str:

@@ -16,6 +16,7 @@ from midstream import api
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
 from midstream.recipe.schema import differing_settings
+from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted, visible
 from midstream.report.tables import compared_screen, effort_table, sentence
 
@@ -62,10 +63,7 @@ def run(options: argparse.Namespace) -> int:
         agent = resolved.get("agent", {})
         # The kind of agent, the template of an interleaved one, and the policies.
         words = [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]
-        policies = [
-            result.policy + (f", step {result.step}" if result.step is not None else "")
-            for result in compared.results.values()
-        ]
+        policies = [label([result], "") for result in compared.results.values()]
         described = ", ".join(filter(None, [" ".join(filter(None, words)), *dict.fromkeys(policies)]))
         console.print(Text(visible(f"{letters[compared.name]}  {compared.name} ({described})")))
     console.print()
@@ -105,11 +103,7 @@ def _differences(letters: Mapping[str, str], first: api.ComparedRun, other: api.
 
 
 def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Two recipes without what only one of them can have.
-
-    That is how lessons were learned, where one learned none (it may well have them too), and the modules of agents of
-    two kinds.
-    """
+    """Two recipes without what only one of them can have: [practice], and the modules of agents of two kinds."""
     if ("practice" in ours) != ("practice" in theirs):
         ours, theirs = ({key: value for key, value in side.items() if key != "practice"} for side in (ours, theirs))
     agents = [side.get("agent", {}) for side in (ours, theirs)]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from midstream.cli import options as shared
@@ -17,8 +15,6 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, changed_recipe
 from midstream.report.doctor import Diagnosis, machine_screen, screen
 
-NOT_REACHED = "The roles were not examined: a key or a server failed."
-EXAMINE = "Examine a model: midstream doctor --model NAME --base-url URL"
 _REACHED = ("MS501", "MS502")  # without these no model can be asked
 
 
@@ -41,11 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if named:
         check_any_role(build)
     silent = options.json or options.quiet
-
-    def spinner(words: str) -> AbstractContextManager[Status | None]:
-        return nullcontext() if silent else Console(stderr=True).status(words)
-
-    with spinner("looking at this machine"):
+    with shared.spinner("looking at this machine", silent=silent):
         machine = asyncio.run(check_machine(build, named=named))
     sound = all(check.status != "failed" for check in machine)
     reached = not any(check.code in _REACHED and check.status == "failed" for check in machine)
@@ -53,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         console.print(machine_screen(machine), crop=False)
     if named and reached:
-        with spinner("asking the model") as status:
+        with shared.spinner("asking the model", silent=silent) as status:
 
             def report(done: int, cases: int) -> None:
                 if status is not None:
@@ -68,5 +60,7 @@ def run(options: argparse.Namespace) -> int:
     elif named and reached:
         console.print(Text(), screen(found))
     else:
-        console.print(NOT_REACHED if named else EXAMINE, markup=False, highlight=False, soft_wrap=True)
+        failed = "The roles were not examined: a key or a server failed."
+        examine_one = "Examine a model: midstream doctor --model NAME --base-url URL"
+        console.print(failed if named else examine_one, markup=False, highlight=False, soft_wrap=True)
     return 0 if found.works else 1

@@ -13,17 +13,8 @@ from midstream.recipe.overrides import EvaluationChanges, evaluation_recipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""
     parser.add_argument("target", help="run directory or recipe")
-    parser.add_argument(
-        "--benchmark",
-        dest="benchmarks",
-        action="append",
-        default=[],
-        metavar="NAME[=FILE]",
-        help="on this one (again for several)",
-    )
-    parser.add_argument(
-        "--tasks", dest="task_files", action="append", default=[], metavar="FILE", help="on your own questions"
-    )
+    shared.add_list(parser, "--benchmark", "benchmarks", "NAME[=FILE]", "on this one (again for several)")
+    shared.add_list(parser, "--tasks", "task_files", "FILE", "on your own questions")
     parser.add_argument("--count", type=int, metavar="N", help="N tasks of each set, drawn at random")
     parser.add_argument("--trials", type=int, metavar="K", help="try each task K times")
     parser.add_argument("--reward", metavar="TYPE", help="what scores the answers, e.g. exact_match, math, judge")

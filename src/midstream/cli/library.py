@@ -12,7 +12,6 @@ import os
 import shlex
 import subprocess
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -199,8 +198,7 @@ def validate_library(options: argparse.Namespace) -> int:
         most = f"{2 * gate.test_pairs:,} rollouts to test the library, {2 * gate.bisect_pairs:,} for its lessons"
         print(f"# At most {most}")
         return 0
-    console = Console(stderr=True)
-    with nullcontext() if options.quiet else console.status("validating") as status, shared.progress(options) as show:
+    with shared.spinner("validating", silent=options.quiet) as status, shared.progress(options) as show:
 
         def listen(event: RunEvent) -> None:
             if isinstance(event, Phase) and status is not None:

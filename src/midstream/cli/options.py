@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.status import Status
 
 from midstream import api
 from midstream.core.events import AgentBuilt, Listener, RunEvent
@@ -48,6 +49,11 @@ def add(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **OPTIONS[name])
 
 
+def add_list(parser: argparse.ArgumentParser, name: str, dest: str, metavar: str, text: str) -> None:
+    """Add an option that may be given several times."""
+    parser.add_argument(name, dest=dest, action="append", default=[], metavar=metavar, help=text)
+
+
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add `--record` and `--replay`, of which one may be given."""
 
@@ -65,6 +71,11 @@ def agent_changes(options: argparse.Namespace) -> AgentChanges:
     """What the options change in a recipe's agent."""
     given = vars(options)
     return AgentChanges(**{name: given[name] for name in AgentChanges.__annotations__ if given.get(name) is not None})
+
+
+def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
+    """Show on standard error that work is under way."""
+    return nullcontext() if silent else Console(stderr=True).status(words)
 
 
 @contextmanager

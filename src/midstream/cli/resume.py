@@ -14,14 +14,8 @@ from midstream.cli.show import show_evaluation, show_result
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `resume`."""
     parser.add_argument("run", help="run directory")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="practice.budget.LIMIT=VALUE",
-        help="raise a limit of a practice run; one that a limit ended continues",
-    )
+    limit = "raise a limit of a practice run; one that a limit ended continues"
+    shared.add_list(parser, "--set", "overrides", "practice.budget.LIMIT=VALUE", limit)
     shared.add(parser, "--retry-errors")
     shared.add_recording(parser)
     shared.add(parser, *shared.OUTPUT)

@@ -16,10 +16,10 @@ from midstream.cli import options as shared
 from midstream.core.errors import RunError
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
-from midstream.report.evaluation_tables import evaluation_view, task_list, task_records
+from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
 from midstream.report.numbers import counted, visible
-from midstream.report.practice_data import practice_data
-from midstream.report.run_results import before_and_after, evaluated_trajectories
+from midstream.report.practice_data import PracticeData, practice_data
+from midstream.report.run_results import evaluated_trajectories
 from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
 
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "practice":
-            updates = practice_data(run, whole=False).updates
-            record |= {"updates": [update.model_dump(mode="json") for update in updates], **_learned(run)}
+            data = practice_data(run, whole=False)
+            record |= {"updates": [update.model_dump(mode="json") for update in data.updates], **_learned(data)}
         else:
             record |= {"metrics": _dumped(run.metrics.read()), "evaluations": _dumped(run.evaluations.read())}
         print(json.dumps(record))
@@ -70,24 +70,22 @@ def run(options: argparse.Namespace) -> int:
 
 def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what changed from before to after training or practice."""
-    console, practised = Console(), run.info().kind == "practice"
+    console, data = Console(), practice_data(run, whole=False) if run.info().kind == "practice" else None
     if as_json:
-        learned = {**_learned(run), "spent": practice_data(run, whole=False).spent.model_dump()} if practised else {}
+        learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read()), **learned}))
         return
-    if practised:
-        data = practice_data(run, whole=False)
+    if data:
         console.print(practice_tables.result_view(data))
         console.print("\n[bold]Next[/bold]")
         for line in data.next_steps:
             console.print(Text(f"  {line}"), soft_wrap=True)
         return
-    before, after = before_and_after(run)
-    sets = [result.set_name for result in after if result.set_name != "validation"]
-    for name in sorted(dict.fromkeys(sets), key=lambda name: name != "test"):  # the test set first
-        sides = [[result for result in side if result.set_name == name] for side in (before, after)]
-        console.print(tables.before_after_table(*sides))
-        sampled = [[result for result in side if result.sampling == "T=1"] for side in sides]
+    sides = [(each.before, each.after) for each in comparisons(run.evaluations.read()) if each.after]
+    for before, after in sorted(sides, key=lambda side: side[0][0].set_name != "test"):  # the test set first
+        if (name := before[0].set_name) != "validation":
+            console.print(tables.before_after_table(before, after))
+        sampled = [[result for result in side if result.sampling == "T=1"] for side in (before, after)]
         if name == "test" and sampled[1]:
             console.print(tables.tool_shift_table(*sampled))
 
@@ -158,9 +156,8 @@ def _dumped(records: Any) -> list[dict[str, Any]]:
     return [record.model_dump() for record in records]
 
 
-def _learned(run: RunDirectory) -> dict[str, Any]:
+def _learned(data: PracticeData) -> dict[str, Any]:
     """What a practice run learned, as JSON."""
-    data = practice_data(run, whole=False)
     return {
         "library": data.library.model_dump(mode="json"),
         "evaluations": _dumped(data.evaluations),

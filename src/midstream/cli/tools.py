@@ -14,12 +14,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
-
-from rich.console import Console
 
 from midstream import api
 from midstream.agents.formats import schema_error
@@ -268,7 +266,7 @@ def _call(build: Build, options: argparse.Namespace, run_coroutine: Callable[...
         raise _refused(tool, problem, options.name)
     quiet = options.quiet or options.json or not sys.stderr.isatty()
     started = time.monotonic()
-    with nullcontext() if quiet else Console(stderr=True).status(f"calling {visible(tool.name)}"):
+    with shared.spinner(f"calling {visible(tool.name)}", silent=quiet):
         result = run_coroutine(call_tool(tool, arguments))
     return Called(
         tool=tool.name,

@@ -35,10 +35,7 @@ class Check(Frozen):
 
 
 def machine_screen(checks: Sequence[Check]) -> RenderableType:
-    """One line a check, then the fixes, unbroken so that they can be pasted; the conclusion last, where it stays seen.
-
-    To be printed with `crop=False`.
-    """
+    """One line a check, then the fixes, unbroken to be pasted (print with `crop=False`); the conclusion last."""
     table = _grid()
     for _ in range(3):
         table.add_column(no_wrap=True)

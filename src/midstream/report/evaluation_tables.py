@@ -79,30 +79,16 @@ def label(results: Sequence[EvaluationResult], otherwise: str) -> str:
 
 
 def curves(evaluations: Sequence[EvaluationResult], kind: str) -> dict[str, list[EvaluationResult]]:
-    """One curve a set, by "set/split", in order of step: results of a `kind` with a step, over equally many tasks.
-
-    A set evaluated at several sizes (a quick check while training, all tasks at the end) gives the curve of the size
-    that covers the most steps, the larger one if two cover as many.
-    """
-    sizes: dict[tuple[str, int], list[EvaluationResult]] = {}
-    for result in _pick(evaluations, kind):
+    """One curve a set, by "set/split", small sets first: results of a `kind` with a step, in order of step."""
+    found: dict[str, list[EvaluationResult]] = {}
+    for result in sorted(_pick(evaluations, kind), key=lambda result: (result.tasks, result.step or 0)):
         if result.step is not None:
-            sizes.setdefault((f"{result.set_name}/{result.split}", result.tasks), []).append(result)
-    best: dict[str, list[EvaluationResult]] = {}
-    for name, tasks in sorted(sizes, key=lambda key: key[1]):
-        found = sorted(sizes[name, tasks], key=lambda result: result.step or 0)
-        steps, most = ({result.step for result in results} for results in (found, best.get(name, [])))
-        if len(steps) >= len(most):
-            best[name] = found
-    return best
+            found.setdefault(f"{result.set_name}/{result.split}", []).append(result)
+    return found
 
 
 def comparisons(evaluations: Sequence[EvaluationResult]) -> list[Comparison]:
-    """Before (first evaluated step) and after (last) of every set, the set with the most tasks first.
-
-    A set evaluated at one step only has no `after`. Results without a step belong to no point of the run (other
-    policies, random choice).
-    """
+    """Before (first evaluated step) and after (last, if it is another) of every set, the largest set first."""
     by_sampling = [curves(evaluations, kind) for kind in ("greedy", "sampled")]
     found = []
     for name in dict.fromkeys(name for by_set in by_sampling for name in by_set):

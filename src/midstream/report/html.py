@@ -204,10 +204,7 @@ def in_words(name: str, points: Sequence[Point], *, as_percent: bool = True, uni
 
 
 def sample_runs(samples: Sequence[tuple[str, Trajectory]], template: StreamTemplate | None = None) -> str:
-    """Each sampled task with its labelled runs ("before", "after") side by side, in the order given.
-
-    `template` separates the parts of an interleaved policy's stream.
-    """
+    """Each sampled task with its labelled runs ("before", "after") side by side, in the order given."""
     if not samples:
         return '<p class="empty">No runs were kept for display.</p>'
     by_task: dict[str, list[tuple[str, Trajectory]]] = {}

@@ -12,7 +12,7 @@ from midstream.core.text import shorten as shorten
 
 Point = tuple[float, float]
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; the last stands in for more, slightly wide.
 _T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -120,10 +120,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value.
-
-    Above 31 values the quantile of 30 degrees of freedom is kept (2.042), a slightly wide interval.
-    """
+    """Mean and half-width of the 95 % Student t interval over seeds; no half-width for a single value."""
     if len(values) < 2:
         return values[0] if values else math.nan, None
     quantile = _T_95[min(len(values) - 1, len(_T_95)) - 1]

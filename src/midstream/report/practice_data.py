@@ -18,6 +18,7 @@ from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.library import Effect, Lesson, Library
 from midstream.practice.operations import Operation
 from midstream.practice.settings import BudgetConfig, PracticeConfig
+from midstream.report.evaluation_tables import comparisons
 from midstream.report.html import PageData, run_info
 from midstream.report.numbers import dollars, gain, gains, number, summed
 from midstream.report.turn_rows import template_of
@@ -32,8 +33,6 @@ SIMULATED = """The agent's model, or the one that writes lessons, is simulated: 
 this shows is that the loop, the gate and its statistics work; it says nothing about how much a real model gains."""
 
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
-
-Costs = Mapping[tuple[str, str], Spent]  # (phase, role) -> what it used; the role of the rollouts themselves is ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +55,7 @@ class PracticeData(PageData):
     compared: Sequence[Paired]
     notes: Sequence[str] = ()
     spent: Spent
-    costs: Costs
+    costs: Mapping[tuple[str, str], Spent]  # (phase, role) -> what it used; the role of the rollouts is ""
     sources: Sources
 
     @property
@@ -136,17 +135,20 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
 
 def _first_and_last(run: RunDirectory, evaluations: Sequence[EvaluationResult]) -> list[tuple[Evaluated, Evaluated]]:
     """The first and the last evaluation of every set and sampling that was evaluated at two steps."""
-    by_key: dict[tuple[str, str], list[EvaluationResult]] = {}
-    for result in evaluations:
-        if result.step is not None:
-            by_key.setdefault((result.set_name, result.sampling), []).append(result)
 
     def evaluated(result: EvaluationResult) -> Evaluated:
         name = result_name(result.set_name, result.sampling, result.step)
         return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.read(name))
 
-    ends = [(results[0], results[-1]) for results in by_key.values()]
-    return [(evaluated(first), evaluated(last)) for first, last in ends if first.step != last.step]
+    ends = [
+        (first, last)
+        for comparison in comparisons(evaluations)
+        for first in comparison.before
+        for last in comparison.after
+        if first.sampling == last.sampling
+    ]
+    ends.sort(key=lambda pair: evaluations.index(pair[0]))  # in the recipe's order
+    return [(evaluated(first), evaluated(last)) for first, last in ends]
 
 
 def _sources(run: RunDirectory, versions: Sequence[Version]) -> Sources:
@@ -193,10 +195,7 @@ def text_of(versions: Sequence[Version], update: int, lesson: str) -> str:
 
 
 def tried(data: PracticeData) -> list[Tried]:
-    """Every change that was proposed and not accepted, in the order of the last decision about each.
-
-    A pending change comes up again in the next update; only its last fate counts.
-    """
+    """Every change that was proposed and not accepted, by its last decision: a pending one comes up again."""
     last: dict[tuple[str, str, str], Tried] = {}
     accepted: set[tuple[str, str, str]] = set()
     for record in data.updates:

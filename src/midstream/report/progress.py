@@ -9,7 +9,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Literal, Self
 
 from rich.console import Console, Group, RenderableType
@@ -348,9 +347,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Stop drawing and show the cursor again; the last panel stays on screen."""
         if kind is not None:
             self.view.phase = "interrupted" if kind is KeyboardInterrupt else "stopped by an error"

@@ -9,6 +9,7 @@ from typing import Any
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
+from midstream.report.evaluation_tables import comparisons
 from midstream.report.html import run_info, save_page
 from midstream.report.practice_data import practice_data
 from midstream.report.practice_page import render_practice
@@ -33,22 +34,15 @@ def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[
     return run.trajectories.read(result_name(result.set_name, result.sampling, step))
 
 
-def before_and_after(run: RunDirectory) -> tuple[list[EvaluationResult], list[EvaluationResult]]:
-    """The evaluations of step 0 and of the last evaluated step."""
-    results = [result for result in run.evaluations.read() if result.step is not None]
-    last = max((result.step or 0 for result in results), default=0)
-    before = [result for result in results if result.step == 0]
-    return before, [result for result in results if result.step == last and last > 0]
-
-
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     """One test question before and after training: of those newly solved, the one with the most different actions."""
-    before, after = ([result for result in side if result.set_name == "test"] for side in before_and_after(run))
-    if not before or not after:
+    of_test = [result for result in run.evaluations.read() if result.set_name == "test"]
+    kinds = [kind for comparison in comparisons(of_test) for kind in comparison.by_kind()]
+    found = [(before, after) for _, before, after in kinds if before and after]
+    if not found:
         return []
-    samplings = [result.sampling for result in after]
-    sampling = "greedy" if "greedy" in samplings else samplings[-1]
-    first, last = (run.trajectories.read(result_name("test", sampling, step)) for step in (0, after[0].step))
+    before, after = found[-1]  # greedy if that was evaluated
+    first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
 
     def solved(trajectory: Trajectory) -> bool:
         return trajectory.reward is not None and trajectory.reward.value == 1

@@ -26,10 +26,7 @@ class StudyRow:
 
 
 def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]:
-    """Arms of a study side by side, each metric's mean over seeds with its 95 % Student t interval.
-
-    Shares come first, then other numbers, a few columns a table: each fits a terminal.
-    """
+    """Arms side by side, each metric's mean over seeds with its interval: shares first, a few columns a table."""
     tables: list[Table] = []
     for as_percent in (True, False):
         picked = [row for row in rows if row.as_percent == as_percent]

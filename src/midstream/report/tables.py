@@ -38,11 +38,8 @@ _ANSWERS_SHOWN = 4
 VERDICT_COLORS = {"better": "green", "worse": "red", "the same": "", "no evidence of a difference": "bold"}
 
 
-def before_after_table(before: list[EvaluationResult], after: list[EvaluationResult]) -> Table:
-    """Success by family and on average, sampled and greedy, before and after; several seeds are averaged.
-
-    A sampling that neither side has gets no columns. The change is in percentage points.
-    """
+def before_after_table(before: Sequence[EvaluationResult], after: Sequence[EvaluationResult]) -> Table:
+    """Success by family and on average, sampled and greedy, before and after, and the change in percentage points."""
     both = [*before, *after]
     names = dict.fromkeys(where(result) for result in both)
     on = f" on {', '.join(names)}" if names else ""
@@ -95,11 +92,8 @@ def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResul
     return table
 
 
-def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: Template | None = None) -> Group:
-    """One task turn by turn: sub-goal, tool, command, observation, verdict; then answer, gold answer and reward.
-
-    Of an interleaved policy's stream its parts, by `template`.
-    """
+def trajectory_view(trajectory: Trajectory, template: Template | None = None) -> Group:
+    """One task turn by turn, of a stream its parts by `template`; then answer, gold answer and reward."""
     stream = turn_rows.is_stream(trajectory)
     parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold")]
     parts += [Text(turn_rows.LEGEND, "dim"), Text()] if stream else [Text()]
@@ -121,8 +115,7 @@ def trajectory_view(trajectory: Trajectory, gold: str | None = None, template: T
     end: list[tuple[str, RenderableType]] = [
         ("answer", Text("(none)", "dim") if trajectory.answer is None else plain(trajectory.answer))
     ]
-    gold = trajectory.gold if gold is None else gold
-    end += [] if gold is None else [("gold", plain(gold))]
+    end += [] if trajectory.gold is None else [("gold", plain(trajectory.gold))]
     outcome = turn_rows.outcome_words(trajectory.outcome)
     end += [("" if place else "outcome", plain(line)) for place, line in enumerate(outcome)]
     end.append(("reward", reward_text(trajectory.reward)))
@@ -193,10 +186,7 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
 
 
 def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, tasks: bool) -> Group:
-    """Each set and sampling: every later evaluation against the first. `letters` names evaluations; `tasks` lists them.
-
-    All of `found` have the same first.
-    """
+    """Each set and sampling, the later evaluations against the first; `letters` names them, `tasks` lists tasks."""
     parts: list[RenderableType] = []
     for key in dict.fromkeys((pair.set_name, pair.sampling) for pair in found):
         several = [pair for pair in found if (pair.set_name, pair.sampling) == key]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -99,9 +98,7 @@ class Timeline:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Take the live line away and show the cursor again. What an interrupted module had written stays."""
         doing, text = self._doing, self._text
         self._written()
@@ -215,10 +212,7 @@ class Timeline:
             self._print_rows(turn_rows.trouble_rows(call)[-1:])  # the attempts that failed stand there already
 
     def _written(self) -> None:
-        """Print what an interleaved policy wrote, once its reply is whole: it may take several requests.
-
-        The answer is printed at the end.
-        """
+        """Print what an interleaved policy wrote, once its reply is whole; the answer is printed at the end."""
         calls, self._reply = self._reply, []
         parts = turn_rows.reply_parts(calls, self._template, first=self._turn == 1, with_calls=False)
         self._answer_note = self._note() or self._answer_note

@@ -88,14 +88,11 @@ def command_rows(command: Command) -> list[Row]:
 
 
 def command_text(command: Command) -> str:
-    """A command as one reads it: its code, or its tool and arguments; an invalid one with its error.
-
-    A single argument of several lines is code too.
-    """
+    """A command as one reads it: its code, or its tool and arguments; an invalid one with its error."""
     values = list(command.arguments.values())
     if command.code is not None:
         text = command.code
-    elif len(values) == 1 and isinstance(values[0], str) and "\n" in values[0]:
+    elif len(values) == 1 and isinstance(values[0], str) and "\n" in values[0]:  # code, too
         text = values[0]
     else:
         text = call_text(command.tool, command.arguments)
