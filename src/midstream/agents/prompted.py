@@ -28,7 +28,7 @@ from midstream.agents.rendering import (
     render_tools,
     toon_library,
 )
-from midstream.core.component import ComponentConfig, Context
+from midstream.core.component import ComponentConfig
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool
@@ -74,26 +74,6 @@ class PromptedConfig(ModuleConfig):
     """
 
     memory_style: MemoryStyle = "json"
-
-
-class ExecutorConfig(ModuleConfig, ComponentConfig):
-    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
-
-    Attributes:
-        structured_output: the server enforces the JSON schema; needs its support; not with `mode = "code"`
-        mode: `arguments` (one call of the tool) or `code`
-        program: limits of programs with `mode = "code"`; see `agent.executor.program`
-    """
-
-    asks = "always"
-
-    structured_output: bool = False
-    mode: Literal["arguments", "code"] = "arguments"
-    program: code_runner.CodeRunnerConfig = code_runner.CodeRunnerConfig()
-
-    def build(self, context: Context) -> PromptedExecutor:
-        """Build it."""
-        return PromptedExecutor(self)
 
 
 class PromptedModule:
@@ -202,8 +182,7 @@ class PromptedExecutor(PromptedModule):
         print(sum(heights))
         ```
 
-    Raises:
-        RecipeError: `structured_output` is on in mode "code", or the prompt file is not valid.
+    Raises `RecipeError` if `structured_output` is on in mode "code", or the prompt file is not valid.
     """
 
     role, layout = "executor", ("tools", "action")
@@ -249,6 +228,23 @@ class PromptedExecutor(PromptedModule):
 
         schema = tool.parameters if self._structured else None
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
+
+
+class ExecutorConfig(ModuleConfig, ComponentConfig):
+    """`mode = "code"` has the model write a short program around the tool instead of the arguments of one call.
+
+    Attributes:
+        structured_output: the server enforces the JSON schema; needs its support; not with `mode = "code"`
+        mode: `arguments` (one call of the tool) or `code`
+        program: limits of programs with `mode = "code"`; see `agent.executor.program`
+    """
+
+    asks = "always"
+    component = PromptedExecutor
+
+    structured_output: bool = False
+    mode: Literal["arguments", "code"] = "arguments"
+    program: code_runner.CodeRunnerConfig = code_runner.CodeRunnerConfig()
 
 
 def parse_program(text: str, tool: str) -> Command:

@@ -85,10 +85,8 @@ def lessons_of(agent: AgentConfig | InterleavedConfig, named: str | Path | None)
 def unproven(named: str | Path, resolved: Table, weights: str = "") -> str:
     """Return a warning if no test has accepted the library for exactly this agent; "" if one has.
 
-    Args:
-        named: the library, as `read` takes it.
-        resolved: the agent's recipe with every default filled in.
-        weights: the digest of the checkpoint that the planner samples from, "" for the recipe's own.
+    `named` is the library as `read` takes it, `resolved` the agent's recipe with every default, `weights` the digest of
+    the checkpoint that the planner samples from, "" for the recipe's own.
     """
     library, agent = read(named), identity(resolved, weights)
     if not library.rendered or library.proven_for == agent:

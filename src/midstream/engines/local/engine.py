@@ -185,12 +185,11 @@ def generate(
     """Sample one completion a request with a key-value cache.
 
     A finished row leaves the batch. Token t of a request is drawn by inverting its distribution at the t-th uniform
-    number of its own seed, so it does not depend on its neighbors' draws. `decode` gives the text in which stop
-    strings are looked for; `prefill` may know prompts of the batches before.
+    number of its own seed, so it does not depend on its neighbors' draws. `decode` gives the text in which stop strings
+    are looked for; `prefill` may know prompts of the batches before.
 
-    Returns:
-        Per request the completion ids, end token or those of the stop string included where they were drawn, and their
-        log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
+    Returns per request the completion ids, end token or those of the stop string included where they were drawn, and
+    their log-probabilities under the sampling temperature (temperature 1 where sampling is greedy).
     """
     start = (prefill or Prefill())(model, prompts)
     device, cache, mask, position, logits = model.device, start.cache, start.mask, start.lengths, start.logits
