@@ -29,7 +29,7 @@ from midstream.recipe.schema import MODULES as AGENTS_MODULES
 from midstream.recipe.schema import load_recipe
 from midstream.rollout import rollout
 from midstream.runs import RunDirectory
-from support.errors import coded
+from support.errors import coded, printed
 from support.libraries import marked
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 from support.practised import write_recipe, write_run
@@ -177,8 +177,9 @@ def test_a_prompt_without_a_place_for_lessons_is_refused(module, run, recipe, tm
     changes = ("--set", f"agent.{module}.prompt_file={prompt}")
     code, _, err = quietly(capsys, "eval", recipe, "--library", run.root, "--out", tmp_path / "e", *changes)
     assert code == 2
-    assert f"has lessons for the {module}, which shows none" in err
-    assert f"prompt_file {prompt} has no place for them" in err
+    error = printed(err)
+    assert coded("lessons-not-shown", module)(error)
+    assert str(prompt) in error.cause
     assert not (tmp_path / "e").exists()
     assert quietly(capsys, "solve", QUESTION, "--recipe", recipe, "--library", run.root, *changes)[0] == 2
     assert server.bodies == []

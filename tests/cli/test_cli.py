@@ -15,6 +15,7 @@ from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
 from midstream.runs import RunDirectory
 from midstream.training.flow_grpo import FlowGRPO
+from support.errors import coded, printed
 
 WITHOUT_TORCH = """
 import sys
@@ -71,8 +72,7 @@ def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
     code = "from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = bare(code, "train", ten_steps, "--out", tmp_path / "run")
     assert done.returncode == 2
-    assert "is not installed" in done.stderr
-    assert "pip install 'midstream[train]'" in done.stderr
+    assert coded("missing-extra", fix="pip install 'midstream[train]'")(printed(done.stderr))
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -215,45 +215,131 @@ def test_show_gives_one_trajectory_turn_by_turn(finished_run, capsys):
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "unknown recipe": (["train", "flow-grpo-tinny"], "'flow-grpo-tinny' was not found", "flow-grpo-tiny"),
-    "unknown key": (["train", "RECIPE", "--set", "training.stps=3"], "training.stps = 3", "known keys"),
-    "impossible value": (["train", "RECIPE", "--set", "training.group_size=1"], "training.group_size = 1", "--set"),
-    "malformed override": (["train", "RECIPE", "--set", "steps"], "--set 'steps'", "training.steps=50"),
-    "negative seed": (["train", "RECIPE", "--seed", "-3"], "seed = -3", "fix"),
-    "unknown tool": (["train", "RECIPE", "--set", "tools.browser={}"], "'browser' does not exist", "local_search"),
-    "unknown reward": (["train", "RECIPE", "--set", "reward.type=magic"], "'magic' does not exist", "exact_match"),
-    "unknown engine": (["train", "RECIPE", "--set", "agent.planner.engine=gpt"], "engine = 'gpt'", "policy"),
-    "unknown family": (["train", "RECIPE", "--set", 'tasks.families=["riddle"]'], "no family 'riddle'", "lookup"),
-    "too small a world": (["train", "RECIPE", "--set", "tasks.countries=3"], "countries = 3", "between 20"),
-    "too few questions": (
-        ["train", "RECIPE", "--set", "evaluation.validation.per_family=200", "--set", "warm_start.steps=1",
-         "--set", "evaluation.sets=[]"],
-        "were found in the validation split", "per_family",
+    "unknown recipe": (["train", "flow-grpo-tinny"], "unknown-recipe", "'flow-grpo-tinny'", "flow-grpo-tiny"),
+    "unknown key": (
+        ["train", "RECIPE", "--set", "training.stps=3"],
+        "recipe-invalid",
+        "training.stps = 3",
+        "known keys",
     ),
-    "nothing to evaluate on": (["eval", "RECIPE", "--set", "evaluation.sets=[]"], "nothing to evaluate", "per_family"),
-    "a run that is not there": (["resume", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
-    "a directory that is no run": (["show", "TMP"], "is not a run directory", "--out"),
-    "a run of another version": (["show", "TMP/old"], "has run format 99", "midstream==9.9"),
-    "a run that exists": (["train", "RECIPE", "--out", "RUN"], "already exists and is not empty", "midstream resume"),
-    "no such trajectory": (["show", "RUN", "nonsense"], "nonsense", "fix"),
-    "several trajectories": (["show", "RUN", "train-"], "train-", "fix"),
+    "impossible value": (
+        ["train", "RECIPE", "--set", "training.group_size=1"],
+        "recipe-invalid",
+        "training.group_size = 1",
+        "--set",
+    ),
+    "malformed override": (
+        ["train", "RECIPE", "--set", "steps"],
+        "recipe-invalid",
+        "--set 'steps'",
+        "training.steps=50",
+    ),
+    "negative seed": (["train", "RECIPE", "--seed", "-3"], "recipe-invalid", "seed = -3", ""),
+    "unknown tool": (
+        ["train", "RECIPE", "--set", "tools.browser={}"],
+        "unknown-type",
+        "tools.browser.type = 'browser'",
+        "local_search",
+    ),
+    "unknown reward": (
+        ["train", "RECIPE", "--set", "reward.type=magic"],
+        "unknown-type",
+        "reward.type = 'magic'",
+        "exact_match",
+    ),
+    "unknown engine": (
+        ["train", "RECIPE", "--set", "agent.planner.engine=gpt"],
+        "unknown-engine",
+        "engine = 'gpt'",
+        "[engines.NAME]",
+    ),
+    "unknown family": (
+        ["train", "RECIPE", "--set", 'tasks.families=["riddle"]'],
+        "unknown-family",
+        "'riddle'",
+        "families",
+    ),
+    "too small a world": (
+        ["train", "RECIPE", "--set", "tasks.countries=3"],
+        "setting-range",
+        "countries = 3",
+        "between 20",
+    ),
+    "too few questions": (
+        [
+            "train",
+            "RECIPE",
+            "--set",
+            "evaluation.validation.per_family=200",
+            "--set",
+            "warm_start.steps=1",
+            "--set",
+            "evaluation.sets=[]",
+        ],
+        "too-few-tasks",
+        "validation",
+        "per_family",
+    ),
+    "nothing to evaluate on": (
+        ["eval", "RECIPE", "--set", "evaluation.sets=[]"],
+        "missing-key",
+        "'ten-steps'",
+        "per_family",
+    ),
+    "a run that is not there": (["resume", "TMP/nowhere"], "not-a-run", "nowhere", "--out"),
+    "a directory that is no run": (["show", "TMP"], "not-a-run", "", "--out"),
+    "a run of another version": (["show", "TMP/old"], "run-format", "99", "midstream==9.9"),
+    "a run that exists": (["train", "RECIPE", "--out", "RUN"], "run-exists", "whole", "midstream resume"),
+    "no such trajectory": (["show", "RUN", "nonsense"], "trajectory-not-found", "nonsense", ""),
+    "several trajectories": (["show", "RUN", "train-"], "trajectory-ambiguous", "train-", ""),
     "an engine that is no name": (
-        ["train", "RECIPE", "--set", "agent.planner.engine=[1]"], "engine = [1]", "[engines]"
+        ["train", "RECIPE", "--set", "agent.planner.engine=[1]"],
+        "unknown-engine",
+        "engine = [1]",
+        "[engines]",
     ),
     "impossible sampling": (
-        ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"], "sampling.max_tokens = 0", "--set",
+        ["train", "RECIPE", "--set", "agent.planner.sampling.max_tokens=0"],
+        "recipe-invalid",
+        "sampling.max_tokens = 0",
+        "--set",
     ),
-    "impossible temperature": (["solve", "q", "--planner", "RUN", "--temperature", "nan"], "ture = nan", "--set"),
-    "an empty question": (["solve", "  ", "--planner", "RUN"], "the question is empty", "midstream solve"),
-    "a question in another encoding": (["solve", "caf\udcff", "--planner", "RUN"], "not valid UTF-8", "iconv"),
-    "no address": (["solve", "q", "--base-url", "localhost:8000"], "base_url = 'localhost:8000'", "http://"),
-    "half an address": (["solve", "q", "--base-url", "http://[::1"], "base_url = 'http://[::1'", "http://"),
-    "a port out of range": (["solve", "q", "--base-url", "http://h:99999"], "'http://h:99999'", "http://"),
-    "eval of a run that is not there": (["eval", "TMP/nowhere"], "nowhere is not a run directory", "--out"),
-    "a run without a recipe": (["show", "TMP/bare"], "recipe.toml is damaged: the file is missing", "run.json"),
-    "a run with half a recipe": (["resume", "TMP/torn"], "recipe.toml is damaged", "run.json"),
-    "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "nowhere is not a run directory", "fix"),
-}  # fmt: skip
+    "impossible temperature": (
+        ["solve", "q", "--planner", "RUN", "--temperature", "nan"],
+        "recipe-invalid",
+        "ture = nan",
+        "--set",
+    ),
+    "an empty question": (["solve", "  ", "--planner", "RUN"], "empty-value", "'  '", "midstream solve"),
+    "a question in another encoding": (
+        ["solve", "caf\udcff", "--planner", "RUN"],
+        "not-utf-8",
+        "'caf\\udcff'",
+        "iconv",
+    ),
+    "no address": (
+        ["solve", "q", "--base-url", "localhost:8000"],
+        "recipe-invalid",
+        "base_url = 'localhost:8000'",
+        "base_url",
+    ),
+    "half an address": (
+        ["solve", "q", "--base-url", "http://[::1"],
+        "recipe-invalid",
+        "base_url = 'http://[::1'",
+        "base_url",
+    ),
+    "a port out of range": (
+        ["solve", "q", "--base-url", "http://h:99999"],
+        "recipe-invalid",
+        "'http://h:99999'",
+        "base_url",
+    ),
+    "eval of a run that is not there": (["eval", "TMP/nowhere"], "not-a-run", "nowhere", "--out"),
+    "a run without a recipe": (["show", "TMP/bare"], "file-damaged", "bare/recipe.toml", "run.json"),
+    "a run with half a recipe": (["resume", "TMP/torn"], "file-damaged", "torn/recipe.toml", "run.json"),
+    "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "not-a-run", "nowhere", ""),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -268,7 +354,7 @@ def test_wrong_input_is_exit_code_two_and_names_value_cause_and_fix(
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_bytes((finished_run / "run.json").read_bytes())
     (tmp_path / "torn" / "recipe.toml").write_text("[training")
-    arguments, value, fix = REFUSED[case]
+    arguments, kind, value, fix = REFUSED[case]
     places = {"RECIPE": str(ten_steps), "RUN": str(finished_run), "TMP": str(tmp_path)}
     for name, place in places.items():
         arguments = [argument.replace(name, place) for argument in arguments]
@@ -276,10 +362,9 @@ def test_wrong_input_is_exit_code_two_and_names_value_cause_and_fix(
     code, out, err = run(capsys, *arguments, "--quiet")
     assert code == 2, err
     assert out == ""
-    assert err.startswith("error[")
-    assert value in err
-    assert fix in err
-    assert "fix:" in err
+    error = printed(err)
+    assert coded(kind, value, fix=fix)(error)
+    assert error.fix
     assert "Traceback" not in err
     assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
 
@@ -311,7 +396,7 @@ def test_a_server_that_is_not_there_is_said_once(capsys):
     trajectory = Trajectory.model_validate_json(out)
     assert (code, trajectory.status) == (1, "error")
     assert trajectory.error is not None
-    assert "nothing answers at http://127.0.0.1:9/v1" in trajectory.error.message
+    assert "http://127.0.0.1:9/v1" in trajectory.error.message
     assert "Traceback" not in out + err
 
 
@@ -322,8 +407,7 @@ def test_an_evaluation_without_any_result_prints_why(tmp_path, capsys):
     code, out, err = run(capsys, "eval", "agentflow-prompted", "--set", overrides[0], "--set", overrides[1], "--json",
                          "--out", root)  # fmt: skip
     assert (code, out) == (1, "")
-    assert "ended without a result; the first:" in err
-    assert "nothing answers at http://127.0.0.1:9/v1" in err
+    assert coded("no-results", "all 7 runs on t T=0.7", "http://127.0.0.1:9/v1")(printed(err))
 
 
 def test_a_reader_that_stops_early_gets_no_traceback(finished_run):
@@ -352,8 +436,7 @@ def test_two_trainers_cannot_share_a_run(ten_steps, tmp_path, capsys, monkeypatc
         assert holder.stdout.readline() == "held\n"
         code, _, err = run(capsys, "resume", root, "--quiet")
         assert code == 2
-        assert str(root) in err
-        assert "fix:" in err
+        assert coded("run-in-use", root)(printed(err))
     finally:
         holder.communicate()
 
@@ -362,13 +445,13 @@ def test_what_cannot_be_built_leaves_no_run_behind(ten_steps, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["train", str(ten_steps), "--out", str(out), "--quiet", "--set", "tools.local_search.index=nosuch.db"]
     assert main(arguments) == 2
-    assert "no search index at nosuch.db" in capsys.readouterr().err
+    assert coded("file-not-found", "nosuch.db", fix="midstream index build")(printed(capsys.readouterr().err))
     assert not out.exists()
 
 
 def test_an_untrained_planner_answers_nothing(capsys):
     assert main(["solve", "What is 45 plus 17 ?", "--recipe", "flow-grpo-tiny"]) == 2
-    assert "is not trained" in capsys.readouterr().err
+    assert coded("untrained", "'flow-grpo-tiny'")(printed(capsys.readouterr().err))
 
 
 def test_a_run_uses_the_threads_of_its_recipe_and_a_learner_alone_changes_none(ten_steps, tmp_path, monkeypatch):

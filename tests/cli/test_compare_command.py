@@ -9,6 +9,7 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.runs import RunDirectory
+from support.errors import coded, printed
 from support.evaluations import write
 
 WEAK = {f"t{i}": [float(i < 10)] for i in range(40)}
@@ -103,10 +104,10 @@ def test_what_cannot_be_compared(capsys):
     write(Path("a"), WEAK)
     write(Path("greedy"), WEAK, sampling="greedy")
     write(Path("judged"), WEAK, judged=True, metric="judge (model)")
-    assert "a and greedy have no set and sampling in common" in refused(capsys, "a", "greedy")
-    assert "'held-out' was scored by exact match in a" in refused(capsys, "a", "judged")
-    assert "nowhere is not a run directory" in refused(capsys, "a", "nowhere")
-    assert "27 evaluations are too many" in refused(capsys, *["a"] * 27)
+    assert coded("not-comparable", "a and greedy")(printed(refused(capsys, "a", "greedy")))
+    assert coded("not-comparable", "'held-out'", "exact match in a")(printed(refused(capsys, "a", "judged")))
+    assert coded("not-a-run", "nowhere")(printed(refused(capsys, "a", "nowhere")))
+    assert coded("too-many", "27")(printed(refused(capsys, *["a"] * 27)))
 
 
 def test_a_set_that_cannot_be_compared_does_not_hide_the_others(capsys):
@@ -133,7 +134,7 @@ def test_an_evaluation_without_a_finished_set(capsys):
     write(Path("a"), WEAK)
     write(Path("b"), WEAK)
     Path("b/evaluations.jsonl").unlink()
-    assert "b has no finished evaluation" in refused(capsys, "a", "b")
+    assert coded("no-evaluation", "b ")(printed(refused(capsys, "a", "b")))
 
 
 def test_agents_of_two_kinds_stand_side_by_side(capsys):

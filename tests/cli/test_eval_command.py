@@ -15,6 +15,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.evaluation import result_name
 from midstream.runs import RunDirectory
 from midstream.runs.journal import Records
+from support.errors import coded, printed
 from support.question_server import RECIPE, QuestionServer
 
 QUESTIONS = {f"Question {i:03d}: how much is {i} plus {i} ?": str(2 * i) for i in range(100)}
@@ -195,7 +196,7 @@ def test_a_run_that_was_trained_again_in_place_is_refused(finished_run, tmp_path
     RunDirectory.open(trained).checkpoints.save(10, lambda place: changed_copy(held, place))
     code, _, err = run(capsys, "resume", root, "--quiet")
     assert code == 2
-    assert f"step 10 of {trained} has other weights than when {root} began" in err
+    assert coded("inputs-changed", "step 10", trained, root)(printed(err))
 
 
 def changed_copy(checkpoint: Path, place: Path) -> None:
@@ -282,8 +283,7 @@ def test_a_set_without_any_result_is_run_again_and_keeps_no_other_from_running(
     server.broken.update(listed[:5])
     code, out, err = run(capsys, "eval", recipe, "--tasks", lost, "--tasks", later, "--out", root, "--json", "--quiet")
     assert (code, out) == (1, "")
-    assert "all 5 runs on lost T=0.7 ended without a result; the first:" in err
-    assert f"midstream resume {root}" in err
+    assert coded("no-results", "all 5 runs on lost T=0.7", fix=f"midstream resume {root}")(printed(err))
     assert RunDirectory.open(root).status().state == "failed"
     shown = run(capsys, "show", root)[1]
     assert "resume with: midstream resume" in shown
@@ -352,19 +352,20 @@ def test_other_settings_or_other_tasks_are_refused(recipe, questions, finished_r
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     code, _, err = run(capsys, *words, "--trials", "2")
     assert code == 2
-    assert "holds an evaluation with other settings (its own | those given: evaluation.trials: 1 | 2)" in err
+    assert coded("run-exists", root, "evaluation.trials: 1 | 2")(printed(err))
     code, _, err = run(capsys, "eval", finished_run, "--out", root, "--quiet")
     assert code == 2
-    assert "holds an evaluation of something else" in err
+    assert coded("run-exists", root)(printed(err))
+    assert "evaluation.trials" not in err
     code, _, err = run(capsys, "eval", recipe, "--tasks", questions, "--out", finished_run, "--quiet")
     assert code == 2
-    assert "holds a training run" in err
+    assert coded("run-exists", finished_run)(printed(err))
     code, _, err = run(capsys, "eval", root, "--quiet")
     assert code == 2
-    assert "holds an evaluation, which cannot be evaluated" in err
+    assert coded("wrong-kind-of-run", root)(printed(err))
     code, _, err = run(capsys, "resume", finished_run, "--retry-errors", "--quiet")
     assert code == 2
-    assert "is a training run" in err
+    assert coded("option-without-effect", finished_run, "--retry-errors")(printed(err))
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
@@ -375,43 +376,48 @@ def test_a_question_that_changed_under_its_id_is_refused(server, recipe, questio
     write_questions(questions, {question.replace("much", "many"): answer for question, answer in QUESTIONS.items()})
     code, _, err = run(capsys, "resume", root, "--retry-errors", "--quiet")
     assert code == 2
-    assert "error[inputs-changed]: the tasks of set 'sums' have changed" in err
-    assert "fix: restore it" in err
+    assert coded("inputs-changed", "'sums'", fix="restore it")(printed(err))
 
 
 REFUSED = {
-    "no file": (["--tasks", "TMP/nowhere.jsonl"], "nowhere.jsonl", "fix"),
-    "an empty file name": (["--benchmark", "bamboogle="], "'bamboogle=' names no file", "midstream benchmarks"),
-    "no benchmark": (["--benchmark", ""], "'' names no benchmark", "midstream benchmarks"),
-    "an unknown benchmark": (["--benchmark", "bambogle"], "bambogle", "fix"),
-    "none at all": (["--tasks", "SUMS", "--count", "0"], "count = 0", "--set"),
-    "more than there are": (["--tasks", "SUMS", "--count", "101"], "101", "100"),
-    "no trial": (["--tasks", "SUMS", "--trials", "0"], "trials = 0", "--set"),
-    "below zero": (["--tasks", "SUMS", "--temperature", "-1"], "-1", "fix"),
-    "an unknown reward": (["--tasks", "SUMS", "--reward", "magic"], "'magic' does not exist", "exact_match"),
-    "two sets of one name": (["--tasks", "SUMS", "--tasks", "SUMS"], "same name", "fix"),
+    "no file": (["--tasks", "TMP/nowhere.jsonl"], "file-not-found", "nowhere.jsonl", ""),
+    "an empty file name": (["--benchmark", "bamboogle="], "empty-value", "'bamboogle='", "midstream benchmarks"),
+    "no benchmark": (["--benchmark", ""], "empty-value", "''", "midstream benchmarks"),
+    "an unknown benchmark": (["--benchmark", "bambogle"], "unknown-benchmark", "bambogle", ""),
+    "none at all": (["--tasks", "SUMS", "--count", "0"], "recipe-invalid", "count = 0", "--set"),
+    "more than there are": (["--tasks", "SUMS", "--count", "101"], "too-few-tasks", "101", "100"),
+    "no trial": (["--tasks", "SUMS", "--trials", "0"], "recipe-invalid", "trials = 0", "--set"),
+    "below zero": (["--tasks", "SUMS", "--temperature", "-1"], "recipe-invalid", "-1", ""),
+    "an unknown reward": (
+        ["--tasks", "SUMS", "--reward", "magic"],
+        "unknown-type",
+        "reward.type = 'magic'",
+        "exact_match",
+    ),
+    "two sets of one name": (["--tasks", "SUMS", "--tasks", "SUMS"], "recipe-invalid", "sums", ""),
     "names that some disks take for one": (
         ["--set", 'evaluation.sets=[{name="A"}, {name="a"}]'],
-        "same name: A, a",
-        "fix",
+        "recipe-invalid",
+        "A, a",
+        "",
     ),
     "a name of another encoding": (
         ["--tasks", "caf\udce9.jsonl"],
-        "not valid UTF-8: 'caf\\udce9.jsonl'",
+        "not-utf-8",
+        "'caf\\udce9.jsonl'",
         "rename the file",
     ),
-    "an unknown tool": (["--tasks", "SUMS", "--tools", "telepathy"], "'telepathy'", "name some of"),
+    "an unknown tool": (["--tasks", "SUMS", "--tools", "telepathy"], "unknown-tool", "'telepathy'", "name some of"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_input_leaves_nothing_behind(case, recipe, questions, tmp_path, capsys):
-    arguments, value, fix = REFUSED[case]
+    arguments, kind, value, fix = REFUSED[case]
     places = {"TMP": str(tmp_path), "SUMS": str(questions)}
     arguments = [places.get(word, word.replace("TMP", str(tmp_path))) for word in arguments]
     code, out, err = run(capsys, "eval", recipe, *arguments, "--out", tmp_path / "evaluation", "--quiet")
     assert (code, out) == (2, ""), err
-    assert value in err
-    assert fix in err
+    assert coded(kind, value, fix=fix)(printed(err))
     assert "Traceback" not in err
     assert not (tmp_path / "evaluation").exists()

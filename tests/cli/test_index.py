@@ -21,6 +21,7 @@ from midstream.cli.index import Counts, read_documents
 from midstream.core.errors import UsageError
 from midstream.tasks.records import Faults
 from midstream.tools.local_search import LocalSearch, LocalSearchConfig
+from support.errors import coded, printed
 
 DOCUMENTS = [
     {"id": "1", "text": "The lighthouse is 105 metres high.", "title": "Amberbank"},
@@ -83,7 +84,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert build("-", "--out", tmp_path / "in.db") == 0
     assert search(tmp_path / "in.db", "lamps") == "Coldmere has 77 lamps."
     assert build("-") == 2
-    assert "add --out FILE.db" in capsys.readouterr().err
+    assert coded("missing-option", fix="add --out FILE.db")(printed(capsys.readouterr().err))
 
 
 def test_long_documents_in_passages(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -151,21 +152,19 @@ def test_other_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "folder").mkdir(exist_ok=True)
         assert build(source, "--out", tmp_path / name) == 2
-        assert "is there already and is not a search index" in capsys.readouterr().err
+        assert coded("file-exists", tmp_path / name)(printed(capsys.readouterr().err))
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert build(source, "--out", tmp_path / "no" / "a.db") == 2
     assert build(tmp_path / "none.jsonl") == 2
     assert build(source) == build(source) == 0  # an index of before is
 
 
-@pytest.mark.parametrize(
-    ("lines", "why"), [([], "there is no document to index"), ([b'{"id": 1, "text": " "}'], "an empty 'text'")]
-)
+@pytest.mark.parametrize(("lines", "value"), [([], ""), ([b'{"id": 1, "text": " "}'], "empty 'text'")])
 def test_without_documents_there_is_no_index(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[bytes], why: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[bytes], value: str
 ):
     assert build(written(tmp_path / "a.jsonl", lines)) == 2
-    assert why in capsys.readouterr().err
+    assert coded("file-invalid", value)(printed(capsys.readouterr().err))
     assert not (tmp_path / "a.db").exists()
 
 

@@ -21,6 +21,7 @@ from midstream.recipe.library import history, read
 from midstream.recipe.schema import load_recipe
 from midstream.runs import RunDirectory
 from midstream.worlds.workshop.rules import make_rules
+from support.errors import coded, printed
 from support.libraries import marked
 from support.practised import LESSONS, write_run
 
@@ -110,8 +111,7 @@ def test_a_version_is_named_with_the_run(library, run_path):
     assert "no lessons" in library("show", f"{run_path}@1")[1]
     code, _, err = library("show", f"{run_path}@7")
     assert code == 2
-    assert "has no version 7" in err
-    assert "its versions are 1 to 2" in err
+    assert coded("no-library", "version 7", "1 to 2")(printed(err))
 
 
 @pytest.mark.parametrize("action", ["show", "versions"])
@@ -186,7 +186,7 @@ def test_no_one_edits_while_the_run_learns(edit, run_path):
     with RunDirectory.open(run_path).lock():
         code, _, err = edit(run_path, "[L1]", "[L1 pinned]")
     assert code == 2
-    assert "is in use" in err
+    assert coded("run-in-use", run_path)(printed(err))
     assert newest(run_path) == PROVEN
 
 
@@ -228,23 +228,21 @@ def test_what_cannot_hold_a_change_is_not_edited(edit, run_path, tmp_path, named
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "exit_code", "why"),
+    ("old", "new", "exit_code", "kind", "value"),
     [
-        ("[L2]", "[L1]", 0, ": L1 occurs twice"),
-        ("[L2]", "[L9]", 0, "L9"),
-        ("Round to whole numbers.", "", 0, "modify L2: it has no text"),
-        ("## executor", "## executer", 0, "no lessons for 'executer'"),
-        ("Round", "Round", 1, "ended with 1"),
+        ("[L2]", "[L1]", 0, "library-text-invalid", "line 13: L1"),
+        ("[L2]", "[L9]", 0, "library-text-invalid", "L9"),
+        ("Round to whole numbers.", "", 0, "library-text-invalid", "modify L2:"),
+        ("## executor", "## executer", 0, "library-text-invalid", "'executer'"),
+        ("Round", "Round", 1, "editor-failed", "/editor'"),
     ],
 )
-def test_a_draft_that_cannot_be_used_is_kept(library, run_path, editor, tmp_path, old, new, exit_code, why):
+def test_a_draft_that_cannot_be_used_is_kept(library, run_path, editor, tmp_path, old, new, exit_code, kind, value):
     editor(old, new, exit_code)
     code, _, err = library("edit", run_path)
     assert code == 2
-    assert "nothing is changed: " in err
-    assert why in err
     [draft] = tmp_path.glob("lessons-*.md")
-    assert f"EDITOR='cp {draft}' midstream library edit {run_path}" in err
+    assert coded(kind, value, fix=f"EDITOR='cp {draft}' midstream library edit {run_path}")(printed(err))
     assert new in draft.read_text()
     assert newest(run_path) == PROVEN
 
@@ -276,7 +274,7 @@ def test_lessons_for_a_module_that_shows_none_are_refused(edit, run_path, tmp_pa
     before = (History(run_path / "library").path).read_bytes()
     code, _, err = edit(run_path, SECOND, f"{SECOND}\n- Write one number.")
     assert code == 2
-    assert "executor" in err
+    assert coded("library-text-invalid", "'executor'")(printed(err))
     assert (History(run_path / "library").path).read_bytes() == before
 
 
@@ -309,7 +307,7 @@ def test_a_file_has_no_versions(library, tmp_path, action):
     (tmp_path / "l.json").write_text(to_json(PROVEN))
     code, _, err = library(action[0], tmp_path / "l.json", *action[1:])
     assert code == 2
-    assert "l.json has no versions" in err
+    assert coded("wrong-kind-of-run", "l.json")(printed(err))
 
 
 # --- hostile text -----------------------------------------------------------------------------------------------------
@@ -416,26 +414,25 @@ def test_a_validation_that_was_stopped_continues_where_it_was(library, workshop,
 
 
 @pytest.mark.parametrize(
-    ("lessons", "more", "why"),
+    ("lessons", "more", "kind"),
     [
-        ((), ("--recipe", RECIPE), "error[empty-library]"),
-        ((Lesson(id="L1", text="x"),), (), "error[missing-option]"),
-        ((Lesson(id="L1", text="x", module="verifier"),), ("--recipe", RECIPE), "lessons for the verifier"),
+        ((), ("--recipe", RECIPE), "empty-library"),
+        ((Lesson(id="L1", text="x"),), (), "missing-option"),
+        ((Lesson(id="L1", text="x", module="verifier"),), ("--recipe", RECIPE), "lessons-not-shown"),
     ],
 )
-def test_what_cannot_be_tested_is_refused(library, tmp_path, lessons, more, why):
+def test_what_cannot_be_tested_is_refused(library, tmp_path, lessons, more, kind):
     path = tmp_path / "l.json"
     path.write_text(to_json(Library(lessons=lessons)))
     code, _, err = library("validate", path, *more)
     assert code == 2
-    assert why in err
+    assert coded(kind, path)(printed(err))
 
 
 def test_a_validation_without_any_result_says_why(library, run_path):
     code, _, err = library("validate", run_path, *SMALL)
     assert code == 1
-    assert "has a result on both sides; the first error:\nmodel: nothing answers at http://127.0.0.1:9/v1" in err
-    assert "fix: fix that, then give the command again" in err
+    assert coded("no-results", "none of 32 pairs", "http://127.0.0.1:9/v1")(printed(err))
 
 
 def test_a_dry_run_says_how_much_it_would_take(library, workshop, tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe.overrides import set_server
+from support.errors import coded, printed
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 
 QUESTION = "What is 45 plus 17 ?"
@@ -189,29 +190,54 @@ def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "an unknown tool": (["--tools", "python,browser"], "there is no tool 'browser'", "local_search, python"),
-    "no tool": (["--tools", " ,"], "no tool is named", "local_search, python"),
-    "two tools of one name": (["--tools", "a.py:f,b.py:f"], "would have one name", "rename one"),
-    "other tools than a tiny planner knows": (["--planner", "RUN", "--tools", "python"], "vocabulary", "--tools"),
-    "an unknown provider": (["--provider", "acme", "--model", "m"], "provider = 'acme'", "'ollama'"),
-    "a provider without a model": (["--provider", "ollama"], "no model is named", "--model NAME"),
-    "a planner and a server without a model": (["--planner", "RUN", "--base-url", "http://h/v1"], "no model", "fix"),
-    "a model nobody asks": (["--recipe", "control-random", "--model", "m"], "--model does nothing", "engine"),
-    "no sandbox without consent": (["--set", "sandbox.tier=unsafe"], 'sandbox.tier = "unsafe"', "--unsafe"),
-    "a recipe without an agent": (["--recipe", "TMP/bare.toml", "--model", "m"], "agent", "known keys"),
-}  # fmt: skip
+    "an unknown tool": (["--tools", "python,browser"], "unknown-tool", "'browser'", "local_search, python"),
+    "no tool": (["--tools", " ,"], "empty-value", "' ,'", "local_search, python"),
+    "two tools of one name": (["--tools", "a.py:f,b.py:f"], "name-clash", "'a.py:f,b.py:f'", "rename one"),
+    "other tools than a tiny planner knows": (
+        ["--planner", "RUN", "--tools", "python"],
+        "setting-conflict",
+        "--tools 'python'",
+        "--tools",
+    ),
+    "an unknown provider": (["--provider", "acme", "--model", "m"], "recipe-invalid", "provider = 'acme'", "provider"),
+    "a provider without a model": (["--provider", "ollama"], "missing-option", "", "--model NAME"),
+    "a planner and a server without a model": (
+        ["--planner", "RUN", "--base-url", "http://h/v1"],
+        "missing-option",
+        "",
+        "",
+    ),
+    "a model nobody asks": (
+        ["--recipe", "control-random", "--model", "m"],
+        "option-without-effect",
+        "--model",
+        "engine",
+    ),
+    "no sandbox without consent": (
+        ["--set", "sandbox.tier=unsafe"],
+        "sandbox-not-allowed",
+        'sandbox.tier = "unsafe"',
+        "--unsafe",
+    ),
+    "a recipe without an agent": (
+        ["--recipe", "TMP/bare.toml", "--model", "m"],
+        "recipe-invalid",
+        "agent",
+        "known keys",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_done_is_refused_with_its_fix(case, finished_run, tmp_path, capsys):
     (tmp_path / "bare.toml").write_text('name = "bare"\n')
-    options, said, fix = REFUSED[case]
+    options, kind, value, fix = REFUSED[case]
     options = [option.replace("RUN", str(finished_run)).replace("TMP", str(tmp_path)) for option in options]
     code, out, err = solve(capsys, *options)
     assert (code, out) == (2, "")
-    assert said in err
-    assert fix in err
-    assert "fix:" in err
+    error = printed(err)
+    assert coded(kind, value, fix=fix)(error)
+    assert error.fix
 
 
 def test_programs_are_run(capsys):
@@ -306,31 +332,31 @@ def test_ctrl_c_leaves_no_half_json():
 
 def test_an_agent_whose_tasks_are_dialogues_answers_no_single_question(capsys):
     assert main(["solve", "What is 45 plus 17 ?", "--recipe", "function-calling-simulated"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error[dialogues-not-supported]: ")
-    assert "midstream eval function-calling-simulated" in said
+    fix = "midstream eval function-calling-simulated"
+    assert coded("dialogues-not-supported", fix=fix)(printed(capsys.readouterr().err))
 
 
 def test_what_to_do_instead_names_the_recipe_as_it_was_given(tmp_path, capsys):
     mine = tmp_path / "file.toml"
     mine.write_text('name = "mine"\nextends = "function-calling-simulated"\n', encoding="utf-8")
     assert main(["solve", QUESTION, "--recipe", str(mine)]) == 2
-    assert f"midstream eval {mine}" in capsys.readouterr().err
+    assert coded("dialogues-not-supported", "'mine'", fix=f"midstream eval {mine}")(printed(capsys.readouterr().err))
     assert main(["solve", QUESTION, "--recipe", "artist-tiny"]) == 2
-    assert "midstream train artist-tiny --out runs/mine" in capsys.readouterr().err
+    fix = "midstream train artist-tiny --out runs/mine"
+    assert coded("untrained", "'artist-tiny'", fix=fix)(printed(capsys.readouterr().err))
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "code", "value"),
     [
-        ("agent.policy.engine=modl", "agent.policy.engine = 'modl' does not exist"),
-        ("agent.policy.type=modle", "agent.policy.type = 'modle' does not exist"),
+        ("agent.policy.engine=modl", "unknown-engine", "agent.policy.engine = 'modl'"),
+        ("agent.policy.type=modle", "unknown-type", "agent.policy.type = 'modle'"),
     ],
 )
-def test_a_server_next_to_a_misspelt_name_hides_nothing(capsys, setting, said):
+def test_a_server_next_to_a_misspelt_name_hides_nothing(capsys, setting, code, value):
     options = ["--recipe", "artist-prompted", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--set", setting]
     assert main(["solve", QUESTION, *options]) == 2
-    assert said in capsys.readouterr().err
+    assert coded(code, value)(printed(capsys.readouterr().err))
 
 
 def test_a_stream_is_solved_live_with_its_marks(capsys, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.core.component import config_class, registered
 from midstream.report import tools as report
+from support.errors import coded, printed
 from support.llm_server import LLMServer
 
 HONEST = Path(__file__).parents[1] / "support" / "mcp_servers" / "honest.py"
@@ -332,43 +333,56 @@ def test_a_tool_of_a_server_is_called_by_its_own_name(capsys, served):
     assert run(capsys, "far_add", "a=2", "b=3", "--quiet", *served) == (0, "5\n", "")
     code, _, err = run(capsys, "far", "a=2", *served)
     assert code == 2
-    assert "'far' is a server of 13 tools" in err
-    assert "far_add, far_person" in err
+    assert coded("too-many", "'far'", "13 tools", fix="far_add, far_person")(printed(err))
     code, _, err = run(capsys, "near_add", "a=2", *served)
     assert code == 2
-    assert "there is no tool 'near_add'" in err
+    assert coded("unknown-tool", "'near_add'")(printed(err))
 
 
 # -- how it says no --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "an unknown tool": (["browser"], "there is no tool 'browser'", "local_search, python"),
-    "no name": ([""], "no tool is named", "local_search"),
-    "two tools": (["python,guess"], "are several tools", "name one"),
-    "a type without its settings": (["function", "a"], "makes a tool 'function'", "midstream tools function"),
-    "no file": (["none.py:f"], "no file ", "run midstream where"),
-    "an argument that is missing": (["mine.py:convert", "value=3"], "'unit' is a required property", "shows"),
-    "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "'x' is not of type 'number'", "shows"),
-    "an argument that is not allowed": (["mine.py:convert", "value=3", "unit=ft"], "'ft' is not one of", "shows"),
-    "an argument that is unknown": (["mine.py:convert", "value=3", "size=m"], "does not name each", "shows"),
-    "an argument twice": (["mine.py:convert", "value=3", "value=4"], "does not name each", "shows"),
-    "a word without a name": (["mine.py:convert", "3"], "does not name each", "shows"),
-    "JSON that is broken": (["guess", '{"question": }'], "is not JSON", "shows"),
-    "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "is not JSON", "shows"),
-    "half a character": (["guess", '{"question": "\\ud800"}'], "surrogates not allowed", "shows"),
-    "JSON with more": (["guess", '{"question": "a", "b": 1}'], "'b' was unexpected", "shows"),
-    "an unknown setting": (["guess", "--set", "tools.guess.size=3"], "tools.guess.size", "largest"),
-    "an unknown provider": (["--provider", "acme", "--model", "m"], "'ollama'", "known keys here: model, provider"),
-}  # fmt: skip
+    "an unknown tool": (["browser"], "unknown-tool", "'browser'", "local_search, python"),
+    "no name": ([""], "empty-value", "''", "local_search"),
+    "two tools": (["python,guess"], "too-many", "'python,guess'", "name one"),
+    "a type without its settings": (["function", "a"], "missing-key", "'function'", "midstream tools function"),
+    "no file": (["none.py:f"], "file-not-found", "none.py", "run midstream where"),
+    "an argument that is missing": (["mine.py:convert", "value=3"], "invalid-arguments", "'unit'", "shows"),
+    "an argument of another type": (["mine.py:convert", "value=x", "unit=m"], "invalid-arguments", "'x'", "shows"),
+    "an argument that is not allowed": (
+        ["mine.py:convert", "value=3", "unit=ft"],
+        "invalid-arguments",
+        "'ft'",
+        "shows",
+    ),
+    "an argument that is unknown": (
+        ["mine.py:convert", "value=3", "size=m"],
+        "invalid-arguments",
+        "'value=3 size=m'",
+        "shows",
+    ),
+    "an argument twice": (["mine.py:convert", "value=3", "value=4"], "invalid-arguments", "'value=3 value=4'", "shows"),
+    "a word without a name": (["mine.py:convert", "3"], "invalid-arguments", "'3'", "shows"),
+    "JSON that is broken": (["guess", '{"question": }'], "invalid-arguments", '{"question": ', "shows"),
+    "JSON without an end": (["guess", '{"question": ' + "[" * 100_000], "invalid-arguments", '{"question": ', "shows"),
+    "half a character": (["guess", '{"question": "\\ud800"}'], "invalid-arguments", "\\ud800", "shows"),
+    "JSON with more": (["guess", '{"question": "a", "b": 1}'], "invalid-arguments", "'b'", "shows"),
+    "an unknown setting": (["guess", "--set", "tools.guess.size=3"], "recipe-invalid", "tools.guess.size", "largest"),
+    "an unknown provider": (
+        ["--provider", "acme", "--model", "m"],
+        "recipe-invalid",
+        "provider = 'acme'",
+        "known keys here: model, provider",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_input_is_refused_with_its_fix(case, capsys, mine):
-    words, said, fix = REFUSED[case]
+    words, kind, value, fix = REFUSED[case]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert said in err
-    assert fix in err.partition("\n  fix: ")[2]
+    assert coded(kind, value, fix=fix)(printed(err))
 
 
 def test_a_broken_back_end_is_a_failure(capsys, mine):

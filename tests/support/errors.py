@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,3 +32,12 @@ def raises(code: str, *values: object) -> Iterator[pytest.ExceptionInfo[Midstrea
     assert caught.value.code == code
     for value in values:
         assert str(value) in str(caught.value)
+
+
+def printed(standard_error: str) -> MidstreamError:
+    """The error that a command has printed last, read back."""
+    form = r"(?ms)^error\[([a-z0-9-]+)\]: (.*?)(?:\n  cause: (.*?))?(?:\n  fix: (.*))?\n\Z"
+    match = re.search(form, standard_error)
+    assert match, standard_error
+    code, what, cause, fix = match.groups()
+    return MidstreamError(what, code=code, cause=cause or "", fix=fix or "")
