@@ -22,6 +22,7 @@ from midstream.recipe.schema import load_recipe
 from midstream.rollout import RolloutConfig, rollout
 from midstream.runs import RunDirectory
 from midstream.tools.recording import FILE
+from support.errors import coded, printed
 from support.every_tool import MCP_VARIABLE, SERPER_VARIABLE, Everything, Model, every_tool
 from support.llm_server import AgentFlowReplies, LLMServer
 from support.serper_server import KEY
@@ -169,7 +170,7 @@ def test_a_tool_is_called_by_hand_from_a_recording(tmp_path, capsys):
     assert (code, json.loads(second)["text"]) == (0, json.loads(first)["text"])
     code, out, err = command(capsys, "tools", "guess", "question=How deep?", "--replay", tmp_path)
     assert (code, out) == (1, "")
-    assert 'holds no answer of guess to {"question":"How deep?"}' in err
+    assert coded("not-recorded", "guess", '{"question":"How deep?"}')(printed(err))
 
 
 def test_eval_and_its_replay_agree(tmp_path, capsys):
@@ -216,4 +217,4 @@ def test_a_replay_of_nothing_starts_nothing(tmp_path, capsys):
         capsys, "solve", "Why?", "--replay", tmp_path / "none", "--base-url", "http://h/v1", "--model", "m"
     )
     assert code == 2
-    assert f"no recording at {tmp_path / 'none' / FILE}" in err
+    assert coded("file-not-found", tmp_path / "none" / FILE)(printed(err))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.practice.library import Effect, Lesson, Library, Origin, number, one_line, render_modules, size, tokens
-from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
+from midstream.practice.operations import Diff, Operation, Outcome, Rules, applied, diff, screened
 from midstream.practice.similarity import ngram_similarity
-from support.libraries import MODULES, libraries, operations
+from support.libraries import MODULES, libraries, marked, operations
 
 PERSON = Origin(source="person")
 OPEN = Rules(modules=MODULES)
@@ -282,3 +282,45 @@ def test_the_proof_stays_only_with_the_same_prompts(library, batch, rules):
     after = applied(moved, sound(outcomes))
     same = render_modules(after) == render_modules(library)
     assert after.proven_for == (library.proven_for if same else "")
+
+
+# -- what differs between two libraries --------------------------------------------------------------------------------
+
+BASE = Library(
+    lessons=(
+        Lesson(id="L1", text="Look first.", used=10),
+        Lesson(id="L2", text="Count twice.", used=4),
+        Lesson(id="L3", text="Ask for units.", module="executor"),
+    ),
+    next_number=4,
+    proven_for="agent",
+)
+
+
+def test_a_diff_names_each_kind_of_change():
+    operations = (
+        Operation(kind="delete", id="L2"),
+        Operation(kind="modify", id="L1", text="Look twice."),
+        Operation(kind="add", id="L4", text="Breathe.", module="planner"),
+    )
+    after = marked(applied(BASE, operations), "L1", "vetoed")
+    found = diff(BASE, after)
+    assert [one.id for one in found.added] == ["L4"]
+    assert [one.text for one in found.deleted] == ["Count twice."]
+    assert [(old.text, new.text) for old, new in found.modified] == [("Look first.", "Look twice.")]
+    assert [(old.state, new.state) for old, new in found.marked] == [("active", "vetoed")]
+    assert not found.empty
+
+
+@given(libraries, libraries)
+def test_a_diff_is_empty_exactly_where_nothing_differs(one: Library, other: Library):
+    assert diff(one, one) == Diff()
+    contents = [{(x.id, x.text, x.module, x.state) for x in library.lessons} for library in (one, other)]
+    assert diff(one, other).empty == (contents[0] == contents[1])
+
+
+@given(libraries, libraries)
+def test_a_diff_backwards_is_the_other_way_round(one: Library, other: Library):
+    there, back = diff(one, other), diff(other, one)
+    assert {x.id for x in there.added} == {x.id for x in back.deleted}
+    assert {x.id for x, _ in there.modified} == {x.id for x, _ in back.modified}
