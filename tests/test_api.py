@@ -90,6 +90,28 @@ def test_evaluations_are_compared_and_those_without_a_common_set_are_refused(tra
     with pytest.raises(UsageError) as caught:
         api.compare(str(run.root), f"{run.root}@7")
     assert caught.value.code == "no-evaluation"
+    names = [compared.name for compared in api.compare(run, run.root).runs]
+    assert names == [str(run.root), f"{run.root} again"]
+
+
+def test_in_a_running_event_loop_the_functions_want_a_thread_and_leave_nothing_behind(trained, ten_steps, tmp_path):
+    run, _ = trained
+    question = "What is 45 plus 17 ?"
+
+    async def notebook() -> None:
+        for call in (
+            lambda: api.solve(question, run),
+            lambda: api.evaluate(run, tmp_path / "e"),
+            lambda: api.train(changed_recipe(str(ten_steps), overrides=SHORT), tmp_path / "t"),
+        ):
+            with pytest.raises(UsageError) as caught:
+                call()
+            assert caught.value.code == "event-loop-running"
+        solved = await asyncio.to_thread(api.solve, question, run, listener=lambda event: None)
+        assert solved.status == "ok"
+
+    asyncio.run(notebook())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_question_is_answered_by_a_runs_planner(trained):

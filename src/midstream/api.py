@@ -7,7 +7,8 @@
     trajectory = api.solve("What is 45 plus 17 ?", "runs/mine")
 
 The command line, studies and notebooks call these functions. Each one returns when its work is done; one that is
-interrupted leaves a run directory that `resume` continues. Several have these arguments:
+interrupted leaves a run directory that `resume` continues. Each runs an event loop: where one already runs, as in a
+notebook, `await asyncio.to_thread(api.solve, "What is 45 plus 17 ?", "runs/mine")`. Several have these arguments:
 
     unsafe      run code that a model writes without a sandbox
     record      the directory to record tools' answers in
@@ -81,6 +82,7 @@ _SETTINGS_SHOWN = 3
 
 Key = tuple[str, str]  # set and sampling
 RunCoroutine = Callable[[Coroutine[Any, Any, Any]], Any]
+Comparable = RunDirectory | str | Path
 
 
 def print_warnings(event: RunEvent) -> None:
@@ -268,18 +270,22 @@ def solve(
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
 
-def compare(*runs: str) -> Comparison:
+def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable) -> Comparison:
     """Compare evaluations of the same tasks with the first of them.
 
     Args:
-        runs: paths of evaluation, training or practice runs; `RUN@STEP` for another step than the last evaluated.
+        first_run: an evaluation, training or practice run, or its path; `RUN@STEP` for another step than the last
+            evaluated.
+        other_run: the run to compare with it.
+        more_runs: others to compare with the first.
 
     Raises:
         RunError: one of them has no finished evaluation (at that step).
         UsageError: nothing can be compared.
     """
     opened: list[ComparedRun] = []
-    for text in runs:
+    for named in (first_run, other_run, *more_runs):
+        text = str(named.root if isinstance(named, RunDirectory) else named)
         opened.append(_open_compared(text, {other.name for other in opened}))
     first, *others = opened
     for other in others:
@@ -641,8 +647,18 @@ def event_loop(build: Build) -> Iterator[RunCoroutine]:
     """Yield a function that runs coroutines in one event loop, which also closes `build` at the end.
 
     Slow work that does not await (loading a model, reading a data set) belongs outside these coroutines: there Ctrl-C
-    takes effect at once, inside only at the next await.
+    takes effect at once, inside only at the next await. Raises `UsageError` if this thread already runs a loop.
     """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "this thread already runs an event loop, as a notebook does",
+            code="event-loop-running",
+            fix='call the function in a thread, e.g. await asyncio.to_thread(api.train, "mine.toml", "runs/mine")',
+        )
 
     async def wait_for(tasks: Collection[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,8 @@ A rollout emits a `TurnEvent` for everything inside a trajectory:
     policy      start text ... call (action command observation) ... | answer | answer user
 
 Each listener receives every event once, in order, and cannot affect the run: a run with a listener and one without
-leave the same trajectories. `lambda event: None` is the silent listener.
+leave the same trajectories. One that raises ends the run, which can be resumed. `lambda event: None` is the silent
+listener.
 """
 
 from __future__ import annotations
