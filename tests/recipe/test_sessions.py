@@ -16,6 +16,7 @@ from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.recipe.sessions import practice_parts_of
 from midstream.runs import RunDirectory
+from support.errors import coded
 from support.practice_sessions import SMALL
 
 PLAIN = ["practice.tasks=6", "practice.gate.tasks=4"]
@@ -27,10 +28,10 @@ def parts(*changes):
         return practice_parts_of(build)
 
 
-def refused(*changes):
+def refused(*changes) -> UsageError:
     with pytest.raises(UsageError) as failure:
         parts(*changes)
-    return str(failure.value)
+    return failure.value
 
 
 def files(tmp_path, **splits):
@@ -75,21 +76,20 @@ def test_validation_tasks_of_the_train_split_are_left_out_of_learning():
 def test_fewer_tasks_than_asked_for_are_refused_where_validation_takes_some(tmp_path):
     """A benchmark may ask the same more than once; an empty batch would teach nothing."""
     tasks = files(tmp_path, same=[f"{'What' if i % 2 else 'what'} is {i // 2}?" for i in range(12)])["same"]
-    said = refused(
+    error = refused(
         f"tasks={tasks[:-1]}, splits={{train=1}}}}",
         *(f"engines.{name}={{type='openai_compatible', model='m'}}" for name in ("agent", "reflector")),
         "evaluation.sets=[]",
         'evaluation.validation={name="validation", split="train"}',
     )
-    assert "are left to learn from, fewer than practice.tasks = 6" in said
+    assert coded("too-few-tasks", "practice.tasks = 6")(error)
 
 
 def test_a_question_in_two_splits_is_named(tmp_path):
     train = [task.question for task in parts().tasks]
     tasks = files(tmp_path, test=[train[3].upper(), "another one ?"])["test"]
-    said = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
-    assert "practice.tasks and the set 'mine' share 1 questions: press-" in said
-    assert "take them from different splits" in said
+    error = refused(f'evaluation.sets=[{{name="mine", tasks={tasks}, reward={{type="exact_match"}}}}]')
+    assert coded("tasks-overlap", "practice.tasks", "'mine'", "1 questions: press-", fix="different splits")(error)
 
 
 def test_sets_that_are_only_evaluated_may_overlap():
@@ -98,26 +98,43 @@ def test_sets_that_are_only_evaluated_may_overlap():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "code", "value"),
     [
-        (["practice.reflector.engine=nobody"], "practice.reflector.engine = 'nobody' does not exist"),
-        (['practice.critic={engine="nobody"}'], "practice.critic.engine = 'nobody' does not exist"),
-        (["practice.group_size=1"], "practice.group_size = 1 never teaches anything"),
-        (['practice.modules=["verifier"]'], "practice.modules has lessons for the verifier, which shows none"),
-        (['practice.modules=["cook"]'], "'cook', which is not a module of this agent"),
-        (["agent.library=somewhere.md"], "set practice.start to begin with that library"),
-        (['practice.start="/no/such/library.md"'], "/no/such/library.md"),
-        (["training.steps=1"], "both [training] and [practice]"),
-        (["practice.gate.tasks=9000"], "lower `count` to 200 or less (set by practice.gate.tasks"),
-        (["practice.tasks=9000"], "lower `count` to 200 or less (set by practice.tasks"),
-        (["practice.budget.cost_usd=1"], "practice.budget.cost_usd = 1 limits nothing"),
-        (['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'], "/no/such/prompt.md"),
-        (['engines.inside={type="tiny"}', 'practice.reflector={engine="inside"}'], "samples in process"),
-        (['engines.inside={type="tiny"}', "practice.cache=kept"], "practice.cache with engine 'inside'"),
+        (["practice.reflector.engine=nobody"], "unknown-engine", "practice.reflector.engine = 'nobody'"),
+        (['practice.critic={engine="nobody"}'], "unknown-engine", "practice.critic.engine = 'nobody'"),
+        (["practice.group_size=1"], "setting-conflict", "practice.group_size = 1"),
+        (['practice.modules=["verifier"]'], "lessons-not-shown", "verifier"),
+        (['practice.modules=["cook"]'], "unknown-module", "'cook'"),
+        (["agent.library=somewhere.md"], "setting-conflict", "agent.library = 'somewhere.md'"),
+        (['practice.start="/no/such/library.md"'], "file-not-found", "/no/such/library.md"),
+        (["training.steps=1"], "setting-conflict", "[training] and [practice]"),
+        (["practice.gate.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (validation)"),
+        (["practice.tasks=9000"], "too-few-tasks", "9000 tasks of the workshop (train)"),
+        (["practice.budget.cost_usd=1"], "setting-conflict", "practice.budget.cost_usd = 1"),
+        (
+            ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
+            "file-unreadable",
+            "/no/such/prompt.md",
+        ),
+        (
+            ['engines.inside={type="tiny"}', 'practice.reflector={engine="inside"}'],
+            "engine-in-process",
+            "practice.reflector.engine = 'inside'",
+        ),
+        (
+            ['engines.inside={type="tiny"}', "practice.cache=kept"],
+            "setting-conflict",
+            "practice.cache with engine 'inside'",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused(changes, said):
-    assert said in refused(*changes)
+def test_what_cannot_work_is_refused(changes, code, value):
+    assert coded(code, value)(refused(*changes))
+
+
+@pytest.mark.parametrize("setting", ["practice.gate.tasks", "practice.tasks"])
+def test_too_few_tasks_name_the_setting_that_asked_for_them(setting):
+    assert coded("too-few-tasks", fix=f"set by {setting}")(refused(f"{setting}=9000"))
 
 
 def test_groups_of_one_may_teach_where_uniform_ones_are_not_skipped():

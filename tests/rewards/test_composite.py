@@ -97,31 +97,30 @@ def test_the_resolved_recipe_says_every_default_and_means_the_same():
 
 
 @pytest.mark.parametrize(
-    ("parts", "named"),
+    ("parts", "code", "value"),
     [
-        ("{}", "reward.parts is empty"),
-        ('{a={weight=0, type="exact_match"}}', "reward.parts.a = {'weight': 0,"),
-        ('{a={weight=1e308, type="exact_match"}}', "reward.parts.a = {'weight': 1e+308,"),
-        ('{rule={type="judge", engine="model"}}', 'no part may be called "rule"'),
-        ('{"a.b"={type="exact_match"}}', "reward.parts.a.b = "),
-        ('{a={weight=-1.0, type="exact_match"}}', "reward.parts.a = {'weight': -1.0,"),
-        ('{a={weight="1", type="exact_match"}}', "reward.parts.a = {'weight': '1',"),
-        ('{a={weight=inf, type="exact_match"}}', "reward.parts.a = {'weight': inf,"),
-        ('{a={weight=nan, type="exact_match"}}', "reward.parts.a = {'weight': nan,"),
-        ('{a={weight=true, type="exact_match"}}', "reward.parts.a = {'weight': True,"),
-        ("{a={weight=1}}", "reward.parts.a has no type"),
-        ('{a={type="exact"}}', "reward.parts.a.type = 'exact' does not exist"),
-        ('{a={type="exact_match", engine="model"}}', "reward.parts.a.engine = 'model' would never be used"),
-        ('{a={type="math", precison=3}}', "reward.parts.a.precison = 3"),
-        ('{a={type="judge", engine="x"}}', "reward.parts.a.engine = 'x' does not exist"),
-        ('{a={type="composite", parts={b={type="judge"}}}}', "reward.parts.a.parts.b.engine = None"),
-        ('{a="exact_match"}', "reward.parts.a = 'exact_match'"),
+        ("{}", "parts-invalid", "reward.parts"),
+        ('{a={weight=0, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': 0,"),
+        ('{a={weight=1e308, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': 1e+308,"),
+        ('{rule={type="judge", engine="model"}}', "recipe-invalid", "reward.parts = {'rule':"),
+        ('{"a.b"={type="exact_match"}}', "parts-invalid", "reward.parts.a.b = "),
+        ('{a={weight=-1.0, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': -1.0,"),
+        ('{a={weight="1", type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': '1',"),
+        ('{a={weight=inf, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': inf,"),
+        ('{a={weight=nan, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': nan,"),
+        ('{a={weight=true, type="exact_match"}}', "parts-invalid", "reward.parts.a = {'weight': True,"),
+        ("{a={weight=1}}", "unknown-type", "reward.parts.a"),
+        ('{a={type="exact"}}', "unknown-type", "reward.parts.a.type = 'exact'"),
+        ('{a={type="exact_match", engine="model"}}', "engine-not-used", "reward.parts.a.engine = 'model'"),
+        ('{a={type="math", precison=3}}', "recipe-invalid", "reward.parts.a.precison = 3"),
+        ('{a={type="judge", engine="x"}}', "unknown-engine", "reward.parts.a.engine = 'x'"),
+        ('{a={type="composite", parts={b={type="judge"}}}}', "unknown-engine", "reward.parts.a.parts.b.engine = None"),
+        ('{a="exact_match"}', "parts-invalid", "reward.parts.a = 'exact_match'"),
     ],
 )
-def test_what_cannot_be_made_is_named(parts, named):
-    with pytest.raises(RecipeError) as caught:
+def test_what_cannot_be_made_is_named(parts, code, value):
+    with pytest.raises(RecipeError, check=coded(code, value)):
         check(recipe(parts))
-    assert named in str(caught.value)
 
 
 # --- the reward that each task names ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Score
 from midstream.rewards.artist import FunctionCalling, FunctionCallingConfig
 from midstream.rewards.dialogue import DialogueSuccess
+from support.errors import coded
 from support.marked_streams import stream
 
 TASK = Task(id="t", question="Fill the tank.", answer="")
@@ -36,7 +37,7 @@ def test_what_else_the_check_found_is_reported_and_texts_are_not():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "says"),
+    ("outcome", "value"),
     [
         ({}, "it scores tasks with a user and a state"),
         ({"turns": []}, "success: Field required"),
@@ -52,12 +53,10 @@ def test_what_else_the_check_found_is_reported_and_texts_are_not():
     [DialogueSuccess, lambda: FunctionCalling(FunctionCallingConfig(), load_template("artist-function-calling"))],
 )
 def test_a_missing_or_malformed_outcome_is_an_error_that_names_it(
-    outcome: dict[str, Any], says: str, make: Callable[[], Reward]
+    outcome: dict[str, Any], value: str, make: Callable[[], Reward]
 ):
     reward = make()
-    with pytest.raises(RewardError) as failure:
+    with pytest.raises(RewardError, check=coded("outcome-missing", repr(reward.name), "'t'")) as failure:
         score(outcome, reward)
-    assert failure.value.code == "outcome-missing"
-    assert says in str(failure.value)
-    assert f"the reward {reward.name!r} finds no outcome of a dialogue in task 't'" in str(failure.value)
+    assert value in failure.value.cause
     assert not failure.value.retryable  # scoring again would find the same
