@@ -30,12 +30,12 @@ async def call_tool(tool: Tool, arguments: Mapping[str, JsonValue]) -> ToolResul
     Halves of surrogate pairs, which no file or request can hold, become "?". Raises `InfrastructureError` if the tool
     failed; a time-out or cancellation inside the tool is a `ToolServerError`.
     """
-    limit = asyncio.timeout(tool.timeout_s)
+    clock = asyncio.timeout(tool.timeout_s)
     try:
-        async with limit:
+        async with clock:
             result = await tool.call(arguments)
     except TimeoutError as failure:
-        if not limit.expired():
+        if not clock.expired():
             raise ToolServerError(
                 f"{tool.name}: {failure!r}", code="tool-failed", cause="its back end timed out"
             ) from failure

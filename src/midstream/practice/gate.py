@@ -116,9 +116,9 @@ async def decide(
     if kept and len(kept) < len(changes):
         tests.append((await trial.test("kept", kept))[0])
 
-    # Accepted is what passed a test, the later one if both did; otherwise the last verdict is about what was kept.
+    # Accept the changes of the last test that passed. If none passed, the kept changes get the last test's verdict.
     passed = [test.changes for test in tests if test.verdict == "better"]
-    chosen, fate = (passed[-1], _FATES["better"]) if passed else (kept, _FATES[tests[-1].verdict])
+    chosen, fate = (passed[-1], "accepted") if passed else (kept, _FATES[tests[-1].verdict])
     records = tuple(
         ChangeRecord(operation=change, fate=fate if i in chosen else "rejected", effect=halves.effects[i])
         for i, change in enumerate(changes)

@@ -74,7 +74,7 @@ class PracticeSession(Session):
             tasks=parts.tasks,
             validation=parts.validation,
             environment=parts.make_environment(),
-            trial=parts.make_environment(chosen=parts.validation_set),
+            gate_environment=parts.make_environment(chosen=parts.validation_set),
             engines=parts.engines,
             ledger=self.committer.ledger,
             seed=parts.seed,

@@ -1,4 +1,4 @@
-"""One update of the library by Training-Free GRPO, without a disk: batch, rollouts, semantic advantage, gate, library.
+"""One update of the library by Training-Free GRPO: batch, rollouts, semantic advantage, gate, library.
 
 Source: arXiv 2510.08191. Where Flow-GRPO turns a group's rewards into numbers for a gradient, here a model reads the
 rollouts of a group side by side and describes in words what the good ones did that the bad ones did not: the semantic
@@ -64,7 +64,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lesson:
+class _Suggestion:
     """The changes from one task or from the merged batch; `skipped` is "uniform", or why the task's group is broken."""
 
     operations: Sequence[Operation] = ()
@@ -76,9 +76,9 @@ class _Lesson:
 class Practice:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, library and pending.
 
-    `tasks` are learned from in `environment`; the gate tests on `validation` in `trial`, which is `environment` if not
-    given. `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget`
-    counts what is used, `report` gets the progress.
+    `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`, by default the same.
+    `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget` counts what
+    is used, `report` gets the progress.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Practice:
         tasks: Sequence[Task],
         validation: Sequence[Task],
         environment: Environment,
-        trial: Environment | None = None,
+        gate_environment: Environment | None = None,
         engines: Mapping[str, Engine],
         ledger: Ledger,
         seed: int,
@@ -100,7 +100,7 @@ class Practice:
         self.identity, self.budget = identity, budget or Budget(config.budget)
         self._leak = leak_guard([*tasks, *validation]) if config.library.leak_guard else None
         self.runner = Runner(environment, ledger, derive_seed(seed, "rollouts"), config.shuffle_rewards, report)
-        self.trial = replace(self.runner, environment=trial or environment)
+        self.gate_runner = replace(self.runner, environment=gate_environment or environment)
         label = "optimiser"  # of seeds, as in runs that exist  # words: allow
         self.reflector = Reflector(config, engines, ledger, derive_seed(seed, label))
 
@@ -202,7 +202,7 @@ class Practice:
         async def play(name: str, matches: Sequence[Match]) -> list[tuple[float, float] | None]:
             for match in matches:
                 used.update(lesson.id for side in (match.first, match.other) for lesson in side.rendered)
-            return await self.trial.pairs(f"gate-{step}-{name}", matches)
+            return await self.gate_runner.pairs(f"gate-{step}-{name}", matches)
 
         self.budget.phase = "gate"
         return await decide(
@@ -261,32 +261,32 @@ class Practice:
             unreadable=[text for lesson in (*lessons, batch) for text in lesson.unreadable],
         )
 
-    async def _write(self, step: int, task: Task, library: Library) -> _Lesson:
+    async def _write(self, step: int, task: Task, library: Library) -> _Suggestion:
         """What the critic proposes for one question without any rollout."""
         try:
             answer = await self.reflector.write(step, task.id, task.question, library)
         except PromptTooLongError as failure:
-            return _Lesson(skipped=failure.what)
+            return _Suggestion(skipped=failure.what)
         return self._limited(answer.value, answer.flaws)
 
-    async def _study(self, step: int, group: Group, library: Library) -> _Lesson:
+    async def _study(self, step: int, group: Group, library: Library) -> _Suggestion:
         """What one group teaches: summarize every rollout, then contrast them."""
         # A failed rollout says nothing about the lessons, so the others are contrasted without it.
         ended = [trajectory for trajectory in group.trajectories if _ended(trajectory)]
         if len(ended) < min(2, self.config.group_size):
             errors = sorted({_error(trajectory) for trajectory in group.trajectories if not _ended(trajectory)})
             lost = len(group.trajectories) - len(ended)
-            return _Lesson(skipped=f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}")
+            return _Suggestion(skipped=f"{lost} of {len(group.trajectories)} rollouts failed: {'; '.join(errors)}")
         gold = group.task.answer
         if self.config.truth == "majority":
             gold, judged = None, _by_majority(ended)
             if judged is None:
-                return _Lesson(skipped="no answer is more frequent than every other")
+                return _Suggestion(skipped="no answer is more frequent than every other")
             ended = judged
         rewards = {trajectory.reward.value for trajectory in ended if trajectory.reward}
         # Without contrast there is nothing to learn from, as with an advantage of 0.
         if self.config.skip_uniform and len(rewards) == 1:
-            return _Lesson(skipped="uniform")
+            return _Suggestion(skipped="uniform")
         question = group.task.question
         try:
             answers = await run_concurrently(
@@ -295,17 +295,17 @@ class Practice:
             lost_replies = [text for answer in answers for text in answer.flaws]
             summaries = [answer.value for answer in answers]
             if sum(summary is not None for summary in summaries) < min(2, len(summaries)):
-                return _Lesson(skipped="fewer than two rollouts could be summarized", unreadable=lost_replies)
+                return _Suggestion(skipped="fewer than two rollouts could be summarized", unreadable=lost_replies)
             contrasted = Group(task=group.task, trajectories=tuple(ended))
             answer = await self.reflector.contrast(step, contrasted, summaries, library, gold)
         except PromptTooLongError as failure:
-            return _Lesson(skipped=failure.what)
+            return _Suggestion(skipped=failure.what)
         return self._limited(answer.value, [*lost_replies, *answer.flaws])
 
-    def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Lesson:
+    def _limited(self, operations: Sequence[Operation] | None, unreadable: Sequence[str]) -> _Suggestion:
         """The first changes that one group may make; a "keep" does not count. Without a reply the group is broken."""
         if operations is None:
-            return _Lesson(skipped="the critic gave no reply that could be used", unreadable=unreadable)
+            return _Suggestion(skipped="the critic gave no reply that could be used", unreadable=unreadable)
         reason = f"beyond the {self.config.changes_per_group} changes of a group"
         kept: list[Operation] = []
         left_out: list[Outcome] = []
@@ -316,24 +316,24 @@ class Practice:
                 left_out.append(Outcome(operation=operation, refused=reason))
             else:
                 kept.append(operation)
-        return _Lesson(operations=kept, left_out=left_out, unreadable=unreadable)
+        return _Suggestion(operations=kept, left_out=left_out, unreadable=unreadable)
 
-    async def _merge(self, step: int, lessons: Sequence[_Lesson], library: Library) -> _Lesson:
+    async def _merge(self, step: int, lessons: Sequence[_Suggestion], library: Library) -> _Suggestion:
         """One list for the batch. The merger is asked only where changes come from more than one group.
 
         Without its answer nothing is lost: the proposals are used as they are, equal ones once.
         """
         proposed = [operation for lesson in lessons for operation in lesson.operations]
         if sum(any(operation.kind != "keep" for operation in lesson.operations) for lesson in lessons) < 2:
-            return _Lesson(operations=proposed)
+            return _Suggestion(operations=proposed)
         proposals = Proposals(proposed)  # equal proposals of several groups are one
         try:
             answer = await self.reflector.merge(step, proposals, library)
         except PromptTooLongError as failure:
-            return _Lesson(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
+            return _Suggestion(operations=proposals.operations, unreadable=[f"merger: {failure.what}"])
         if answer.value is None:
-            return _Lesson(operations=proposals.operations, unreadable=answer.flaws)
-        return _Lesson(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
+            return _Suggestion(operations=proposals.operations, unreadable=answer.flaws)
+        return _Suggestion(operations=answer.value.operations, left_out=answer.value.left_out, unreadable=answer.flaws)
 
 
 def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:

@@ -91,14 +91,14 @@ def validation_recipe(place: EditableLibrary, recipe: str | None, **changes: Unp
 
 def agent_recipe(source: str | RunDirectory, **changes: Unpack[AgentChanges]) -> Recipe:
     """The agent of a recipe or run, to answer questions: it learns nothing, and its servers stream their replies."""
-    return parse_recipe(_without_practice(_changed(source, changes, streams=True), source))
+    return parse_recipe(_frozen_agent(_changed(source, changes, streams=True), source))
 
 
 def evaluation_recipe(source: str | RunDirectory, **changes: Unpack[EvaluationChanges]) -> Recipe:
     """The agent of a recipe or run, with the sets and settings to evaluate it on."""
     table = _changed(source, changes, own_sets=bool(changes.get("benchmarks") or changes.get("task_files")))
     _set_evaluation(table, changes)
-    return parse_recipe(_without_practice(table, source))
+    return parse_recipe(_frozen_agent(table, source))
 
 
 def _changed(
@@ -149,7 +149,7 @@ def _changed(
     return table
 
 
-def _without_practice(table: Table, source: str | RunDirectory) -> Table:
+def _frozen_agent(table: Table, source: str | RunDirectory) -> Table:
     """The table of an agent without [practice]; the agent of a practice run gets the library of its run."""
     practiced = table.pop("practice", None) is not None
     if practiced and isinstance(source, RunDirectory) and "library" not in table["agent"]:

@@ -100,7 +100,8 @@ class FlowGRPO:
     def _kept(self, groups: Sequence[Group]) -> list[Group]:
         """The groups to train on: with `resample_uniform`, none whose finished trajectories all have one reward.
 
-        A group with fewer than two finished trajectories is not uniform but broken, and stays to be counted.
+        It compares the recorded rewards, as DAPO does, without a penalty of length. A group with fewer than two
+        finished trajectories is not uniform but broken, and stays to be counted.
         """
         if not self.config.resample_uniform:
             return list(groups)
@@ -112,15 +113,15 @@ class FlowGRPO:
                 kept.append(group)
         return kept
 
-    async def _round(self, earlier: Sequence[Group], count: int, *names: int) -> list[Group]:
-        """Roll out `count` tasks that are new to `earlier`; `names` are the step and, after its first, the round."""
+    async def _round(self, earlier: Sequence[Group], count: int, *rounds: int) -> list[Group]:
+        """Roll out `count` tasks that are new to `earlier`; `rounds` are the step and, after its first, the round."""
         weights = None
         if self.config.family_sampling == "failure":
             weights = {family: 1.1 - rate for family, rate in self.success.items()}
-        sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *names), weights)
+        sampled = self.source.sample("train", count, derive_seed(self.seed, "tasks", *rounds), weights)
         tried = {group.task.id for group in earlier}
         tasks = [task for task in sampled if task.id not in tried]
-        seed = derive_seed(self.seed, "rollout", *names)
+        seed = derive_seed(self.seed, "rollout", *rounds)
         groups = await rollout(self.environment, tasks, group_size=self.config.group_size, seed=seed)
         for group in groups:
             for trajectory in group.trajectories:
@@ -155,14 +156,13 @@ class FlowGRPO:
         for batch in batches:
             if batch.rows:
                 stats.append(self.learner.forward_backward(batch.rows, config.loss))
-                self._check_gap(stats[0])
+                if not self._gap_checked:
+                    self._check_gap(stats[-1])
                 norms.append(self.learner.optimizer_step(self._learning_rate(step)))
         return batches, stats, norms
 
     def _check_gap(self, stats: LossStats) -> None:
         """Once after each start, before the first update: the learner's weights are those that sampled."""
-        if self._gap_checked:
-            return
         self._gap_checked = True
         gap = stats.gap_sum / max(1, stats.tokens)
         if gap > MAX_LOGPROB_GAP:

@@ -63,7 +63,7 @@ class LocalLearner:
         self.optimizer = self._fresh_optimizer()
 
     @property
-    def unshared(self) -> str:
+    def why_unshared(self) -> str:
         """Why shared prefixes are computed for each row; "" if they are not, or if the recipe asks for rows."""
         return "" if self.attention.backend or self.config.attention == "rows" else self.attention.reason
 

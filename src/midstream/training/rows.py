@@ -39,7 +39,7 @@ class RowBatch:
 
     `groups` counts all groups that came in, `groups_uniform` those with equal rewards, `groups_broken` those with fewer
     than two finished trajectories. `trajectories` is the number that the rows' weights average over. `left_out` maps a
-    reason to how many trajectories it left out (calls, where the reason begins with "call").
+    reason to how many trajectories, or for a reason that begins with "call" how many calls, it left out.
     """
 
     rows: tuple[Row, ...] = ()
@@ -62,7 +62,7 @@ def build_rows(
     A trajectory is finished if its status is ok and it has a reward; only finished ones enter their group's statistics.
     A group with fewer than two of them has nothing to compare and is left out whole. Averages over trajectories divide
     by the finished trajectories of the remaining groups that have at least one row: what failed is not counted, because
-    an infrastructure error must not shrink the others' gradient; T is the trajectory's number of rows. A uniform group
+    an infrastructure error must not shrink the others' gradient. A uniform group
     has advantage 0 and counts in every average; with `uniform_kl_fraction` below 1 it is kept by a draw with that
     probability and its KL weight divided by it, so that the expected loss stays the same. Averages are taken before the
     draw.
@@ -128,7 +128,9 @@ def split_minibatches(groups: Sequence[GroupT], count: int, seed: int) -> list[l
     that average over that mini-batch's own trajectories. `ValueError` if `count` is not in 1 to the number of groups.
     """
     if not 1 <= count <= len(groups):
-        raise ValueError(f"cannot split {len(groups)} groups into {count} mini-batches: count must lie between the two")
+        raise ValueError(
+            f"cannot split {len(groups)} groups into {count} mini-batches: count must be from 1 to the number of groups"
+        )
     shuffled = list(groups)
     random.Random(derive_seed(seed, "minibatches")).shuffle(shuffled)
     return [shuffled[start::count] for start in range(count)]
@@ -304,5 +306,5 @@ def _weighted(drafts: Sequence[Sequence[Row]], config: TrainingConfig, calls: Se
     return tuple(
         replace(row, weight=weight, kl_weight=weight * row.kl_weight)
         for row, weight in zip(rows, weights, strict=True)
-        if row.kl_weight
+        if row.kl_weight  # 0: of a uniform group that was not drawn
     )

@@ -135,8 +135,8 @@ class TrainingSession(Session):
             self._warned = any(metrics.warnings for metrics in run.metrics.read())
         steps = parts.training.steps
         self.listener(RunStarted(recipe=run.info().recipe_name, directory=str(run.root), total=steps, done=done))
-        if parts.learner.unshared and parts.training.algorithm == "flow_grpo":
-            self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.unshared}")
+        if parts.learner.why_unshared and parts.training.algorithm == "flow_grpo":
+            self.note(f"rows that begin alike are computed whole, each for itself: {parts.learner.why_unshared}")
         return range(done + 1, steps + 1)
 
     async def step(self, step: int) -> None:
