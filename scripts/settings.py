@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def with_tables(document: str) -> tuple[str, list[str]]:
-    """The document with every table of settings written anew, and what is missing."""
+    """The document with every table of settings replaced, and what is missing."""
     titles = re.split(r"^(#{2,3} .+\n)", document, flags=re.MULTILINE)
     places = {heading.strip("# \n"): number + 1 for number, heading in enumerate(titles) if heading.startswith("##")}
     problems = [f"a section on no component: {title}" for title in places if ": `" in title and title not in TABLES]

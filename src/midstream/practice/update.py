@@ -76,7 +76,7 @@ class _Suggestion:
 class Practice:
     """The algorithm with its gate. It holds no state of a run: an update is a function of step, library and pending.
 
-    `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`, by default the same.
+    `tasks` are learned from in `environment`; the gate tests on `validation` in `gate_environment`.
     `engines` are by the reflector's roles. An accepted library is proven for the agent `identity`. `budget` counts what
     is used, `report` gets the progress.
     """

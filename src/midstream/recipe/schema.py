@@ -93,7 +93,7 @@ class Recipe(Frozen):
         reward: scores the answer
         sandbox: see `[sandbox]`
         rollout: see `[rollout]`
-        warm_start: see `[warm_start]`; without the table there is none
+        warm_start: see `[warm_start]`; without the table, no warm start
         training: see `[training]`; without it and `practice`, the recipe can be evaluated but not trained
         practice: see `[practice]`: lessons in place of weights; not with `training`
         learner: see `[learner]`
