@@ -1,5 +1,6 @@
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -221,6 +222,22 @@ def test_no_more_at_once_than_allowed_in_one_loop_after_another():
         for _ in range(3):  # without close: asyncio.run ends the connections of its loop
             assert asyncio.run(phase()) == list(range(20))
         assert server.most_in_flight == 3
+
+
+def test_loops_of_several_threads_do_not_wait_for_each_other():
+    def slow(asked: Any) -> Any:
+        time.sleep(0.02)
+        return int(asked.params["n"])
+
+    with ApiServer(slow) as server, ThreadPoolExecutor(3) as threads:
+        service = Service("test", server.url, WebApiConfig(concurrency=1))
+
+        async def phase() -> list[Any]:
+            asked = (service.request("GET", any_answer, params={"n": str(n)}) for n in range(5))
+            return await asyncio.wait_for(asyncio.gather(*asked), 10)
+
+        for phases in [threads.submit(asyncio.run, phase()) for _ in range(3)]:
+            assert phases.result() == list(range(5))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,24 @@ def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
     asyncio.run(go())
     assert processes[0].returncode is not None
+
+
+def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch):
+    ended = BaseSubprocessTransport._call_connection_lost
+
+    def cancel(transport: BaseSubprocessTransport, error: Exception | None) -> None:
+        ended(transport, error)  # wakes the reading, which has not run when it is cancelled
+        reading.cancel()
+
+    async def go() -> None:
+        nonlocal reading
+        reading = asyncio.create_task(PageReader(30.0, 1000).read(page(html("one")), "", 1000))
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    reading: asyncio.Task[Any]
+    monkeypatch.setattr(BaseSubprocessTransport, "_call_connection_lost", cancel)
+    asyncio.run(go())
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch):

@@ -18,8 +18,8 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-import anyio
 import httpx2
 from pydantic import Field
 
@@ -96,6 +96,18 @@ async def retried(attempt: Callable[[], Awaitable[T]], config: WebApiConfig, ser
         ) from failure
 
 
+class LoopSemaphore:
+    """A semaphore for each event loop: one for all would never wake a task of another thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def here(self) -> asyncio.Semaphore:
+        """The running loop's, for `async with`."""
+        return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+
+
 async def _connections(limit: int) -> AsyncGenerator[httpx2.AsyncClient]:
     """Yield a client and close it when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
     with usable_proxy():
@@ -111,7 +123,7 @@ async def _connections(limit: int) -> AsyncGenerator[httpx2.AsyncClient]:
 
 
 class Service:
-    """A web service that answers in JSON, for any number of requests in one event loop after another.
+    """A web service that answers in JSON, for any number of event loops and requests.
 
     `name` is its name in errors. The `check` of a request gets its answer and how long the service asks to wait; it
     raises `TransientError` for a transient failure and any other error for a permanent one.
@@ -138,7 +150,7 @@ class Service:
             "Accept": "application/json",
             "Accept-Encoding": "gzip",
         }
-        self._semaphore = anyio.Semaphore(config.concurrency)  # asyncio's belongs to one event loop
+        self._semaphore = LoopSemaphore(config.concurrency)
         # Of each event loop: the client, and the generator that closes it.
         self._open: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[httpx2.AsyncClient]]] = {}
 
@@ -149,7 +161,7 @@ class Service:
         """
 
         async def attempt() -> Any:
-            async with self._semaphore:
+            async with self._semaphore.here():
                 loop = asyncio.get_running_loop()
                 if loop not in self._open:
                     for closed in [known for known in self._open if known.is_closed()]:

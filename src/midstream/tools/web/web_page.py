@@ -16,9 +16,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-import anyio
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
@@ -27,6 +27,7 @@ from midstream.core.protocols import Engine, Tool, ToolResult
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Sampling
 from midstream.tools.base_generator import ask
+from midstream.tools.web.api import LoopSemaphore
 from midstream.tools.web.fetch import Fetcher, Limits
 from midstream.tools.web.page import READY, NoPage, Page, Reading, without_controls
 
@@ -137,7 +138,7 @@ class PageReader:
 
     def __init__(self, parse_s: float, passage_characters: int) -> None:
         self._parse_s, self._passage_characters = parse_s, passage_characters
-        self._semaphore = anyio.Semaphore(_PROCESSES)
+        self._semaphore = LoopSemaphore(_PROCESSES)
 
     async def read(self, page: Page, query: str, limit: int) -> Reading:
         """About `limit` characters of a page's text.
@@ -148,7 +149,7 @@ class PageReader:
         """
         fields = {"url": page.url, "media_type": page.media_type, "charset": page.charset, "cut": page.cut}
         request = {"page": fields, "query": query, "size": self._passage_characters, "limit": limit}
-        async with self._semaphore:
+        async with self._semaphore.here():
             answer = await self._answer(json.dumps(request).encode() + b"\n" + page.body)
         if not answer:
             raise NoPage(f"the page is too large or too complex to be read within {self._parse_s:g} s")
@@ -182,7 +183,8 @@ class PageReader:
                         answer, _ = await process.communicate(request)
                     await process.wait()  # not killed: that would take the status of a process that ends by itself
             except BaseException as error:  # a limit is reached, or the call is cancelled
-                process.kill()
+                with suppress(ProcessLookupError):  # it ended at this very moment
+                    process.kill()
                 await process.wait()
                 if not isinstance(error, TimeoutError):
                     raise

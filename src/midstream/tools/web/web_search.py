@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import anyio
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
@@ -135,7 +134,7 @@ class Ddgs:
         self.label = f"ddgs ({', '.join(backends)})"
         self._ddgs, self._config = DDGS, config
         self._request_timeout_s = max(1, int(config.timeout_s / (len(known) if "auto" in backends else len(backends))))
-        self._semaphore = anyio.Semaphore(config.concurrency)
+        self._semaphore = api.LoopSemaphore(config.concurrency)
         self._threads: ThreadPoolExecutor | None = None
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
@@ -152,7 +151,7 @@ class Ddgs:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._config.concurrency, thread_name_prefix="web-search")
             loop, timeout_s = asyncio.get_running_loop(), self._config.timeout_s
-            async with self._semaphore:
+            async with self._semaphore.here():
                 try:
                     async with asyncio.timeout(timeout_s):
                         return await loop.run_in_executor(self._threads, search)
