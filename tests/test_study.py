@@ -77,6 +77,24 @@ def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None
     assert caught.value.code == "file-invalid"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ('[[arms]]\nname = "b"\nrecipe = "flow-grpo-tiny"\noverrides = ["training.stepz=1"]', "training.stepz"),
+        ('[[arms]]\nname = "b"\nrecipe = "flow-grpo-tiny"\noverrides = ["reward.type=nonsense"]', "reward.type"),
+        ('[metrics]\nm = { value = "succes" }', "succes"),
+    ],
+)
+def test_an_error_in_a_later_arm_or_a_metric_is_found_before_anything_is_trained(
+    wrong: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'name = "mine"\n[[arms]]\nname = "a"\nrecipe = "flow-grpo-tiny"\n{wrong}\n', encoding="utf-8")
+    assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_rows_of_one_name_are_refused() -> None:
     arm = {"name": "a", "recipe": "flow-grpo-tiny"}
     with pytest.raises(ValueError, match="same name: a"):
@@ -95,7 +113,7 @@ def test_a_metric_reads_the_last_step_the_first_or_the_difference() -> None:
     assert Metric(value="turns_mean", sampling="greedy", per_run=True).of(results) == last.turns_mean / last.tasks
 
 
-@pytest.mark.parametrize("metric", [{"value": "nonsense"}, {"value": "success", "set": "other"}])
+@pytest.mark.parametrize("metric", [{"value": "tool_use.nonsense"}, {"value": "success", "set": "other"}])
 def test_a_number_that_is_not_there_is_refused(metric: dict[str, str]) -> None:
     with pytest.raises(RecipeError) as caught:
         Metric.model_validate({**metric, "sampling": "greedy"}).of([evaluation(1.0, 5)])

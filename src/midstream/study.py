@@ -31,13 +31,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from midstream import api
 from midstream.core.component import validate
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
+from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.report.study_tables import StudyRow
 
@@ -60,6 +61,14 @@ class Metric(Frozen):
     percent: bool = True
     per_run: bool = False
     missing: float | None = None
+
+    @field_validator("value")
+    @classmethod
+    def _begins_with_a_field(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for path in (value,) if isinstance(value, str) else value:
+            if path.partition(".")[0] not in EvaluationResult.model_fields:
+                raise ValueError(f"an evaluation has no {path!r}; it has {', '.join(EvaluationResult.model_fields)}")
+        return value
 
     def of(self, evaluations: Sequence[EvaluationResult]) -> float:
         """The number in the evaluations of one run. Raises `RecipeError` if it is not there."""
@@ -183,8 +192,12 @@ def run_arms(
     """Train and evaluate what is missing in `root`; returns each seed's evaluations by row (arms and `before`)."""
     check_seeds(seeds)
     names = chosen([arm.name for arm in study.arms], only)
+    arms = [arm for arm in study.arms if arm.name in names]
+    for arm in arms:  # an error in the last arm's recipe must not wait for the others' trainings
+        if arm.train:
+            check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
     found: Seeds = {}
-    for arm in (arm for arm in study.arms if arm.name in names):
+    for arm in arms:
         for seed in range(seeds):
             report(f"{arm.name}, seed {seed}")
             slug = re.sub(r"[^a-z0-9.]+", "-", arm.name.lower()).strip("-")
