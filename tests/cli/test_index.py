@@ -138,6 +138,16 @@ def test_a_bad_line_is_named_and_nothing_is_written(
     assert [one.name for one in old.parent.iterdir()] == ["old.db"]
 
 
+@pytest.mark.parametrize(
+    "field",
+    [b"NaN", b'"\\ud800"', b"[" * 40 + b"]" * 40, b'"' + b"a" * (1 << 24) + b'"', b'1, "other": 2'],
+    ids=["not a number", "half a surrogate pair", "nested", "long", "twice"],
+)
+def test_fields_that_are_not_indexed_hold_anything(tmp_path: Path, field: bytes):
+    line = b'{"id": "9", "text": "a", "other": ' + field + b"}"
+    assert build(written(tmp_path / "a.jsonl", [line, DOCUMENTS[0]])) == 0
+
+
 def test_several_bad_lines_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = written(tmp_path / "a.jsonl", [b"{x", DOCUMENTS[0], *[b"7"] * 10])
     assert build(source) == 2

@@ -16,7 +16,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
-from midstream.recipe.overrides import set_server
+from midstream.recipe.overrides import agent_recipe, set_server
+from midstream.recipe.schema import recipes_directory, to_toml
 from support.errors import coded, printed
 from support.llm_server import AgentFlowReplies, LLMServer, prompt_of
 
@@ -172,6 +173,20 @@ def test_a_planner_that_is_served_as_model_keeps_its_server():
     assert table["engines"]["frozen"] == {"type": "openai_compatible", "model": "other", "base_url": "http://b/v1"}
     assert [table["agent"][name]["engine"] for name in ("planner", "executor")] == ["model", "frozen"]
     assert table["agent"]["executor"]["structured_output"] is True
+
+
+def test_settings_complete_a_recipe_before_it_is_read(tmp_path):
+    """What a recipe requires may come from `--set`, next to a server; its new engines stream, too."""
+    text = (recipes_directory() / "agentflow-prompted.toml").read_text()
+    path, questions = tmp_path / "mine.toml", tmp_path / "questions.jsonl"
+    table = {**tomllib.loads(text), "tasks": {"type": "file"}}
+    path.write_text(to_toml(table))
+    added = ("engines.other.type=openai_compatible", "engines.other.model=n", "agent.verifier.engine=other")
+    recipe = agent_recipe(str(path), model="m", overrides=[f"tasks.path={questions}", *added])
+    assert recipe.tasks.table()["path"] == str(questions)
+    assert {name: engine.table()["stream"] for name, engine in recipe.engines.items()} == {"model": True, "other": True}
+    kept = agent_recipe(str(path), model="m", overrides=[f"tasks.path={questions}", "engines.model.stream=false"])
+    assert kept.engines["model"].table()["stream"] is False
 
 
 def test_a_provider_brings_its_own_address_and_key(capsys, tmp_path):

@@ -7,6 +7,7 @@ with its number, and then nothing is written at all.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import sqlite3
 import sys
@@ -21,8 +22,9 @@ import rich.progress
 from rich.console import Console
 
 from midstream.cli import options as shared
+from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
-from midstream.tasks.records import Faults, read_lines, shorten
+from midstream.tasks.records import Faults, shorten
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
 _OVERLAP = 6  # passages share a sixth of their size with the one before
@@ -123,17 +125,31 @@ def read_documents(
     id_field, text_field, title_field = fields
     with closing(sqlite3.connect("")) as seen:  # on disk, beyond a few megabytes
         seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, place TEXT) WITHOUT ROWID")
-        for record in read_lines(lines, faults):
-            identity, text, title = map(record.fields.get, fields)
+        for number, line in enumerate(lines, 1):
+            place, data = f"line {number}", (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip()
+            if not data:
+                continue
+            try:
+                # Not as strict as for tasks: a corpus may hold NaN, long lines, and anything in fields of its own.
+                record = json.loads(data)
+            except (ValueError, RecursionError) as error:
+                faults.add(place, f"it is no JSON: {error}")
+                continue
+            if not isinstance(record, dict):
+                faults.add(place, f"it is no object but {shorten(record)}")
+                continue
+            identity, text, title = map(record.get, fields)
             if isinstance(identity, bool) or not isinstance(identity, str | int):
-                faults.add(record.place, f"{id_field!r} must be text or a whole number, not {shorten(identity)}")
+                faults.add(place, f"{id_field!r} must be text or a whole number, not {shorten(identity)}")
             elif not isinstance(text, str):
-                faults.add(record.place, f"{text_field!r} must be text, not {shorten(text)}")
+                faults.add(place, f"{text_field!r} must be text, not {shorten(text)}")
             elif not isinstance(title, str | None):
-                faults.add(record.place, f"{title_field!r} must be text, not {shorten(title)}")
-            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), record.place)).rowcount:
+                faults.add(place, f"{title_field!r} must be text, not {shorten(title)}")
+            elif reason := unfit([identity, text, title]):
+                faults.add(place, f"it cannot be kept: {reason}")
+            elif not seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (str(identity), place)).rowcount:
                 (first,) = seen.execute("SELECT place FROM ids WHERE id = ?", (str(identity),)).fetchone()
-                faults.add(record.place, f"id {str(identity)!r} was on {first} already")
+                faults.add(place, f"id {str(identity)!r} was on {first} already")
             elif not text.strip():
                 counts.without_text += 1
             elif not faults.total:

@@ -115,10 +115,10 @@ def _changed(
     server = {key: value for key in ("base_url", "model", "provider") if (value := changes.get(key)) is not None}
     from_run = bool(server) and isinstance(source, RunDirectory) and has_weights(source)
     engine = set_server(table, server, planner_from_run=from_run) if server else ""
-    for settings in table.get("engines", {}).values() if streams else ():
-        if settings.get("type") == "openai_compatible":
-            # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
-            settings["stream"] = True if isinstance(source, RunDirectory) else settings.get("stream", True)
+    if streams and isinstance(source, RunDirectory):
+        # A run's recipe holds every default, so its `stream = false` was not chosen by anyone.
+        for settings in table.get("engines", {}).values():
+            settings.pop("stream", None)
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         table["evaluation"].pop("temperatures", None)
@@ -134,6 +134,9 @@ def _changed(
             fix="leave it out: the whole agent comes from the run" if from_run else fix,
         )
     recipe = parse_recipe(table)
+    for settings in table.get("engines", {}).values() if streams else ():
+        if settings["type"] == "openai_compatible":
+            settings.setdefault("stream", True)
     if (names := changes.get("tools")) is not None:
         known = table.get("tools", {})
         table["tools"] = chosen_tools(known, names)
@@ -241,8 +244,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
             cause=f"--{next(iter(server)).replace('_', '-')} names a server, not a model",
             fix="add --model NAME",
         )
-    parse_recipe(table)  # validate: the rest relies on its shape
-    agent, name = table["agent"], "model"
+    name, agent = "model", table["agent"] if planner_from_run else {}
     trained, *others = modules_of(agent)
     if planner_from_run and others:
         taken = (agent[trained].get("engine"), (table.get("training") or {}).get("weights"))
@@ -250,8 +252,9 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
-    engines = table.setdefault("engines", {})
-    kept = engines.get(name, {})
+    # The table need not be valid yet: overrides may add what it lacks.
+    engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
+    kept = engines[name]
     if "provider" in server:  # it has its own address and key
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}

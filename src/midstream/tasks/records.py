@@ -72,7 +72,7 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
     does not exist, its ending is unknown, or it is broken as a whole, and `UnsupportedError` for parquet without the
     extra `data`.
     """
-    readers = {"json": _json, "jsonl": read_lines, "ndjson": read_lines, "csv": partial(_csv, separator=",")}
+    readers = {"json": _json, "jsonl": _lines, "ndjson": _lines, "csv": partial(_csv, separator=",")}
     readers |= {"tsv": partial(_csv, separator="\t"), "parquet": partial(_parquet, columns=columns)}
     reader = readers.get(path.name.lower().removesuffix(".gz").rpartition(".")[2])
     if reader is None:
@@ -103,7 +103,7 @@ def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
     """Read a list of objects; a file that begins otherwise holds one object a line, as many `.json` files do."""
     data = file.read().removeprefix(_BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"[":
-        yield from read_lines(io.BytesIO(data), faults)
+        yield from _lines(io.BytesIO(data), faults)
         return
     try:
         entries = _parse(data)
@@ -114,7 +114,7 @@ def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
         yield from _object(f"entry {number}", value, faults)
 
 
-def read_lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
+def _lines(file: IO[bytes], faults: Faults) -> Iterator[Record]:
     """Read one JSON object a line, skipping empty lines."""
     for number, line in _numbered(file, faults):
         text = line.strip()
