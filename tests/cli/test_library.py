@@ -227,6 +227,12 @@ def test_what_cannot_hold_a_change_is_not_edited(edit, run_path, tmp_path, named
     assert err.startswith("error[library-read-only]: ")
 
 
+def test_a_library_that_is_not_there_is_not_found(edit, tmp_path):
+    code, _, err = edit(tmp_path / "nosuch", "[L1]", "[L1 pinned]")
+    assert code == 2
+    assert err.startswith("error[file-not-found]: ")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "exit_code", "kind", "value"),
     [

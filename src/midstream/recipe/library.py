@@ -165,7 +165,7 @@ class EditableLibrary:
 def editable_library(named: str) -> Iterator[EditableLibrary]:
     """Open the library of a practice run, which stays locked until the context ends, or of a JSON file."""
     path, number = split(named)
-    if number is not None or (path.suffix != ".json" and not path.is_dir()):
+    if number is not None or (path.suffix != ".json" and path.is_file()):
         raise UsageError(
             f"{named} cannot be changed",
             code="library-read-only",

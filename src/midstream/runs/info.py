@@ -132,7 +132,8 @@ def parse_info(path: Path) -> RunInfo:
             fix="give the directory that `--out` named when it was started",
         ) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise damaged(path, str(error).splitlines()[0]) from error
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise damaged(path, problem) from error
     writer = raw.get("midstream", "of an unknown version")
     raise RunError(
         f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
