@@ -58,7 +58,7 @@ def test_builds_and_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     index = tmp_path / "my docs.db"
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert f"3 documents are in {index} (" in printed.out
+    assert f"3 documents in {index} (" in printed.out
     assert "1 had no text and were left out" in printed.out
     assert f"--set tools.local_search.index={index}" in printed.out
     assert search(index, "lighthouse") == "Amberbank: The lighthouse is 105 metres high."

@@ -24,6 +24,7 @@ from rich.console import Console
 from midstream.cli import options as shared
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
+from midstream.report.numbers import counted
 from midstream.tasks.records import Faults, shorten
 from midstream.tools.local_search import Document, build_index, open_index, passages
 
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({**asdict(counts), "index": str(out), "bytes": size_bytes, "seconds": seconds}))
         return 0
     as_passages = f", as {counts.passages} passages" if size else ""
-    print(f"{counts.documents} documents are in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)")
+    print(f"{counted(counts.documents, 'document')} in {out}{as_passages} ({size_bytes / 1e6:.1f} MB, {seconds:.1f} s)")
     if counts.without_text:
         print(f"{counts.without_text} had no text and were left out")
     print(f"to search them: --set tools.local_search.index={out}")

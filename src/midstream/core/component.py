@@ -170,6 +170,12 @@ class Component(Frozen):
 
 Parts = dict[str, Component]
 
+_BASES: dict[Kind, type[ComponentConfig]] = {
+    "tasks": TasksConfig,
+    "reward": RewardConfig,
+    "tool": ToolConfig,
+    "engine": EngineConfig,
+}
 _REGISTRY: dict[Kind, dict[str, type[ComponentConfig] | str]] = {}
 
 
@@ -184,11 +190,18 @@ def registered(kind: Kind) -> list[str]:
 
 
 def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
-    """The class of a registered component's settings."""
+    """The class of a registered component's settings. Raises `RecipeError` if it is not one of this kind."""
     config = _REGISTRY[kind][name]
     if isinstance(config, str):
         module, _, attribute = config.partition(":")
         config = _REGISTRY[kind][name] = getattr(import_module(module), attribute)
+    base = _BASES.get(kind, ComponentConfig)
+    if not issubclass(config, base):
+        raise RecipeError(
+            f"{config.__name__}, registered as {kind} {name!r}, is not a {base.__name__}",
+            code="component-invalid",
+            fix=f"derive it from midstream.core.component.{base.__name__}",
+        )
     return config
 
 
