@@ -79,6 +79,7 @@ def refusal(url: str, site: PageServer, resolver: Resolver | None = None, **limi
     [
         "/article",
         "/gzip",
+        "/x-gzip",
         "/deflate",
         "/raw-deflate",
         "/no-type",

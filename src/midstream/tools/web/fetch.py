@@ -177,6 +177,8 @@ class Fetcher:
         media_type = content_type.partition(";")[0].strip().lower()
         check_readable(media_type)
         encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding == "x-gzip":  # an old name, which httpx2 does not know
+            response.headers["content-encoding"] = encoding = "gzip"
         if encoding not in ("", "identity", "gzip", "deflate"):
             raise NoPage(f"the page is compressed as {encoding[:40]!r}, which was not requested")
         # At most `max_kb` of the body, as sent and decompressed; httpx2 decompresses in small pieces.
