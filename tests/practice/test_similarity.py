@@ -140,6 +140,7 @@ def test_a_refusal_says_what_to_do():
         {"data": [{"embedding": [1.0], "index": [0]}]},
         {"data": [{"embedding": [1e300]}]},
         {"data": [{"embedding": [1.0]}, {"embedding": [1.0]}]},
+        {"data": [{"embedding": [1.0], "index": 0}, {"embedding": [1.0], "index": 0}]},
     ],
     ids=str,
 )

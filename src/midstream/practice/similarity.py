@@ -143,7 +143,7 @@ def _vectors(answer: Any, count: int) -> list[list[float]] | None:
         finite = all(-_LARGEST < value < _LARGEST for vector in vectors for value in vector)
     except (AttributeError, KeyError, TypeError):
         return None
-    usable = finite and vectors[0] and len(by_index) == count and len({len(vector) for vector in vectors}) == 1
+    usable = finite and vectors[0] and len(answer["data"]) == count and len({len(vector) for vector in vectors}) == 1
     return vectors if usable else None
 
 
