@@ -239,7 +239,7 @@ async def _practise(build: Build) -> tuple[Library, int]:
         tasks=parts.tasks,
         validation=parts.validation,
         environment=parts.make_environment(),
-        trial=parts.make_environment(chosen=parts.validation_set),
+        gate_environment=parts.make_environment(chosen=parts.validation_set),
         engines=parts.engines,
         ledger=ledger,
         seed=parts.seed,
