@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from midstream.core.errors import EngineError, InfrastructureError, RecipeError
+from midstream.core.errors import EngineError, InfrastructureError, RecipeError, RunError
 from midstream.core.lessons import digest
 from midstream.engines.simulated import SimulatedEngine
 from midstream.practice.budget import read_spent
-from midstream.practice.commit import History, read_updates
-from midstream.practice.library import render_modules
+from midstream.practice.commit import Committer, History, MadeUpdate, read_updates
+from midstream.practice.library import Library, render_modules
 from midstream.runs import RunDirectory
+from support.errors import coded
 from support.libraries import marked
 from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
 from support.served_workshop import served_workshop
@@ -235,6 +236,17 @@ def test_an_edit_while_an_update_was_half_written_is_not_lost(tmp_path, monkeypa
     practise(root, UNGATED)
     assert [version.by for version in history.all()] == ["start", "edit", "learning", "learning"]
     assert [record.version for record in read_updates(RunDirectory(root))] == [3, 4]
+
+
+def test_an_update_without_the_library_it_began_with_is_not_dropped(whole, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.ledger_dir.mkdir(parents=True)
+    record = read_updates(RunDirectory(whole[0]))[0]
+    made = MadeUpdate(before=1, library=Library(), operations=(), record=record, duration_s=0.0)
+    (run.ledger_dir / "update.json").write_text(made.model_dump_json())
+    with pytest.raises(RunError, check=coded("no-library")):
+        Committer(run, cache=None, report=print).recover()
+    assert (run.ledger_dir / "update.json").exists()
 
 
 def test_a_run_begins_with_the_library_it_is_given(whole, tmp_path):

@@ -145,7 +145,7 @@ class Committer:
         except ValidationError as error:
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
             raise damaged(self.path, error.errors()[0]["msg"], fix) from error
-        if self._in_history(update) or len(self.history.all()) == update.before:
+        if self._in_history(update) or self.history.get().number == update.before:
             self._complete(update)
         else:
             self.path.unlink()
