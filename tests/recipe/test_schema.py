@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core import component
-from midstream.core.component import ComponentConfig, Context
 from midstream.core.errors import RecipeError
 from midstream.recipe.check import check
 from midstream.recipe.schema import (
@@ -23,7 +21,6 @@ from midstream.recipe.schema import (
     to_toml,
     with_overrides,
 )
-from midstream.tasks.finite import SPLITS, Finite
 from support.errors import coded
 
 
@@ -236,19 +233,3 @@ def test_what_needs_the_offline_world_is_refused_with_other_tasks():
     ):
         check(recipe)
     check(load_recipe("agentflow-prompted", ["tasks={ type = 'game24' }", "tools.local_search=false"]))
-
-
-def test_a_task_source_with_settings_of_the_plainest_class_is_checked(monkeypatch: pytest.MonkeyPatch):
-    class MineConfig(ComponentConfig):
-        questions: int = 3
-
-        def build(self, context: Context) -> Finite:
-            return Finite("mine", SPLITS)
-
-    monkeypatch.setitem(component._REGISTRY["tasks"], "mine", MineConfig)
-    table = {**read_table("agentflow-prompted"), "tasks": {"type": "mine"}}
-    table["tools"] = {"python": {}}
-    assert check(parse_recipe(table))["tasks"] == {"type": "mine", "questions": 3}
-    table["tools"]["local_search"] = {}  # needs the facts of a world
-    with pytest.raises(RecipeError, check=coded("world-missing", "'mine'")):
-        check(parse_recipe(table))

@@ -164,8 +164,9 @@ def is_dialogues(tasks: Component) -> bool:
 
 
 def tasks_config(tasks: Component) -> TasksConfig:
-    """The settings of a task source, whose class variables describe it; of a plain `ComponentConfig` the defaults."""
-    return tasks.config if isinstance(tasks.config, TasksConfig) else TasksConfig()
+    """The settings of a task source, whose class variables describe it."""
+    assert isinstance(tasks.config, TasksConfig)
+    return tasks.config
 
 
 # -- whether components fit each other -------------------------------------------------------------------------------
