@@ -83,7 +83,7 @@ async def main(engine: Engine) -> None:
     finally:
         await environment.close()
     [trajectory] = group.trajectories
-    Console().print(trajectory_view(trajectory, TASK.answer))
+    Console().print(trajectory_view(trajectory))
 
 
 if __name__ == "__main__":
