@@ -55,7 +55,7 @@ def test_the_server_of_these_tests_can_answer():
     assert answered(b"HTTP/1.1 200 OK\r\n", OK).completion == "ok"
 
 
-@pytest.mark.parametrize("body", [gzip.compress(OK), b"no gzip"])
+@pytest.mark.parametrize("body", [gzip.compress(OK), b"no gzip"], ids=["gzip", "not gzip"])  # the bytes hold the time
 def test_a_compressed_answer_is_not_unpacked(body: bytes):
     assert "compressed" in failures_of(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n", body)[0]
 
