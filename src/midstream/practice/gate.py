@@ -40,7 +40,7 @@ from midstream.practice.operations import Operation, applied
 from midstream.practice.paired_test import Differences, Pairs, Play, Sequential, Verdict
 from midstream.practice.settings import GateConfig
 
-Fate = Literal["accepted", "rejected", "pending", "unchanged"]
+Fate = Literal["accepted", "rejected", "pending"]
 TestName = Literal["whole", "kept"]
 TESTS = 2  # of an update at most
 _FATES: dict[Verdict, Fate] = {"better": "accepted", "not better": "rejected", "undecided": "pending"}
