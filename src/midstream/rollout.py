@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from midstream.core.trajectory import Call, ErrorInfo, Trajectory
 
 T = TypeVar("T")
 Place = tuple[str, int]  # task id, index in its group
+Ended = tuple[int, Trajectory]  # a trajectory and its place in the whole rollout
 OnDone = Callable[[Sequence[Trajectory]], None]
 
 
@@ -107,60 +108,92 @@ async def rollout(
     missing trajectory changes the wave's batches.
     """
     kept = kept or {}
-    runs: list[_Run] = []
-    for task in tasks:
-        shown = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
-        for index in range(group_size):
-            run_seed = derive_seed(seed, task.id, index)
-            runs.append(_Run(environment, task, index, run_seed, len(runs), shown, listener))
-    done = {run.order: kept[run.task.id, run.index] for run in runs if (run.task.id, run.index) in kept}
-    # An engine in this process samples a batch for all live trajectories together, so they run in fixed waves. A server
-    # takes each request as it comes: a trajectory starts as soon as another has ended.
-    if engine := _lockstep_engine(environment):
-        await _run_in_waves(runs, engine, environment.config.concurrency, done, on_done)
-    else:
-        await _run_freely(runs, environment.config.concurrency, done, on_done)
+    done: dict[int, Trajectory] = {}
+
+    def collect(ended: Sequence[Ended]) -> None:
+        done.update(ended)
+        if on_done is not None:
+            on_done([trajectory for _, trajectory in ended])
+
+    await run_each(
+        environment,
+        tasks,
+        group_size=group_size,
+        seed=seed,
+        lessons=lessons,
+        listener=listener,
+        skip=kept,
+        on_ended=collect,
+    )
     return [
-        Group(task=task, trajectories=tuple(done[place * group_size + index] for index in range(group_size)))
+        Group(
+            task=task,
+            trajectories=tuple(
+                kept.get((task.id, index)) or done[place * group_size + index] for index in range(group_size)
+            ),
+        )
         for place, task in enumerate(tasks)
     ]
 
 
-async def _run_freely(runs: Sequence[_Run], limit: int, done: dict[int, Trajectory], on_done: OnDone | None) -> None:
-    """Add to `done` what is missing, at most `limit` at once, in any order of completion."""
-    semaphore = asyncio.Semaphore(limit)
-
-    async def finish(run: _Run) -> None:
-        async with semaphore:
-            done[run.order] = await run.trajectory()
-        if on_done is not None:
-            on_done([done[run.order]])
-
-    await run_concurrently(finish(run) for run in runs if run.order not in done)
-
-
-async def _run_in_waves(
-    runs: Sequence[_Run], engine: LockstepEngine, size: int, done: dict[int, Trajectory], on_done: OnDone | None
+async def run_each(
+    environment: Environment,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    seed: int,
+    lessons: Mapping[str, Lessons] | None = None,
+    listener: TurnListener | None = None,
+    skip: Container[Place] = (),
+    on_ended: Callable[[Sequence[Ended]], None],
 ) -> None:
-    """Add to `done` what is missing, in waves whose members depend on `runs` and `size` alone."""
+    """Run what `rollout` runs, except the places in `skip`, and keep nothing.
 
-    async def finish(run: _Run) -> None:
+    `on_ended` receives each trajectory as it ends, with a lockstep engine each complete wave. Memory depends on the
+    concurrency, not on the number of trajectories.
+    """
+
+    def run_at(order: int) -> _Run | None:
+        task, index = tasks[order // group_size], order % group_size
+        if (task.id, index) in skip:
+            return None
+        shown = lessons.get(task.id, environment.lessons) if lessons else environment.lessons
+        return _Run(environment, task, index, derive_seed(seed, task.id, index), order, shown, listener)
+
+    total, limit = len(tasks) * group_size, environment.config.concurrency
+    # An engine in this process samples a batch for all live trajectories together, so they run in fixed waves, whose
+    # members depend on `tasks` and `limit` alone. A server takes each request as it comes: a trajectory starts as soon
+    # as another has ended.
+    if engine := _lockstep_engine(environment):
+        for start in range(0, total, limit):
+            wave = list(filter(None, map(run_at, range(start, min(start + limit, total)))))
+            if wave:
+                on_ended(await _run_wave(wave, engine))
+        return
+    orders = iter(range(total))  # shared by the workers
+
+    async def work() -> None:
+        for order in orders:
+            if (run := run_at(order)) is not None:
+                on_ended([(order, await run.trajectory())])
+
+    await run_concurrently(work() for _ in range(min(limit, total)))
+
+
+async def _run_wave(wave: Sequence[_Run], engine: LockstepEngine) -> list[Ended]:
+    async def finish(run: _Run) -> Ended:
         try:
-            done[run.order] = await run.trajectory()
+            return run.order, await run.trajectory()
         finally:
             engine.leave(run.order)
 
-    for start in range(0, len(runs), size):
-        wave = [run for run in runs[start : start + size] if run.order not in done]
-        for run in wave:
-            engine.join(run.order)
-        try:
-            await run_concurrently(finish(run) for run in wave)
-        finally:
-            for run in wave:  # also those that were cancelled before they began
-                engine.leave(run.order)
-        if wave and on_done is not None:
-            on_done([done[run.order] for run in wave])
+    for run in wave:
+        engine.join(run.order)
+    try:
+        return await run_concurrently(finish(run) for run in wave)
+    finally:
+        for run in wave:  # also those that were cancelled before they began
+            engine.leave(run.order)
 
 
 def _lockstep_engine(environment: Environment) -> LockstepEngine | None:
