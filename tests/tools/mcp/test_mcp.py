@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -244,6 +246,62 @@ def test_keys_are_removed_from_the_servers_output(monkeypatch):
     with pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "'honest'", "bad key ***")) as caught:
         mcp.make(mcp.McpConfig(command=(sys.executable, "-c", script), env_pass=("MIDSTREAM_TEST_KEY",)), "honest")
     assert "s3cret" not in str(caught.value)
+
+
+KEY = 's3cr&t/"välue" 0123456789'
+
+
+def echoing(mode: str = "") -> list[mcp.McpTool]:
+    """The tools of a server that repeats its key everywhere."""
+    command = (sys.executable, "-S", str(SERVERS / "echoing.py"), *filter(None, [mode]))
+    return mcp.make(mcp.McpConfig(command=command, env_pass=("MIDSTREAM_TEST_MCP_KEY",), prefix=""), "echoing")
+
+
+def assert_hidden(text: str) -> None:
+    """No six characters of the key in a row, as they are or as JSON and URLs write them."""
+    forms = (KEY, json.dumps(KEY)[1:-1], quote(KEY, safe=""), quote(KEY, safe="").lower())
+    pieces = {form[place : place + 6] for form in forms for place in range(len(form) - 5)}
+    assert [piece for piece in pieces if piece in text] == []
+
+
+def test_a_key_is_hidden_in_descriptions_schemas_and_results(monkeypatch, caplog):
+    monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", KEY)
+    [tool] = made = echoing()
+    result = call(made, "look", text="x")
+    asyncio.run(tool.close())
+    assert result.ok
+    assert "looked ***" in result.text
+    assert "***" in tool.description
+    assert_hidden(f"{result.text} {tool.description} {json.dumps(tool.parameters, ensure_ascii=False)} {caplog.text}")
+    assert "its name holds a key" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["dies", "garbles", "refuses"])
+def test_a_key_is_hidden_in_errors_of_a_call(monkeypatch, mode):
+    monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", KEY)
+    made = echoing(mode)
+    try:
+        text = call(made, "look", text="x").text
+    except ToolServerError as failure:
+        text = str(failure)
+    asyncio.run(made[0].close())
+    assert "***" in text
+    assert_hidden(text)
+
+
+def test_a_key_is_hidden_in_the_error_of_a_server_that_does_not_start(monkeypatch):
+    monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", KEY)
+    with pytest.raises(ToolServerError, check=coded("mcp-server-unusable", "***")) as caught:
+        echoing("babbles")
+    assert_hidden(str(caught.value))
+
+
+def test_a_key_that_no_header_can_carry_is_refused(monkeypatch):
+    monkeypatch.setenv("MIDSTREAM_TEST_MCP_KEY", "abcdefgh\x01ijklmn")
+    config = mcp.McpConfig(url="http://127.0.0.1:1/mcp", headers_env={"X-Key": "MIDSTREAM_TEST_MCP_KEY"})
+    with pytest.raises(RecipeError, check=coded("key-invalid", "$MIDSTREAM_TEST_MCP_KEY")) as caught:
+        mcp.make(config, "remote")
+    assert "abcdefgh" not in str(caught.value)
 
 
 def test_a_server_that_dies_is_started_again():

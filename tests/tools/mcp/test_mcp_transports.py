@@ -117,7 +117,7 @@ def delivered(*messages: JSONRPCMessage, sent: int = 0) -> int:
     """How many of a server's messages reach the SDK, the last of them after `sent` answers to it."""
 
     async def run() -> int:
-        link, received = Link(max_reply_mb=1), 0
+        link, received = Link(max_reply_mb=1, hide=str), 0
         link._inbox, sdk_reads = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
         async def sdk() -> None:

@@ -12,10 +12,10 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from midstream.tools.mcp.transports import Link
 
 SHORTEST_KEY = 8  # characters: hiding a shorter value would hide half of every text
+HIDDEN = "***"  # in place of a key that a server repeats
 MAX_ERROR = 1000  # characters of a server's own text in an error
 MAX_NAME = 64  # characters: what model servers allow for a function's name
 MAX_DESCRIPTION = 1000  # of a tool; of a parameter half of it
@@ -151,17 +152,20 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
                 fix=f"export {variable}=<its value>, or remove it from [tools.{name}]",
             )
     secrets = {variable: os.environ[variable].strip() for variable in passed}
-
-    def hide(text: str) -> str:
-        for secret in secrets.values():
-            if len(secret) >= SHORTEST_KEY:
-                text = text.replace(secret, "***")
-        return text
+    for variable in config.headers_env.values():
+        if not (secrets[variable].isascii() and secrets[variable].isprintable()):
+            raise RecipeError(
+                f"${variable} holds a character that no HTTP header can carry",
+                code="key-invalid",
+                cause="a line break or an accented letter was copied with it",
+                fix=f"export {variable}=<its value>",
+            )
+    hide = hider(secrets.values())
 
     def cleaned(text: str) -> str:
         return clean(hide(text), MAX_ERROR)
 
-    server = Server(name, config, lambda: _link(config, secrets), cleaned)
+    server = Server(name, config, lambda: _link(config, secrets, hide), cleaned)
     listed = server.start()
     prefix = f"{name}_" if config.prefix is None else config.prefix
     wanted = [
@@ -176,22 +180,41 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
     for tool, why in refused.items():
         warn("MCP server %s: its tool %r is left out: %s", name, cleaned(tool)[:80], cleaned(why))
     users = set(offered)
-    return [McpTool(name, tool, server, config.output_tokens, users, hide) for name, tool in offered.items()]
+    return [McpTool(name, tool, server, config.output_tokens, users) for name, tool in offered.items()]
 
 
-def _link(config: McpConfig, secrets: Mapping[str, str]) -> Link:
+def hider(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Return a function that replaces each secret in a text, also as JSON and URLs write it, by `***`.
+
+    Secrets of fewer than `SHORTEST_KEY` characters stay.
+    """
+    words = {word for secret in secrets for word in (secret, secret.rpartition(" ")[2])}  # without "Bearer"
+    forms = {
+        form
+        for word in words
+        if len(word) >= SHORTEST_KEY
+        for form in (word, json.dumps(word)[1:-1], json.dumps(word, ensure_ascii=False)[1:-1], quote(word, safe=""))
+    }
+    if not forms:
+        return str
+    # Longest first: a secret may begin with another. Servers write %2F or %2f.
+    pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), re.IGNORECASE)
+    return lambda text: pattern.sub(HIDDEN, text)
+
+
+def _link(config: McpConfig, secrets: Mapping[str, str], hide: Callable[[str], str]) -> Link:
     from mcp.client.stdio import get_default_environment
 
     from midstream.tools.mcp.transports import HttpLink, StdioLink
 
     if config.command:
-        return StdioLink(config, {**get_default_environment(), **secrets})
+        return StdioLink(config, {**get_default_environment(), **secrets}, hide)
     headers = {}
     for header, variable in config.headers_env.items():
         # A bare key for `Authorization` gets the scheme that precedes it.
         bare = header.lower() == "authorization" and " " not in secrets[variable]
         headers[header] = f"Bearer {secrets[variable]}" if bare else secrets[variable]
-    return HttpLink(config, headers)
+    return HttpLink(config, headers, hide)
 
 
 def _check(
@@ -229,16 +252,14 @@ class Refused(Exception):
 class McpTool:
     """One tool of an MCP server. Closing the last of them, named in `users`, closes the server."""
 
-    def __init__(
-        self, name: str, tool: Tool, server: Server, output_tokens: int, users: set[str], hide: Callable[[str], str]
-    ) -> None:
+    def __init__(self, name: str, tool: Tool, server: Server, output_tokens: int, users: set[str]) -> None:
         self.name, self.description = name, clean(tool.description or tool.title or tool.name, MAX_DESCRIPTION)
         self.parameters: Mapping[str, Any] = _with_clean_texts(tool.input_schema)
         self.timeout_s, self.output_tokens = server.longest_call_s, output_tokens
-        self._original, self._server, self._users, self._hide = tool.name, server, users, hide
+        self._original, self._server, self._users = tool.name, server, users
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """The server's result as text; a key that it was given and repeats is hidden.
+        """The server's result as text.
 
         `ok=False` if the result is an error, the server refuses the arguments, or the call took longer than the
         recipe's `timeout_s` while the server answers other requests. Raises `ToolServerError` if the server is gone,
@@ -248,7 +269,7 @@ class McpTool:
             result = await self._server.call(self._original, arguments)
         except Refused as refusal:
             return ToolResult(text=f"{self.name}: {refusal}", ok=False)
-        return ToolResult(text=self._hide(text_of(result)), ok=not result.is_error)
+        return ToolResult(text=text_of(result), ok=not result.is_error)
 
     async def close(self) -> None:
         """Close this tool; the last one ends the server."""
@@ -298,6 +319,8 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
         name = identifier(prefix + tool.name)
         if not re.search(r"[A-Za-z0-9]", tool.name):
             reason = "its name has no letter and no digit"
+        elif HIDDEN in tool.name:
+            reason = "its name holds a key that the server was given"
         elif len(name) > MAX_NAME:
             reason = f"its name is longer than {MAX_NAME} characters"
         elif names[name] > 1:

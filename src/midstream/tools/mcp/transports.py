@@ -31,6 +31,7 @@ from mcp_types import (
     JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
+    JSONRPCResponse,
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
@@ -49,7 +50,8 @@ GRACE_S = 2.0  # for a server to end by itself after its input is closed
 TERM_S = 1.0  # and then after SIGTERM
 LAST_OUTPUT_S = 0.1  # for output that is still in the pipe when a server ends
 STDERR_BYTES = 4096
-NOISE_BYTES = 300  # of a line that is not a message, kept for the error
+STDERR_SHOWN = 600  # characters of it in an error
+NOISE_SHOWN = 300  # and of a line that is not a message
 
 _EDGE = 512  # bytes kept of both ends of a line that is too long
 _ID = rb'"id"\s*:\s*(\d{1,18})'
@@ -63,12 +65,16 @@ _ERROR_BYTES = 65536  # of the body of a refusal
 
 
 class Link:
-    """A transport for the SDK, opened once; knows when it ended, and why. A reply over `max_reply_mb` is not read."""
+    """A transport for the SDK, opened once; knows when it ended, and why. A reply over `max_reply_mb` is not read.
 
-    def __init__(self, max_reply_mb: float) -> None:
+    `hide` replaces the keys that the server was given, in everything that it sends: descriptions, schemas, results,
+    errors, its own name, what it writes to standard error.
+    """
+
+    def __init__(self, max_reply_mb: float, hide: Callable[[str], str]) -> None:
         self.ended = asyncio.Event()  # the server is gone or unusable, or is no longer needed
         self.session_lost = False  # the server does not know the session any more, and did not act on the request
-        self._limit, self._fault = int(max_reply_mb * (1 << 20)), ""
+        self._limit, self._fault, self._hide = int(max_reply_mb * (1 << 20)), "", hide
         self._open_requests = 0
         self._inbox: MemoryObjectSendStream[SessionMessage | Exception] | None = None
 
@@ -112,9 +118,23 @@ class Link:
             if self._open_requests >= OPEN_REQUESTS:
                 return
             self._open_requests += 1
+        elif isinstance(item.message, JSONRPCResponse):
+            item.message.result = self._hidden(item.message.result)
+        else:
+            item.message.error.message = self._hide(item.message.error.message)
         assert self._inbox is not None
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session has ended
             await self._inbox.send(item)
+
+    def _hidden(self, value: Any) -> Any:
+        """A JSON value with the keys hidden in each of its strings."""
+        if isinstance(value, str):
+            return self._hide(value)
+        if isinstance(value, list):
+            return [self._hidden(item) for item in value]
+        return (
+            {self._hide(name): self._hidden(item) for name, item in value.items()} if isinstance(value, dict) else value
+        )
 
     def _sent(self, message: JSONRPCMessage) -> None:
         """Note that a message went to the server: an answer makes room for another of its requests."""
@@ -163,8 +183,8 @@ class StdioLink(Link):
     that children which hold its pipes end, too. The last bytes of its standard error are kept for errors.
     """
 
-    def __init__(self, config: McpConfig, environment: dict[str, str]) -> None:
-        super().__init__(config.max_reply_mb)
+    def __init__(self, config: McpConfig, environment: dict[str, str], hide: Callable[[str], str]) -> None:
+        super().__init__(config.max_reply_mb, hide)
         self._command, self._cwd, self._environment = config.command, config.cwd, environment
         self._stderr, self._noise, self._signaled = b"", b"", False
         self._transport: asyncio.SubprocessTransport | None = None
@@ -238,7 +258,9 @@ class StdioLink(Link):
         """The reason, the exit code, and the last output that was not a message."""
         code = self._transport.get_returncode() if self._transport else None
         ending = f"it ended with exit code {code}" if code and not self._signaled else ""
-        stderr, noise = (piece.decode("utf-8", "replace").strip() for piece in (self._stderr[-600:], self._noise))
+        # Hidden before it is cut: half a key would not be recognized.
+        stderr, noise = (self._hide(piece.decode("utf-8", "replace")).strip() for piece in (self._stderr, self._noise))
+        stderr, noise = stderr[-STDERR_SHOWN:], noise[:NOISE_SHOWN]
         parts = (self._fault, ending, stderr and f"its standard error ends: {stderr}", noise and f"no message: {noise}")
         return "; ".join(part for part in parts if part)
 
@@ -247,7 +269,7 @@ class StdioLink(Link):
         async for line, whole in lines_of(stdout, self._limit):
             messages = messages_of(line) if whole else [self._too_long(found) for found in call_of(line)]
             if not messages and line.strip():
-                self._noise = line[:NOISE_BYTES]
+                self._noise = line
             for message in messages:
                 await self._deliver(SessionMessage(message))
             if self.ended.is_set():
@@ -303,7 +325,7 @@ def messages_of(line: bytes) -> list[JSONRPCMessage]:
         try:
             messages.append(jsonrpc_message_adapter.validate_json(text, by_name=False))
         except ValueError:
-            what = f"a reply that is not JSON-RPC: {text[:200].decode('utf-8', 'replace')}"
+            what = f"a reply that is not JSON-RPC: {text.decode('utf-8', 'replace')}"
             messages += [error_reply(identifier, PARSE_ERROR, what) for identifier in call_of(text)]
     return messages
 
@@ -406,8 +428,8 @@ class HttpLink(Link):
     for that one call. Without this the SDK would end the session, and with it every call in progress.
     """
 
-    def __init__(self, config: McpConfig, headers: Mapping[str, str]) -> None:
-        super().__init__(config.max_reply_mb)
+    def __init__(self, config: McpConfig, headers: Mapping[str, str], hide: Callable[[str], str]) -> None:
+        super().__init__(config.max_reply_mb, hide)
         self._url = config.url
         # Calls have their own limit; this one only ends a stream that the server forgot.
         read_timeout_s = max(config.timeout_s, config.connect_timeout_s) + 5
@@ -427,6 +449,9 @@ class HttpLink(Link):
                 if isinstance(message, JSONRPCError) and message.id in self._replies_too_long:
                     self._replies_too_long.discard(message.id)
                     item = SessionMessage(self._too_long(message.id), item.metadata)  # replaces the SDK's parse error
+                elif isinstance(message, JSONRPCError) and message.error.code == PARSE_ERROR:
+                    # The SDK quotes pieces of the reply, perhaps of a key.
+                    message.error.message = message.error.message.partition(":")[0]
                 await self._deliver(item)
 
         async def send(write: WriteStream[SessionMessage]) -> None:
