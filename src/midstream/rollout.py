@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import (
     InfrastructureError,
     MidstreamError,
@@ -37,7 +37,7 @@ Ended = tuple[int, Trajectory]  # a trajectory and its place in the whole rollou
 OnDone = Callable[[Sequence[Trajectory]], None]
 
 
-class RolloutConfig(Frozen):
+class RolloutConfig(Settings):
     """Settings of rollouts. A passed deadline or a bug is not tried again.
 
     Attributes:

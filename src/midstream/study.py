@@ -23,8 +23,8 @@ Runs that are finished in the study's directory are read, not repeated; an inter
 
 from __future__ import annotations
 
+import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,9 +35,10 @@ from pydantic import Field, field_validator, model_validator
 
 from midstream import api
 from midstream.core.component import validate
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.metrics import EvaluationResult
+from midstream.core.text_file import read_toml
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.report.study_tables import StudyRow
@@ -45,7 +46,7 @@ from midstream.report.study_tables import StudyRow
 Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of each seed
 
 
-class Metric(Frozen):
+class Metric(Settings):
     """A number of each arm.
 
     `value` is a path into the JSON of an `EvaluationResult` ("success", "tool_use.error_rate"), or several whose mean
@@ -113,7 +114,7 @@ DEFAULT_METRICS = {
 }
 
 
-class Arm(Frozen):
+class Arm(Settings):
     """A recipe with changes, trained into a run a seed; with `train` false only evaluated.
 
     `before` names a row of its own for the evaluation before training. `directory` begins the names of its runs; by
@@ -128,7 +129,7 @@ class Arm(Frozen):
     directory: str = ""
 
 
-class StudyFile(Frozen):
+class StudyFile(Settings):
     """A study as its file describes it."""
 
     name: str
@@ -150,18 +151,14 @@ def read_study(name: str | Path) -> StudyFile:
     packaged = Path(__file__).parent / "studies"  # else the checkout that midstream is installed from
     shipped = packaged if packaged.is_dir() else Path(__file__).parents[2] / "studies"
     path = Path(name) if str(name).endswith(".toml") else shipped / f"{name}.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not os.path.exists(path):
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
             cause="it is neither a .toml file nor the name of a study that comes with midstream",
             fix="midstream study controls, or a file like docs/study.md shows",
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not a TOML file: {error}", code="file-invalid", fix="correct it") from error
-    return validate(StudyFile, table, str(path))
+        )
+    return validate(StudyFile, read_toml(path), "", of=f"study {path}")
 
 
 def chosen(known: Sequence[str], only: Sequence[str]) -> list[str]:

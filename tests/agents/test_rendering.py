@@ -279,5 +279,5 @@ def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str
 
 
 def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):
-    with pytest.raises(RecipeError, check=coded("file-unreadable", "none.md")):
+    with pytest.raises(RecipeError, check=coded("file-not-found", "none.md")):
         PromptTemplate("generator", PROMPT_LAYOUT, tmp_path / "none.md")

@@ -67,7 +67,6 @@ def test_an_unknown_name_lists_those_there_are(name):
     [
         ("call = 3", "call"),
         ("nonsense = 3", "nonsense"),
-        ("[", "TOML|toml|Invalid|key"),
         ('tool = ""', "names no tool"),
         ('call = { open = "<{tool}>", close = "</run>" }', "both marks"),
         ('call = { open = "<{tool}>", close = "</{tool}>" }', "leave it out"),
@@ -87,6 +86,11 @@ def test_an_unsound_file_is_refused(tmp_path, change, problem):
     with pytest.raises(RecipeError, check=coded("template-invalid", "mine.toml")) as caught:
         load_template(own(tmp_path, "\n".join([*settings, change])))
     assert re.search(problem, caught.value.cause)
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path):
+    with pytest.raises(RecipeError, check=coded("file-invalid", "mine.toml")):
+        load_template(own(tmp_path, "["))
 
 
 def test_a_template_in_code():

@@ -97,6 +97,35 @@ def test_a_malformed_override_is_refused(override):
         with_overrides({}, [override])
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=99999999999999999999",
+        "seed=" + "9" * 5_000,
+        "name=" + "[" * 10_000,
+        ".".join("a" * 20_000) + "=1",
+        "seed=1\nname = 'other'",
+        "description=two\nlines",
+        "description=null\0",
+        "description='null\\u0000'",
+        'description="null\\u0000"',
+        "se\ned=1",
+    ],
+    ids=range(10),
+)
+def test_an_override_that_no_setting_could_have_is_refused_at_once(override):
+    if override == "description='null\\u0000'":  # a literal string of TOML: a backslash and a u
+        assert with_overrides({}, [override]) == {"description": "null\\u0000"}
+        return
+    with pytest.raises(RecipeError, check=coded("recipe-invalid", repr(override)[:60])) as caught:
+        with_overrides({}, [override])
+    assert len(str(caught.value)) < 500
+
+
+def test_a_text_of_several_lines_is_quoted():
+    assert with_overrides({}, ['a="one\\ntwo"', "b=[1,\n2]"]) == {"a": "one\ntwo", "b": [1, 2]}
+
+
 def test_a_component_of_another_type_replaces_the_whole_table():
     base = {"engine": {"type": "tiny", "layers": 2}}
     assert merge(base, {"engine": {"type": "other", "model": "m"}}) == {"engine": {"type": "other", "model": "m"}}
@@ -147,7 +176,12 @@ def test_false_takes_a_table_of_the_base_out():
         ("learner.threads=100000", "learner.threads = 100000"),
         ("learner.weight_decay=inf", "learner.weight_decay = inf"),
         ("warm_start.learning_rate=inf", "warm_start.learning_rate = inf"),
-        ("seed=99999999999999999999", "seed = 99999999999999999999"),
+        ("seed=true", "seed = True"),
+        ("learner.betas=[true, 0.9]", "learner.betas = [True, 0.9]"),
+        ("evaluation.validation.seed=-1", "evaluation.validation.seed = -1"),
+        ("tasks.seed=-1", "tasks.seed = -1"),
+        ("agent.library=''", "agent.library = ''"),
+        ("rollout.deadline_s=inf", "rollout.deadline_s = inf"),
         ("name='../x'", "name = '../x'"),
     ],
 )
@@ -176,6 +210,30 @@ def test_a_base_that_is_not_text_is_refused(tmp_path, value):
     (tmp_path / "child.toml").write_text(f"extends = {value}\n")
     with pytest.raises(RecipeError, check=coded("extends-invalid", "child.toml")):
         read_table(str(tmp_path / "child.toml"))
+
+
+@pytest.mark.parametrize("base", ["/dev/null", "/", "../..", "/dev/zero.toml", "\\u0000", "x" * 5000, ""])
+def test_a_base_that_is_no_recipe_is_refused(tmp_path, base):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "{base}"\n')
+    with pytest.raises(RecipeError) as caught:
+        read_table(str(path))
+    assert caught.value.code in ("unknown-recipe", "file-unreadable", "file-invalid")
+    assert caught.value.fix
+
+
+def test_a_long_chain_or_a_cycle_of_recipes_is_refused(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}"\nx{number} = 1\n')
+    with pytest.raises(RecipeError, check=coded("extends-invalid", "0.toml extends more than 32 recipes")):
+        read_table(str(tmp_path / "0.toml"))
+    (tmp_path / "30.toml").write_text("x30 = 1\nx0 = 2\n")
+    table = read_table(str(tmp_path / "0.toml"))
+    assert len(table) == 31
+    assert table["x0"] == 1
+    (tmp_path / "30.toml").write_text('extends = "28"')
+    with pytest.raises(RecipeError, check=coded("extends-invalid", "28.toml extends itself")):
+        read_table(str(tmp_path / "0.toml"))
 
 
 def test_all_problems_are_named_at_once(ten_steps):

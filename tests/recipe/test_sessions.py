@@ -113,7 +113,7 @@ def test_sets_that_are_only_evaluated_may_overlap():
         (["practice.budget.cost_usd=1"], "setting-conflict", "practice.budget.cost_usd = 1"),
         (
             ['practice.critic={engine="reflector", prompt_file="/no/such/prompt.md"}'],
-            "file-unreadable",
+            "file-not-found",
             "/no/such/prompt.md",
         ),
         (

@@ -199,13 +199,13 @@ def test_a_line_that_is_no_transcript_is_named(student, tmp_path, line, message)
 
 def test_a_file_that_is_not_there_is_empty_or_no_text_is_refused(student, tmp_path):
     path = tmp_path / "t.jsonl"
-    with raises("file-invalid", "warm_start.file", "t.jsonl", "No such file"):
+    with raises("file-not-found", "warm_start.file", "t.jsonl"):
         rows_of_file(path, student())
     path.write_text("\n\n", encoding="utf-8")
     with raises("file-invalid", "t.jsonl"):
         rows_of_file(path, student())
     path.write_bytes(b"\xff\xfe")
-    with raises("file-invalid", "utf-8"):
+    with raises("file-unreadable", "utf-8"):
         rows_of_file(path, student())
 
 

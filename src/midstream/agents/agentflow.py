@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
@@ -26,7 +26,7 @@ from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecor
 from midstream.sandbox.code_runner import ProgramRunner
 
 
-class LoopConfig(Frozen):
+class LoopConfig(Settings):
     """Settings of AgentFlow's loop.
 
     Attributes:

@@ -22,7 +22,7 @@ from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import render_lessons
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
@@ -38,7 +38,7 @@ _MOST_CALLS = 64  # in one reply; each is a turn
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 
 
-class StreamConfig(Frozen):
+class StreamConfig(Settings):
     """Settings of the loop. 8,000 tokens are the paper's (mathematics).
 
     Attributes:

@@ -29,7 +29,7 @@ from midstream.agents.rendering import (
     toon_library,
 )
 from midstream.core.component import ComponentConfig
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
@@ -53,7 +53,7 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
 }
 
 
-class ModuleConfig(Frozen):
+class ModuleConfig(Settings):
     """Settings of every prompted module.
 
     Attributes:

@@ -28,6 +28,7 @@ from typing import Literal
 from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Tool
 from midstream.core.text import BRACKETS, BREAKS, PLACE, fill, neutral, to_json, unicode_escape
+from midstream.core.text_file import read_text
 from midstream.core.trajectory import Memory, Message
 
 MemoryStyle = Literal["json", "toon"]
@@ -40,15 +41,9 @@ _UNSAFE_IN_TOON = re.compile(rf"[{BREAKS}<\[\\](?:(?<![<\[\\])|{BRACKETS}|(?<=\\
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
     """The text of the prompt file that ships with a package for a role, or of the user's `override`."""
-    shipped = resources.files(package) / "prompts" / f"{role}.md"
-    try:
-        return (override or shipped).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
-        raise RecipeError(
-            f"the {role}'s prompt file {override} cannot be read: {failure}",
-            code="file-unreadable",
-            fix="correct prompt_file",
-        ) from failure
+    if override is None:
+        return (resources.files(package) / "prompts" / f"{role}.md").read_text(encoding="utf-8")
+    return read_text(override, fix=f"correct prompt_file of the {role}")
 
 
 class PromptTemplate:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, SerializeAsAny, ValidationError, model_serializer
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings, classes_in
 from midstream.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Context(Protocol):
         ...
 
 
-class ComponentConfig(Frozen):
+class ComponentConfig(Settings):
     """The settings of one component. The class variables serve its default `build` and the check of a recipe."""
 
     component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls; `midstream tools` describes it
@@ -151,7 +151,7 @@ class EngineConfig(ComponentConfig):
     in_process: ClassVar[bool] = False  # it samples in this process, once all live trajectories wait
 
 
-class Component(Frozen):
+class Component(Settings):
     """One component of a recipe: its type, its settings, its engine, and its weight if it is a part of another."""
 
     kind: Kind
@@ -262,9 +262,16 @@ def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:
 
 
 def validate(
-    model: type[ModelT], table: Mapping[str, Any], where: str, tags: Mapping[str, type[BaseModel]] | None = None
+    model: type[ModelT],
+    table: Mapping[str, Any],
+    where: str,
+    tags: Mapping[str, type[BaseModel]] | None = None,
+    *,
+    of: str = "recipe",
 ) -> ModelT:
-    """Build `model` from a table of a recipe. `tags` are the members of a discriminated union in it, by name.
+    """Build `model` from a table of a recipe, or of the file that `of` names for errors.
+
+    `tags` are the members of a discriminated union in it, by name.
 
     Raises `RecipeError`, which names every wrong key with its place and value.
     """
@@ -280,9 +287,9 @@ def validate(
             for error in errors
         ]
         raise RecipeError(
-            "the recipe is invalid: " + "; ".join(problems),
+            f"the {of} is invalid: " + "; ".join(problems),
             code="recipe-invalid",
-            fix="correct it in the recipe or with --set; known keys here: "
+            fix=f"correct it in {'the recipe or with --set' if of == 'recipe' else 'that file'}; known keys here: "
             + ", ".join(_fields_around(model, errors[0]["loc"], tags or {})),
         ) from failure
 
@@ -298,19 +305,11 @@ def _fields_around(
         field = model.model_fields.get(str(key))
         if field is None:
             continue  # a place in a list
-        inner = [cls for cls in _classes(field.annotation) if issubclass(cls, BaseModel)]
+        inner = [cls for cls in classes_in(field.annotation) if issubclass(cls, BaseModel)]
         if not inner:
             break
         model = inner[0]
     return list(model.model_fields)
-
-
-def _classes(annotation: Any) -> list[type]:
-    """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
-    parts = get_args(annotation)
-    if not parts:
-        return [annotation] if isinstance(annotation, type) else []
-    return [cls for part in parts for cls in _classes(part)]
 
 
 def shown(value: object) -> str:

@@ -1,11 +1,12 @@
-"""The base class of everything that is written to disk, and checks of a model's JSON."""
+"""The base classes of settings and of everything that is written to disk, and checks of a model's JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 _MAX_DEPTH = 32
 
@@ -14,6 +15,32 @@ class Frozen(BaseModel):
     """Immutable, compared by value; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Settings(Frozen):
+    """Settings that a user writes: numbers are finite and no booleans; required texts and all paths are not empty."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or ""]
+        types = classes_in(field.annotation)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        if {int, float} & set(types) and bool not in types and any(isinstance(item, bool) for item in inner):
+            raise ValueError("a number is needed, not true or false")
+        if isinstance(value, str) and not value.strip() and (field.is_required() or Path in types):
+            raise ValueError("it is empty")
+        return value
+
+
+def classes_in(annotation: Any) -> list[type]:
+    """The classes in an annotation such as `tuple[X, ...]` or `X | None`."""
+    parts = get_args(annotation)
+    if not parts:
+        return [annotation] if isinstance(annotation, type) else []
+    return [cls for part in parts for cls in classes_in(part)]
 
 
 def problems_of(failure: ValidationError) -> list[str]:

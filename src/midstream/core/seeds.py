@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated
+
+from pydantic import Field
+
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]  # of a setting
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -9,28 +9,28 @@ A template is a TOML file: one of those in `templates/`, by its name, or the use
 
 from __future__ import annotations
 
-import tomllib
-from importlib import resources
+import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from midstream.core.data import Frozen, problems_of
+from midstream.core.data import Settings, problems_of
 from midstream.core.errors import RecipeError
 from midstream.core.text import PLACE, fill
+from midstream.core.text_file import read_toml
 
 ANY_TOOL = "{tool}"  # placeholder of a tool's name in a mark
 
 
-class Marks(Frozen):
+class Marks(Settings):
     """The marks at the start and end of a part of the stream."""
 
     open: str = Field(min_length=1)
     close: str = Field(min_length=1)
 
 
-class Template(Frozen):
+class Template(Settings):
     """How a policy writes, and how the environment answers."""
 
     name: str = ""
@@ -118,30 +118,27 @@ def load_template(name: str | Path) -> Template:
     """
     try:
         return Template.model_validate(_table(name))
-    except (tomllib.TOMLDecodeError, ValidationError) as failure:
+    except ValidationError as failure:
         raise RecipeError(
             f"the agent template {str(name)!r} is invalid",
             code="template-invalid",
-            cause="; ".join(problems_of(failure))[:500] if isinstance(failure, ValidationError) else str(failure),
+            cause="; ".join(problems_of(failure))[:500],
             fix="correct the file; core/stream_template.py describes each setting",
         ) from failure
 
 
 def _table(name: str | Path) -> dict[str, Any]:
     """A template's settings, with those that it inherits."""
-    shipped = resources.files("midstream.core") / "templates"
-    own = isinstance(name, Path) or name.endswith(".toml")
-    try:
-        text = (Path(name) if own else shipped / f"{name}.toml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as failure:  # ValueError: a null character in the path, or a file that is not UTF-8
-        known = ", ".join(sorted(Path(file.name).stem for file in shipped.iterdir()))
+    shipped = Path(__file__).parent / "templates"
+    path = Path(name) if isinstance(name, Path) or name.endswith(".toml") else shipped / f"{name}.toml"
+    if not os.path.exists(path):
         raise RecipeError(
             f"there is no agent template {str(name)!r}",
             code="unknown-template",
-            cause=str(failure) if own else "",
-            fix=f"set agent.template to one of {known}, or to the path of a .toml file",
-        ) from failure
-    table = {"name": Path(name).stem, **tomllib.loads(text)}
+            fix="set agent.template to the path of a .toml file, or to one of "
+            + ", ".join(sorted(file.stem for file in shipped.glob("*.toml"))),
+        )
+    table = {"name": path.stem, **read_toml(path)}
     like = table.pop("like", None)
     # Only shipped templates can be inherited from: among users' files, two could inherit from each other.
     return table if like is None else {**_table(Path(str(like)).stem), **table}

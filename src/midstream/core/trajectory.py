@@ -20,14 +20,14 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from midstream.core.data import Frozen
+from midstream.core.data import Frozen, Settings
 
 # verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one.
 StopReason = Literal["verified", "answered", "ended", "turn_limit", "token_limit", "deadline", "error"]
 EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
 
 
-class Sampling(Frozen):
+class Sampling(Settings):
     """How an engine samples.
 
     Attributes:
@@ -37,7 +37,7 @@ class Sampling(Frozen):
         stop: strings that end a completion; its text ends before them, its sampled tokens include them
     """
 
-    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=512, ge=1)
     stop: tuple[str, ...] = ()

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from midstream.core.component import Component
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
+from midstream.core.seeds import Seed
 
 
-class SetConfig(Frozen):
+class SetConfig(Settings):
     """A fixed set of tasks.
 
     Attributes:
@@ -34,7 +35,7 @@ class SetConfig(Frozen):
     families: tuple[str, ...] = ()
     per_family: int | None = Field(default=None, ge=1, le=1_000_000)
     count: int | None = Field(default=None, ge=1, le=1_000_000)
-    seed: int = 99
+    seed: Seed = 99
     max_turns: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
@@ -44,7 +45,7 @@ class SetConfig(Frozen):
         return self
 
 
-class EvaluationConfig(Frozen):
+class EvaluationConfig(Settings):
     """What is evaluated, and when.
 
     Attributes:
@@ -56,9 +57,7 @@ class EvaluationConfig(Frozen):
 
     sets: tuple[SetConfig, ...] = ()
     validation: SetConfig = SetConfig(name="validation", split="validation", per_family=20, seed=7)
-    temperatures: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
-        default=(1.0, 0.0), min_length=1
-    )
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(default=(1.0, 0.0), min_length=1)
     trials: int = Field(default=1, ge=1, le=10_000)
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RunError, UsageError
 from midstream.core.events import UpdateFinished
 from midstream.core.metrics import Spent, StepTiming, ToolUse
+from midstream.core.text_file import read_text
 from midstream.core.trajectory import Trajectory
 from midstream.practice.gate import ChangeRecord, Test
 from midstream.practice.ledger import Cache, Ledger
@@ -295,15 +296,7 @@ def read_library(path: Path) -> Library:
             cause="it is no practice run, or one that has not begun",
             fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
         )
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors on Windows write a byte order mark
-    except (OSError, UnicodeDecodeError) as failure:
-        missing = isinstance(failure, FileNotFoundError)
-        raise RunError(
-            f"{path} does not exist" if missing else f"{path} cannot be read: {failure}",
-            code="file-not-found" if missing else "file-unreadable",
-            fix="name a practice run, or a .json or .md file with a library",
-        ) from failure
+    text = read_text(path, error=RunError, fix="name a practice run, or a .json or .md file with a library")
     try:
         return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)
     except UsageError as failure:

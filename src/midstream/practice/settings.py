@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.trajectory import Sampling
 
 ROLES = ("summariser", "critic", "merger")
 
 
-class RoleConfig(Frozen):
+class RoleConfig(Settings):
     """One role of the reflector.
 
     Attributes:
@@ -33,7 +33,7 @@ class RoleConfig(Frozen):
     structured_output: bool = False
 
 
-class EmbeddingConfig(Frozen):
+class EmbeddingConfig(Settings):
     """Find near-duplicates by a model's embeddings, from the `/embeddings` of an OpenAI-compatible server.
 
     An update requests those of its lessons and proposals; they cost almost nothing, and no budget counts them.
@@ -51,7 +51,7 @@ class EmbeddingConfig(Frozen):
     timeout_s: float = Field(default=60.0, gt=0)
 
 
-class LibraryConfig(Frozen):
+class LibraryConfig(Settings):
     """What the library may hold; None disables a limit or a check.
 
     Attributes:
@@ -69,7 +69,7 @@ class LibraryConfig(Frozen):
     leak_guard: bool = True
 
 
-class GateConfig(Frozen):
+class GateConfig(Settings):
     """When a changed library is accepted (`gate.py`).
 
     A test stops early if the evidence suffices. By default an update's gate takes at most 4,400 rollouts, less than
@@ -97,7 +97,7 @@ class GateConfig(Frozen):
     bisect_pairs: int = Field(default=1000, ge=0)
 
 
-class BudgetConfig(Frozen):
+class BudgetConfig(Settings):
     """Limits on what a run may use, evaluations included; None: no limit.
 
     Attributes:
@@ -130,7 +130,7 @@ class Requests:
     max_tokens: int
 
 
-class PracticeConfig(Frozen):
+class PracticeConfig(Settings):
     """Training-Free GRPO.
 
     `truth = "majority"` learns without gold answers: a rollout is right if it agrees with most of its group, and no

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
+from midstream.core.text_file import parse_toml
 from midstream.recipe.check import check, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import Recipe, Table, merge, modules_of, parse_recipe, read_table, with_overrides
@@ -57,8 +57,8 @@ class EvaluationChanges(AgentChanges, total=False):
 def run_table(run: RunDirectory) -> Table:
     """The resolved recipe of a run as it was written."""
     try:
-        return tomllib.loads(run.recipe())
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(run.recipe())
+    except ValueError as error:
         raise damaged_recipe(run.recipe_path, error) from error
 
 

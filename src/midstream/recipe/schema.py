@@ -8,10 +8,12 @@ of a component (tasks, an agent's module, an engine, a tool, a reward) has a `ty
 from __future__ import annotations
 
 import json
+import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
@@ -19,9 +21,11 @@ from pydantic import Discriminator, Field, Tag
 from midstream.agents.agentflow import LoopConfig
 from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
+from midstream.core.seeds import Seed
 from midstream.core.text import shorten
+from midstream.core.text_file import parse_toml, read_toml
 from midstream.evaluation import EvaluationConfig
 from midstream.practice.settings import PracticeConfig
 from midstream.recipe import registry as registry  # registers the components that come with midstream
@@ -33,6 +37,9 @@ from midstream.training.settings import LearnerConfig, TrainingConfig, WarmStart
 _FIRST = (
     "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
 )  # fmt: skip
+
+_MAX_EXTENDS = 32  # recipes that one extends, one after the other
+_MAX_PARTS = 32  # of a key of `--set`
 
 # The modules of each kind of agent; the first is the one whose weights are trained.
 MODULES: dict[str, tuple[Kind, ...]] = {
@@ -79,7 +86,7 @@ def modules_of(agent: Mapping[str, Any]) -> tuple[Kind, ...]:
     return MODULES[agent.get("type", "agentflow")]
 
 
-class Recipe(Frozen):
+class Recipe(Settings):
     """A whole recipe, every component's settings validated; `recipe/check.py` checks that they fit each other.
 
     Attributes:
@@ -102,7 +109,7 @@ class Recipe(Frozen):
 
     name: str = Field(pattern=r"^[^/\\\x00-\x1f]+$")  # it names run directories
     description: str = ""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: Seed = 0
     tasks: Component
     agent: Annotated[
         Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
@@ -205,39 +212,44 @@ def recipes_directory() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
-def find_recipe(name: str) -> Path:
-    """The file of a recipe given by path or by name."""
+def find_recipe(name: str, extended_by: Path | None = None) -> Path:
+    """The file of a recipe given by path or by name. `extended_by` names it by name, or next to itself."""
     path = Path(name) if name.endswith(".toml") else recipes_directory() / f"{name}.toml"
-    if not path.is_file():
+    if extended_by is not None and os.path.isfile(sibling := extended_by.parent / f"{name}.toml"):
+        path = sibling
+    if not os.path.exists(path):
         known = ", ".join(sorted(file.stem for file in recipes_directory().glob("*.toml")))
         raise RecipeError(
-            f"recipe {name!r} was not found", code="unknown-recipe", fix=f"name a .toml file or one of: {known}"
+            f"recipe {shown(name)} was not found",
+            code="unknown-recipe",
+            cause=f"{extended_by} extends it" if extended_by else "",
+            fix=f"name a .toml file or one of: {known}",
         )
-    return path
+    return path.resolve()
 
 
-def read_table(name: str, extended_by: tuple[Path, ...] = ()) -> Table:
+def read_table(name: str) -> Table:
     """The recipe's table with everything it extends merged in."""
-    path = find_recipe(name).resolve()
-    if path in extended_by:
-        raise RecipeError(f"{path} extends itself", code="extends-invalid", fix="remove one `extends` of the cycle")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise RecipeError(
-            f"{path} is not valid TOML: {failure}", code="file-invalid", fix="correct the file at that line"
-        ) from failure
-    base = table.pop("extends", None)
-    if base is None:
-        return table
-    if not isinstance(base, str):
-        raise RecipeError(
-            f"extends = {shown(base)} in {path} is not the name of a recipe",
-            code="extends-invalid",
-            fix='e.g. extends = "agentflow-prompted"',
-        )
-    sibling = path.with_name(f"{base}.toml")
-    return merge(read_table(str(sibling) if sibling.is_file() else base, (*extended_by, path)), table)
+    path = find_recipe(name)
+    tables: dict[Path, Table] = {}
+    while True:
+        tables[path] = table = read_toml(path)
+        base = table.pop("extends", None)
+        if base is None:
+            return reduce(merge, reversed(tables.values()))
+        if not isinstance(base, str):
+            raise RecipeError(
+                f"extends = {shown(base)} in {path} is not the name of a recipe",
+                code="extends-invalid",
+                fix='e.g. extends = "agentflow-prompted"',
+            )
+        path = find_recipe(base, path)
+        if path in tables or len(tables) == _MAX_EXTENDS:
+            raise RecipeError(
+                f"{path} extends itself" if path in tables else f"{name} extends more than {_MAX_EXTENDS} recipes",
+                code="extends-invalid",
+                fix="remove one `extends`",
+            )
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -249,17 +261,25 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
     """The table with every `a.b=value` applied; values are TOML, bare words are strings."""
     for override in overrides:
         key, sign, text = override.partition("=")
-        if not sign or not all(key.split(".")):
-            raise RecipeError(
-                f"--set {override!r} is not of the form a.b=value",
-                code="recipe-invalid",
-                fix="e.g. --set training.steps=50",
-            )
+        parts, problem, values = key.split("."), "", {}
         try:
-            change: Any = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            change = text
-        for part in reversed(key.split(".")):
+            values = parse_toml(f"value = {text}")
+        except TOMLDecodeError:  # bare words
+            values = {"value": text} if text.isprintable() else {}
+        except ValueError as failure:
+            problem = str(failure)
+        if not sign or not all(parts) or len(parts) > _MAX_PARTS or not key.isprintable():
+            problem = "it is not of the form a.b=value"
+        elif not problem and values.keys() != {"value"}:
+            problem = "a line break or control character outside of quotes"
+        if problem:
+            raise RecipeError(
+                f"--set {shown(override)}: {problem}",
+                code="recipe-invalid",
+                fix="e.g. --set training.steps=50 or --set 'description=\"one\\ntwo\"'",
+            )
+        change: Any = values["value"]
+        for part in reversed(parts):
             change = {part: change}
         table = merge(table, change)
     return table

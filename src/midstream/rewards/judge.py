@@ -66,7 +66,7 @@ class JudgeConfig(RewardConfig):
 
     asks = "always"
 
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=2048, ge=1)
     votes: int = Field(default=1, ge=1, le=99)
     rubric: str = ""

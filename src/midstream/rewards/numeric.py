@@ -71,8 +71,8 @@ class NumericConfig(RewardConfig):
     rule_based = True
     component = Numeric
 
-    relative_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    relative_tolerance: float = Field(default=0.0, ge=0)
+    absolute_tolerance: float = Field(default=0.0, ge=0)
 
 
 def _accepted(task: Task) -> list[Fraction]:

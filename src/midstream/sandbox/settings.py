@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 
 Library = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Tier = Literal["strong", "standard", "remote", "arithmetic", "unsafe"]
 
 
-class SandboxConfig(Frozen):
+class SandboxConfig(Settings):
     """The sandbox that code runs in; docs/sandbox.md describes the tiers.
 
     "auto" takes the stronger of "strong" and "standard" that works on this machine. Where neither does, nothing runs
@@ -31,7 +31,7 @@ class SandboxConfig(Frozen):
     image: str = "python:3.12-slim"
 
 
-class Limits(Frozen):
+class Limits(Settings):
     """Limits of one piece of code, and how many run at once.
 
     Attributes:

@@ -193,5 +193,5 @@ def _listed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRowError(f"{shorten(value)} is no JSON list: {error}") from error

@@ -23,6 +23,7 @@ from midstream.core.errors import UnsupportedError, UsageError
 
 SHOWN = 10  # faults that are reported one by one
 MAX_LINE = 1 << 24  # bytes; a small file can unpack to a line that fills the memory
+MAX_JSON = 1 << 28  # bytes, of a file that is read whole
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -83,7 +84,8 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
         )
     try:
         if not path.is_file():
-            raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}")
+            what = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
+            raise UsageError(what, code="file-not-found", fix=f"name one: ls -l {path.parent}")
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -101,7 +103,10 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
 
 def _json(file: IO[bytes], faults: Faults) -> Iterator[Record]:
     """Read a list of objects; a file that begins otherwise holds one object a line, as many `.json` files do."""
-    data = file.read().removeprefix(_BYTE_ORDER_MARK)
+    data = file.read(MAX_JSON + 1).removeprefix(_BYTE_ORDER_MARK)
+    if len(data) > MAX_JSON:
+        faults.add("the whole file", f"it has more than {MAX_JSON:,} bytes; a .jsonl file is read line by line")
+        return
     if data.lstrip()[:1] != b"[":
         yield from _lines(io.BytesIO(data), faults)
         return

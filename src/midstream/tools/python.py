@@ -126,7 +126,7 @@ class PythonConfig(Limits, ToolConfig):
     component = PythonTool
     asks = "optional"
 
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=2048, ge=1)
 
     def build(self, context: Context) -> Tool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class TokenLoss(NamedTuple):
     clipped: torch.Tensor
 
 
-class PolicyLoss(Frozen):
+class PolicyLoss(Settings):
     """Settings of the loss, and the loss itself. The defaults are the paper's; its released code clips at 0.2 and 0.3.
 
     Attributes:
@@ -159,10 +159,10 @@ class PolicyLoss(Frozen):
         horizon: tokens that `seq-mean-token-sum-norm` divides by; by default the most that a row could have
     """
 
-    clip_low: float = Field(default=0.2, gt=0, lt=1, allow_inf_nan=False)
-    clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
-    dual_clip: float | None = Field(default=None, gt=1, allow_inf_nan=False)
-    kl_coefficient: float = Field(default=0.001, ge=0, allow_inf_nan=False)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    kl_coefficient: float = Field(default=0.001, ge=0)
     kl_kind: KlKind = "k3"
     aggregation: Aggregation = "trajectory-turn-token"
     horizon: int | None = Field(default=None, ge=1)

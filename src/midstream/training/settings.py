@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from midstream.core.component import Component
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import UnsupportedError
+from midstream.core.seeds import Seed
 from midstream.training.losses import PolicyLoss
 
 LOGITS = 2**25  # how many numbers a policy update's head makes at a time
@@ -18,7 +19,7 @@ Baseline = Literal["group_mean", "leave_one_out"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LoraConfig(Frozen):
+class LoraConfig(Settings):
     """Low-rank adapters instead of full weights.
 
     Attributes:
@@ -32,7 +33,7 @@ class LoraConfig(Frozen):
     target: str = "all-linear"
 
 
-class LearnerConfig(Frozen):
+class LearnerConfig(Settings):
     """AdamW and gradient clipping.
 
     Attributes:
@@ -50,7 +51,7 @@ class LearnerConfig(Frozen):
     """
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     chunk_tokens: int = Field(default=6000, ge=1)
     recompute_activations: bool = False
@@ -59,7 +60,7 @@ class LearnerConfig(Frozen):
     threads: int = Field(default=1, ge=1, le=1024)
 
 
-class SupervisedConfig(Frozen):
+class SupervisedConfig(Settings):
     """Cross-entropy on recorded transcripts.
 
     Attributes:
@@ -78,10 +79,10 @@ class SupervisedConfig(Frozen):
     successes_only: bool = False
     steps: int = Field(default=450, ge=0)
     batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=2.5e-3, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=2.5e-3, gt=0)
     warmup_steps: int = Field(default=30, ge=1)
     final_share: float = Field(default=0.1, gt=0, le=1)
-    prompt_weight: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    prompt_weight: float = Field(default=0.1, ge=0)
 
 
 class WarmStartConfig(SupervisedConfig):
@@ -97,7 +98,7 @@ class WarmStartConfig(SupervisedConfig):
     """
 
     file: Path | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     policy: dict[str, Any] = Field(default_factory=dict)
     min_copy_rate: float = Field(default=0.7, ge=0, le=1)
     lessons: float = Field(default=0.0, ge=0, le=1)
@@ -121,7 +122,7 @@ class ImitationConfig(SupervisedConfig):
     planner: Component | None = None
 
 
-class OverlongConfig(Frozen):
+class OverlongConfig(Settings):
     """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), in tokens after a row's prompt.
 
     The penalty is subtracted from the reward before advantages are taken; the recorded score stays what it was.
@@ -134,7 +135,7 @@ class OverlongConfig(Frozen):
 
     limit: int = Field(ge=1)
     buffer: int = Field(ge=1)
-    penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    penalty: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _buffer_within(self) -> OverlongConfig:
@@ -176,7 +177,7 @@ _OTHER_LOSSES = {
 }
 
 
-class TrainingConfig(Frozen):
+class TrainingConfig(Settings):
     """Flow-GRPO (arXiv 2510.05592), or supervised learning with as many updates (`algorithm = "supervised"`).
 
     `family_sampling = "failure"` draws families in proportion to 1.1 minus their running success.
@@ -217,7 +218,7 @@ class TrainingConfig(Frozen):
     tasks_per_step: int = Field(default=16, ge=1)
     group_size: int = Field(default=8, ge=2)
     minibatches: int = Field(default=2, ge=1)
-    learning_rate: float = Field(default=6e-4, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=6e-4, gt=0)
     warmup_steps: int = Field(default=5, ge=1)
     decay_steps: int = Field(default=0, ge=0)
     loss: PolicyLoss = PolicyLoss()

@@ -25,10 +25,12 @@ from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Request, Row
 from midstream.core.stream import POLICY, stream_of
 from midstream.core.stream_template import Template
+from midstream.core.text_file import read_text
 from midstream.core.trajectory import Message, Trajectory
 from midstream.engines.local.codec import TokenizerCodec
 from midstream.engines.local.engine import TransformersLocal
 
+_MAX_CHARACTERS = 1 << 28  # of a file, which is read whole
 _Part = tuple[tuple[int, ...], bool]  # token ids; whether they are learned
 
 
@@ -74,15 +76,8 @@ class Transcript(Frozen):
 
 def read_transcripts(path: Path) -> Iterator[tuple[int, Transcript]]:
     """Each transcript of a JSONL file with its line number; `RecipeError` names a line that is not a transcript."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # as some editors on Windows write it
-    except (OSError, UnicodeDecodeError) as failure:
-        raise RecipeError(
-            f"warm_start.file = {str(path)!r} could not be read: {failure}",
-            code="file-invalid",
-            fix="name a JSONL file in UTF-8",
-        ) from failure
-    for number, line in enumerate(lines, start=1):
+    text = read_text(path, fix="correct warm_start.file", limit=_MAX_CHARACTERS)
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

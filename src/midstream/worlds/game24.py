@@ -13,7 +13,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 
 from midstream.core.component import TasksConfig
-from midstream.core.seeds import derive_seed
+from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.tasks.finite import SPLITS, Finite
 
@@ -71,7 +71,7 @@ class Game24Config(TasksConfig):
     endless = True
     component = GameOf24
 
-    seed: int = 0
+    seed: Seed = 0
 
 
 @cache

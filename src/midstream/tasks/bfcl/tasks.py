@@ -19,7 +19,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from midstream.core.component import TasksConfig
 from midstream.core.protocols import OVER, Dialogue, ToolResult, UserTurn
-from midstream.core.seeds import derive_seed
+from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.tasks.bfcl.package import CATEGORIES, Entry, Package, package
 from midstream.tasks.bfcl.state import Judge, State
@@ -103,7 +103,7 @@ class BfclConfig(TasksConfig):
     families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
     train: int = Field(default=100, ge=0, lt=SCENARIOS)
     validation: int = Field(default=0, ge=0, lt=SCENARIOS)
-    split_seed: int = 0
+    split_seed: Seed = 0
     output_tokens: int = Field(default=8192, ge=1)
 
     @field_validator("families")

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 from pydantic import Field
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.http import TransientError, certificates, redacted, retry, retry_after_s, usable_proxy
 from midstream.core.version import __version__
@@ -38,7 +38,7 @@ _IDLE_S = 4.0
 _RETRIED_STATUS = {408, 425, 429}
 
 
-class WebApiConfig(Frozen):
+class WebApiConfig(Settings):
     """Settings of requests to a web service.
 
     Attributes:
@@ -51,9 +51,9 @@ class WebApiConfig(Frozen):
             `"my-agent/1.0 (me@example.org)"`
     """
 
-    timeout_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    timeout_s: float = Field(default=20.0, gt=0)
     max_attempts: int = Field(default=4, ge=1)
-    first_pause_s: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    first_pause_s: float = Field(default=0.5, ge=0)
     concurrency: int = Field(default=4, ge=1)
     user_agent: str | None = Field(default=None, pattern=r"^[!-~]([ -~]*[!-~])?$")
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import httpx2
 from pydantic import Field
 
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import ToolServerError
 from midstream.core.http import certificates, usable_proxy
 from midstream.core.version import __version__
@@ -45,7 +45,7 @@ class _TransientError(NoPage):
     """There is no page at this attempt; another may find it."""
 
 
-class Limits(Frozen):
+class Limits(Settings):
     """What may be fetched, and how much.
 
     Attributes:
@@ -59,8 +59,8 @@ class Limits(Frozen):
         user_agent: the User-Agent header; by default midstream and its version
     """
 
-    fetch_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
-    headers_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    fetch_s: float = Field(default=20.0, gt=0)
+    headers_s: float = Field(default=10.0, gt=0)
     max_kb: int = Field(default=2000, ge=1)
     redirects: int = Field(default=5, ge=0)
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)

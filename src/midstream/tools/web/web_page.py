@@ -116,11 +116,11 @@ class WebPageConfig(Limits, ToolConfig):
     asks = "optional"
     extra = "web"
 
-    parse_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    parse_s: float = Field(default=10.0, gt=0)
     passage_characters: int = Field(default=1200, ge=100)
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=1024, ge=1)
-    timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    timeout_s: float = Field(default=120.0, gt=0)
     output_tokens: int = Field(default=2000, ge=200)
 
     def build(self, context: Context) -> WebPage:

@@ -267,7 +267,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
     backends: tuple[str, ...] = ("duckduckgo", "brave", "startpage", "mojeek")
     api_key_env: str = "SERPER_API_KEY"
     base_url: str | None = None
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
 
     def build(self, context: Context) -> WebSearch:

@@ -24,9 +24,9 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
-from midstream.core.seeds import derive_seed
+from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
 from midstream.tasks.finite import check_known
@@ -49,7 +49,7 @@ _BROUGHT = (
 )
 
 
-class Difficulty(Frozen):
+class Difficulty(Settings):
     """Size of a plan: desks, user turns (without those that only complete another), goals of one turn."""
 
     desks: int
@@ -135,7 +135,7 @@ class DesksConfig(TasksConfig):
     families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
     desks: tuple[str, ...] = Field(default=tuple(DESKS), min_length=1)
     difficulty: Literal["easy", "standard", "hard"] = "standard"
-    seed: int = 0
+    seed: Seed = 0
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

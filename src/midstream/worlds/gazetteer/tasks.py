@@ -28,7 +28,7 @@ from typing import Any, Literal
 from midstream.core.component import Context, TasksConfig
 from midstream.core.errors import RecipeError, TrainingError
 from midstream.core.lessons import Lessons
-from midstream.core.seeds import derive_seed
+from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
@@ -66,7 +66,7 @@ class GazetteerConfig(TasksConfig):
     difficulty: Literal["easy", "standard"] = "standard"
     families: tuple[str, ...] = ()
     countries: int = 300
-    seed: int = 0
+    seed: Seed = 0
 
     def build(self, context: Context) -> Gazetteer:
         """Build it."""

@@ -60,7 +60,7 @@ class TinyModelConfig(EngineConfig):
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)
     max_positions: int = Field(default=256, ge=64)
-    embedding_std: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    embedding_std: float = Field(default=0.1, gt=0)
     max_batch: int = Field(default=256, ge=1)
 
     @property

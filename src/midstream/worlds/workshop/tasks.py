@@ -25,9 +25,9 @@ from statistics import fmean
 from pydantic import Field
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.data import Frozen
+from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
-from midstream.core.seeds import derive_seed
+from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
 from midstream.tasks.finite import SPLITS, Finite, check_known
@@ -41,7 +41,7 @@ _ORDER = re.compile(rf"\b({'|'.join(DOMAINS)}) order (\d+): ([^.]*)\. Which code
 _PLAIN = "nothing special"
 
 
-class Lapses(Frozen):
+class Lapses(Settings):
     """Probabilities of the simulated reflector's errors, besides false lessons.
 
     Of a proposed lesson: `duplicate` repeats one in other words, `contradictory` adds another on the same mark,
@@ -232,4 +232,4 @@ class WorkshopConfig(TasksConfig):
     train: int = Field(default=200, ge=1)
     validation: int = Field(default=200, ge=1)
     test: int = Field(default=400, ge=1)
-    seed: int = 0
+    seed: Seed = 0
