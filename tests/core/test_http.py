@@ -2,11 +2,11 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
-import httpx2
 import pytest
+from yarl import URL
 
 from midstream.core.errors import UnsupportedError
-from midstream.core.http import TransientError, retry, retry_after_s, usable_proxy
+from midstream.core.http import TransientError, proxy_of, retry, retry_after_s
 from support.errors import coded
 
 
@@ -38,11 +38,52 @@ def test_it_may_name_a_date():
 )
 def test_an_unusable_proxy_is_reported_without_its_password(address: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("all_proxy", address)
-    with pytest.raises(UnsupportedError, check=coded("proxy-invalid")) as caught, usable_proxy():
-        httpx2.AsyncClient()
+    with pytest.raises(UnsupportedError, check=coded("proxy-invalid")) as caught:
+        proxy_of(URL("http://a.example"))
     assert "4kqz" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert "percent-encoded" in caught.value.cause
+
+
+PROXIES = {"http_proxy": "one:3128", "https_proxy": "http://u:p%C3%A9@two:3128", "all_proxy": "http://three:3128"}
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "host"),
+    [
+        ("http://a.example", PROXIES, "one"),
+        ("https://a.example", PROXIES, "two"),
+        ("https://a.example", {"ALL_PROXY": "http://three:3128"}, "three"),
+        ("https://a.example", {}, None),
+        *(
+            (url, PROXIES | {"no_proxy": f"x.test, {entry}"}, None)
+            for entry, url in [
+                ("*", "http://a.example"),
+                ("a.example", "http://a.example"),
+                ("example", "https://a.example:8443"),
+                (".example", "http://a.example"),
+                ("*.example", "http://a.example"),
+                ("a.example:81", "http://a.example:81"),
+                ("10.1.2.3", "http://10.1.2.3"),
+                ("10.0.0.0/8", "http://10.1.2.3"),
+                ("::1", "http://[::1]:8000"),
+                ("fd00::/8", "http://[fd00::2]"),
+            ]
+        ),
+        ("http://a.example", PROXIES | {"no_proxy": "b.example,10.0.0.0/8,*.a.example,notaexample"}, "one"),
+        ("http://11.1.2.3", PROXIES | {"no_proxy": "10.0.0.0/8,/,[,]"}, "one"),
+    ],
+)
+def test_the_proxy_of_an_address(
+    url: str, environment: dict[str, str], host: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    proxy = proxy_of(URL(url))
+    assert (proxy and proxy.host) == host
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,40 @@
-"""What all HTTP clients share: retries and pauses, texts without keys, certificates and proxies of the environment."""
+"""What all HTTP clients share: sessions, retries and pauses, texts without keys.
+
+The environment names certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY,
+NO_PROXY). A ~/.netrc is not read, and no cookie is kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import math
 import os
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import lru_cache, partial
+from ipaddress import ip_address, ip_network
 from typing import TypeVar
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
 
-import httpx2
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from multidict import CIMultiDict
+from yarl import URL
 
 from midstream.core.errors import UnsupportedError, UsageError
 
 T = TypeVar("T")
 
 LONGEST_PAUSE_S = 60.0  # between two attempts, whatever the server asks for
+CONNECT_TIMEOUT_S = 10.0
+_IDLE_S = 4.0  # below the five seconds after which uvicorn, under vLLM and SGLang, hangs up
+_LONGEST_HEADER = 64 << 10  # bytes of a header; aiohttp takes at most 128 of them
 _MASKED = re.compile(r"\S{0,200}\*{3,}\S{0,200}")
 _LONGEST_SHOWN = 5  # characters of a key in a row
 
@@ -73,31 +88,135 @@ def redacted(text: str, key: str) -> str:
 
 
 def certificates() -> ssl.SSLContext:
-    """The certificates that verify TLS (20 ms to read). Raises `UsageError` if SSL_CERT_FILE has none."""
+    """The certificates that verify TLS. Raises `UsageError` if SSL_CERT_FILE has none."""
+    file = os.environ.get("SSL_CERT_FILE")
     try:
-        return httpx2.create_ssl_context()
+        return _certificates(file, None if file else os.environ.get("SSL_CERT_DIR"))
     except OSError as failure:  # an ssl.SSLError is one
         raise UsageError(
-            f"the certificates in SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')!r} cannot be read: {failure}",
+            f"the certificates in SSL_CERT_FILE={file!r} cannot be read: {failure}",
             code="certificates-invalid",
             fix="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
         ) from failure
 
 
-@contextmanager
-def usable_proxy() -> Iterator[None]:
-    """Context to create a client in that may use a proxy. Raises `UnsupportedError` if httpx2 cannot use it."""
+@lru_cache(maxsize=4)  # reading them takes 20 ms
+def _certificates(file: str | None, directory: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=file or None, capath=directory or None)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def proxy_of(url: URL) -> URL | None:
+    """The proxy that the environment names for an address. Raises `UnsupportedError` if aiohttp cannot use it."""
+    host, proxies = url.raw_host or "", getproxies()
+    named = proxies.get(url.scheme) or proxies.get("all")
+    if not named or proxy_bypass(f"{host}:{url.port}"):
+        return None
+    for entry in map(str.strip, proxies.get("no", "").split(",")):  # `proxy_bypass` does not know *.org, 10.0.0.0/8
+        if entry == "*" or (entry.startswith("*.") and host.endswith(entry[1:])):
+            return None
+        with suppress(ValueError):
+            if ip_address(host) in ip_network(entry.strip("[]"), strict=False):
+                return None
     try:
-        yield
-    except (ImportError, ValueError, httpx2.InvalidURL) as failure:
-        socks = isinstance(failure, ImportError)
-        # Never quote the failure: in a misspelled address, part of the password is taken for the port.
-        raise UnsupportedError(
-            f"the proxy that the environment names cannot be used ({type(failure).__name__})",
-            code="proxy-invalid",
-            cause="a SOCKS proxy needs the package socksio"
-            if socks
-            else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "
-            "special character of NAME and PASSWORD percent-encoded",
-            fix="pip install 'httpx2[socks]'" if socks else "correct the variable, or export no_proxy=HOST",
-        ) from None
+        proxy = URL(named if "://" in named else f"http://{named}")
+        usable = (
+            proxy.scheme in ("http", "https")
+            and proxy.host
+            and proxy.port
+            and proxy.path == "/"
+            and named.isprintable()
+        )
+        if usable and ":" not in (proxy.user or ""):
+            return proxy
+        socks = proxy.scheme.startswith("socks")
+    except ValueError:
+        socks = False
+    # Never quote the address: of a misspelled one, any part may hold the password.
+    raise UnsupportedError(
+        "the proxy that the environment names cannot be used",
+        code="proxy-invalid",
+        cause="it is a SOCKS proxy, and midstream speaks HTTP to proxies"
+        if socks
+        else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "
+        "special character of NAME and PASSWORD percent-encoded",
+        fix="name an HTTP proxy (http_proxy, https_proxy), or export no_proxy=HOST"
+        if socks
+        else "correct the variable, or export no_proxy=HOST",
+    )
+
+
+def session_for(proxy: URL | None, *, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
+    """A session for one server, to be closed by the caller: no cookies, no limit of connections, bounded headers."""
+    credentials = None
+    if proxy and (proxy.user or proxy.password):
+        credentials = aiohttp.encode_basic_auth(proxy.user or "", proxy.password or "")
+    connector = aiohttp.TCPConnector(ssl=certificates(), limit=0, keepalive_timeout=_IDLE_S, resolver=resolver)
+    return aiohttp.ClientSession(
+        connector=connector,
+        proxy=proxy and proxy.with_user(None),  # aiohttp's errors quote it
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S),
+        middlewares=(partial(_send, credentials),),
+        max_line_size=_LONGEST_HEADER,
+        max_field_size=_LONGEST_HEADER,
+    )
+
+
+async def _send(
+    credentials: str | None, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request, with its proxy's credentials, and once: aiohttp would repeat a GET if its connection breaks."""
+    if credentials and request.is_ssl():  # for the tunnel alone: the server behind it must not see them
+        request.proxy_headers = CIMultiDict({"Proxy-Authorization": credentials})
+    elif credentials:
+        request.headers["Proxy-Authorization"] = credentials
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as failure:
+        raise aiohttp.ClientConnectionError(str(failure) or "the connection broke") from failure
+
+
+class Sessions:
+    """Connections to one server: a session in each event loop that asks for one."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+        self._open: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[object]]] = {}
+        _sessions.add(self)
+
+    async def here(self) -> aiohttp.ClientSession:
+        """The running loop's session, opened at first use."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._open:
+            opened = _opened(proxy_of(self._url))
+            self._open[loop] = await anext(opened), opened
+            for closed in [known for known in self._open if known.is_closed()]:
+                await self._open.pop(closed)[0].close()
+        return self._open[loop][0]
+
+    async def close(self) -> None:
+        """Close the running loop's session; a later request opens another."""
+        opened = self._open.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened[1].aclose()
+
+
+_sessions: WeakSet[Sessions] = WeakSet()
+
+
+@atexit.register
+def _close_forgotten() -> None:
+    """Close what a caller forgot in a loop that `asyncio.run` did not end (a notebook's): aiohttp would complain."""
+    for loop, (session, _) in [opened for sessions in _sessions for opened in sessions._open.items()]:
+        if not loop.is_running():
+            (asyncio.run if loop.is_closed() else loop.run_until_complete)(session.close())
+
+
+async def _opened(proxy: URL | None) -> AsyncGenerator[aiohttp.ClientSession]:
+    """Yield a session and close it when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
+    async with session_for(proxy) as session:
+        yield session

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
+import aiohttp
+from yarl import URL
 
 from midstream.agents.formats import schema_error
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
-from midstream.core.http import redacted
+from midstream.core.http import proxy_of, redacted, session_for
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
@@ -98,20 +99,21 @@ async def _listed_models(config: OpenAIConfig) -> list[str] | None:
     """The names that GET /models gives; None where it gives none for any reason, which a request then shows."""
     key = _key_of(config)
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    url = URL(f"{config.base_url.rstrip('/')}/models", encoded=True)
     body = bytearray()
     try:
         async with (
             asyncio.timeout(LIST_LIMIT_S),
-            httpx2.AsyncClient() as client,
-            client.stream("GET", f"{config.base_url.rstrip('/')}/models", headers=headers) as answer,
+            session_for(proxy_of(url)) as session,
+            session.get(url, headers=headers, allow_redirects=False) as answer,
         ):
-            async for piece in answer.aiter_bytes():
+            async for piece in answer.content.iter_any():
                 body += piece
                 if len(body) > LONGEST_LIST:
                     return None
-        found = json.loads(body)["data"] if answer.status_code == 200 else ()
+        found = json.loads(body)["data"] if answer.status == 200 else ()
         names = [redacted(entry["id"], key) for entry in found if isinstance(entry["id"], str)]
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError, KeyError, TypeError):
+    except (aiohttp.ClientError, UnsupportedError, UsageError, OSError, ValueError, KeyError, TypeError):
         return None
     return names or None
 

@@ -24,7 +24,7 @@ RUN_FORMAT = 1
 """The version of the run directory's layout and records; raised by any change that older code would misread."""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
-_PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "httpx2")
+_PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "aiohttp")
 
 
 class EvaluationInfo(Frozen):

@@ -102,7 +102,7 @@ def test_size_is_bounded_while_it_is_read():
 def test_no_server():
     with serve() as server:
         url = server.url
-    with pytest.raises(ToolServerError, check=coded("service-failed", "ConnectError")):
+    with pytest.raises(ToolServerError, check=coded("service-failed", "ClientConnectorError")):
         asyncio.run(Service("test", url, QUICK).request("GET", any_answer))
 
 

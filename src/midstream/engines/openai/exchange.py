@@ -11,19 +11,20 @@ import json
 import os
 import ssl
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NoReturn
 
-import httpx2
+import aiohttp
 from pydantic import JsonValue
+from yarl import URL
 
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.events import Emit
 from midstream.core.http import TransientError, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
-from midstream.engines.openai import pool as http_pool
+from midstream.engines.openai.endpoint import endpoint_of
 from midstream.engines.openai.providers import limit_field, refusal_advice, start_advice
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
@@ -45,6 +46,7 @@ _LONGEST_STREAM = 10  # times `timeout_s`
 _SHORTEST_SECRET = 12  # a shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold
 # vLLM takes what a request leaves open from the model's generation_config.json: Qwen's, for example, sets top_k to 20.
 _WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 _HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json, text/event-stream",
@@ -108,57 +110,53 @@ class Exchange:
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
+        self._endpoint = endpoint_of(URL(self._base_url, encoded=True))
         self._reached = self._exact = False
 
     async def close(self) -> None:
         """Leave the running loop's connections."""
-        await (await http_pool.endpoint_of(self._base_url)).leave(self)
-
-    async def _endpoint(self) -> http_pool.Endpoint:
-        endpoint = await http_pool.endpoint_of(self._base_url)
-        endpoint.join(self, self._config.max_concurrency)
-        return endpoint
+        await self._endpoint.leave(self)
 
     async def post(self, path: str, body: dict[str, str]) -> tuple[int, str]:
         """Status and text of any answer. Raises `TransientError` or `EngineError`."""
-        url, endpoint = _url(f"{self._base_url}/{path}"), await self._endpoint()
+        session, _ = await self._endpoint.join(self, self._config.max_concurrency)
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
-                endpoint.post(url, json.dumps(body).encode(), self._headers()) as response,
+                self._post(session, path, json.dumps(body).encode()) as response,
             ):
                 text = (await _whole(response)).decode("utf-8", "replace")
+        except aiohttp.ClientError as failure:
+            self._broken(failure)
         except TimeoutError as failure:
             raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
-        except httpx2.TransportError as failure:
-            self._broken(failure)
         self._reached = True
-        return response.status_code, redacted(text[:LONGEST_WORDS], self._key())
+        return response.status, redacted(text[:LONGEST_WORDS], self._key())
 
     async def reply(self, asked: Outgoing, emit: Emit) -> Reply:
         """The checked reply, or `TransientError` or `EngineError`; of a stream, `emit` receives each piece of text."""
         streamed, model = StreamedReply(), str(asked.sent["model"])
         data: dict[str, Any] | None = None
-        endpoint = await self._endpoint()
+        session, slots = await self._endpoint.join(self, self._config.max_concurrency)
         try:
             async with (
-                endpoint.slots,  # the time that a request waits for its slot does not count
+                slots,  # the time that a request waits for its slot does not count
                 asyncio.timeout(self._config.timeout_s) as clock,
-                endpoint.post(_url(f"{self._base_url}/{asked.path}"), asked.body, self._headers()) as response,
+                self._post(session, asked.path, asked.body) as response,
             ):
                 self._reached = True
-                if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
+                if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, emit, clock)
                 else:
                     body = await _whole(response)
                     data = decoded(body)
-                    self._check(response.status_code, data, body, model, retry_after_s(response.headers))
+                    self._check(response.status, data, body, model, retry_after_s(response.headers))
+        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
+            if not streamed.done:
+                self._broken(failure)
         except TimeoutError as failure:
             if not streamed.done:
                 raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
-        except httpx2.TransportError as failure:
-            if not streamed.done:
-                self._broken(failure)
         try:
             reply = checked_reply(streamed.whole() if data is None else data, token_ids=self._config.token_ids)
         except UnsupportedError as failure:
@@ -180,7 +178,7 @@ class Exchange:
         return reply
 
     async def _read_stream(
-        self, response: httpx2.Response, streamed: StreamedReply, model: str, emit: Emit, clock: asyncio.Timeout
+        self, response: aiohttp.ClientResponse, streamed: StreamedReply, model: str, emit: Emit, clock: asyncio.Timeout
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self._config.timeout_s
@@ -202,7 +200,7 @@ class Exchange:
             if piece:
                 emit("text", piece)
 
-        async for chunk in response.aiter_raw():
+        async for chunk in response.content.iter_any():
             for event in parser.feed(chunk):
                 take(event)
         for event in parser.end():
@@ -226,7 +224,10 @@ class Exchange:
     def _key(self) -> str:
         return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""
 
-    def _headers(self) -> httpx2.Headers:
+    def _post(
+        self, session: aiohttp.ClientSession, path: str, body: bytes
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send one request; the answer can be read until the block ends. A redirect could carry the key elsewhere."""
         key = self._key()
         if not (key.isascii() and key.isprintable()):
             raise RecipeError(
@@ -235,12 +236,14 @@ class Exchange:
                 cause="a line break or an accented letter was copied with it",
                 fix=f"export {self._config.api_key_env}=<your key>",
             )
-        return httpx2.Headers(_HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS)
+        headers = _HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS
+        url = URL(f"{self._base_url}/{path}", encoded=True)  # sent as it is written
+        return session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
 
     def _broken(self, failure: Exception) -> NoReturn:
         """Raise the error of a broken connection: final if the server was never reached, else worth another attempt."""
         reason = redacted(f"{type(failure).__name__} {failure}".strip()[:LONGEST_WORDS], self._key())[:_LONGEST_QUOTE]
-        if not isinstance(failure, http_pool.NO_CONNECTION):
+        if not isinstance(failure, _NO_CONNECTION):
             raise TransientError(reason) from None
         causes: list[BaseException] = [failure]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -268,18 +271,12 @@ class Exchange:
         ) from failure
 
 
-@lru_cache(maxsize=256)
-def _url(address: str) -> httpx2.URL:
-    """Parsed once: that takes as long as writing the request's body."""
-    return httpx2.URL(address)
-
-
-async def _whole(response: httpx2.Response) -> bytes:
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
     """The body, up to the longest valid reply: a server must not fill this machine's memory."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise TransientError("the answer is compressed, which was not requested")
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > LONGEST_BODY:
             raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -76,15 +77,14 @@ class OpenAIConfig(EngineConfig):
                 cause="it is written into run directories, where no secret belongs",
                 fix='base_url = "https://host/v1", and the key in the environment variable that api_key_env names',
             )
-        import httpx2  # 80 ms, only for recipes with such an engine
-
         try:
             url = urlsplit(value)
             valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and value.isascii()
-            httpx2.URL(value)
-        except (ValueError, httpx2.InvalidURL):  # a port out of range, half an IPv6 address, a control character
+            if "[" in value:
+                ip_address(url.hostname or "")
+        except ValueError:  # a port out of range, what is no IPv6 address
             valid = False
-        if not valid or any(character <= " " for character in value):
+        if not valid or not value.isprintable() or " " in value:
             raise ValueError("not an address such as http://localhost:11434/v1")
         return value
 

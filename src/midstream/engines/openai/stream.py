@@ -5,10 +5,10 @@
     data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
     data: [DONE]
 
-The format of events is the HTML standard's (section 9.2), read more leniently than httpx2's `EventSource` does: some
-servers leave the last event unfinished, or name a field `error`. Chunks are OpenAI's, with vLLM's token ids. A stream
-counts only with a finish reason and [DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): one
-that ends earlier was cut off, however complete its text looks.
+The format of events is the HTML standard's (section 9.2), read leniently: some servers leave the last event unfinished,
+or name a field `error`. Chunks are OpenAI's, with vLLM's token ids. A stream counts only with a finish reason and
+[DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): one that ends earlier was cut off,
+however complete its text looks.
 """
 
 from __future__ import annotations

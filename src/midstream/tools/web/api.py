@@ -5,8 +5,8 @@ at most `LONGEST_BODY` bytes. Transient failures (429, 5xx, a broken or missing 
 are retried with growing pauses, as `core.http.retry` bounds them. Redirects are not followed: they could carry a key
 to another server.
 
-A key is read from the environment for each request and is only ever sent as a header. httpx2's variables apply:
-certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY).
+A key is read from the environment for each request and is only ever sent as a header. Certificates and proxies are
+those of the environment (`core/http.py`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import httpx2
+import aiohttp
 from pydantic import Field
+from yarl import URL
 
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.http import TransientError, certificates, redacted, retry, retry_after_s, usable_proxy
+from midstream.core.http import Sessions, TransientError, redacted, retry, retry_after_s
 from midstream.core.version import __version__
 
 T = TypeVar("T")
@@ -33,8 +34,6 @@ Check = Callable[[Any, float], None]
 NEVER_S = 3600.0  # a tool's `timeout_s`: attempts and pauses are bounded here; this only ends a hang
 LONGEST_BODY = 8 << 20
 _LONGEST_QUOTE = 300
-_CONNECT_TIMEOUT_S = 10.0
-_IDLE_S = 4.0
 _RETRIED_STATUS = {408, 425, 429}
 
 
@@ -108,20 +107,6 @@ class LoopSemaphore:
         return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
-async def _connections(limit: int) -> AsyncGenerator[httpx2.AsyncClient]:
-    """Yield a client and close it when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
-    with usable_proxy():
-        client = httpx2.AsyncClient(
-            verify=certificates(),
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_connections=limit, keepalive_expiry=_IDLE_S),
-        )
-    try:
-        yield client
-    finally:
-        await client.aclose()
-
-
 class Service:
     """A web service that answers in JSON, for any number of event loops and requests.
 
@@ -133,11 +118,10 @@ class Service:
 
     def __init__(self, name: str, url: str, config: WebApiConfig, *, key: Key | None = None) -> None:
         try:
-            self._url = httpx2.URL(url)
-        except httpx2.InvalidURL:
-            self._url = httpx2.URL()
-        valid_port = 0 < (self._url.port or 80) < 1 << 16
-        if self._url.scheme not in ("http", "https") or not valid_port or not self._url.host or self._url.userinfo:
+            self._url = URL(url)
+        except ValueError:
+            self._url = URL()
+        if self._url.scheme not in ("http", "https") or not self._url.host or not self._url.port or self._url.user:
             raise RecipeError(
                 f"{url.rpartition('@')[2]!r} is not an address of a service",
                 code="address-invalid",
@@ -151,24 +135,17 @@ class Service:
             "Accept-Encoding": "gzip",
         }
         self._semaphore = LoopSemaphore(config.concurrency)
-        # Of each event loop: the client, and the generator that closes it.
-        self._open: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[httpx2.AsyncClient]]] = {}
+        self._sessions = Sessions(self._url)
 
     async def request(self, method: str, check: Check, **content: Any) -> Any:
-        """The answer to one request; `content` is httpx2's `params` or `json`.
+        """The answer to one request; `content` is aiohttp's `params` or `json`.
 
         Raises `ToolServerError` if the service refused (not retryable), or every attempt failed.
         """
 
         async def attempt() -> Any:
             async with self._semaphore.here():
-                loop = asyncio.get_running_loop()
-                if loop not in self._open:
-                    for closed in [known for known in self._open if known.is_closed()]:
-                        del self._open[closed]
-                    connections = _connections(self._config.concurrency)
-                    self._open[loop] = await anext(connections), connections
-                data, pause_s = await self._attempt(self._open[loop][0], method, content)
+                data, pause_s = await self._attempt(method, content)
             check(data, pause_s)
             return data
 
@@ -176,31 +153,29 @@ class Service:
 
     async def close(self) -> None:
         """Close the running loop's connections; a later request opens new ones."""
-        opened = self._open.pop(asyncio.get_running_loop(), None)
-        if opened is not None:
-            await opened[1].aclose()
+        await self._sessions.close()
 
-    async def _attempt(self, client: httpx2.AsyncClient, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
+    async def _attempt(self, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
         """The answer as JSON and its Retry-After; `TransientError` or `ToolServerError` for anything else."""
         key = self._key.read() if self._key else ""
         headers = self._headers | ({self._key.header: f"{self._key.scheme} {key}".strip()} if self._key else {})
-        body = bytearray()
+        session, body = await self._sessions.here(), bytearray()
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
-                client.stream(method, self._url, headers=headers, **content) as response,
+                session.request(method, self._url, headers=headers, allow_redirects=False, **content) as response,
             ):
-                # httpx2 decompresses in small pieces: no server can fill this machine's memory.
-                async for piece in response.aiter_bytes():
+                # aiohttp decompresses in small pieces: no server can fill this machine's memory.
+                async for piece in response.content.iter_any():
                     body += piece
                     if len(body) > LONGEST_BODY:
                         raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
-        except TimeoutError as failure:
-            raise TransientError(f"no complete answer within {self._config.timeout_s:g} s") from failure
-        except (httpx2.TransportError, httpx2.DecodingError) as failure:
+        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
             # Not chained: the failure's text may hold what was sent.
             raise TransientError(_quote(f"{type(failure).__name__} {failure}".strip(), key)) from None
-        status, pause_s = response.status_code, retry_after_s(response.headers)
+        except TimeoutError as failure:
+            raise TransientError(f"no complete answer within {self._config.timeout_s:g} s") from failure
+        status, pause_s = response.status, retry_after_s(response.headers)
         if status != 200:
             text = _quote(body.decode("utf-8", "replace"), key)
             if status >= 500 or status in _RETRIED_STATUS:

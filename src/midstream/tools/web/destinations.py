@@ -16,11 +16,12 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import quote, urljoin, urlsplit
 
-import httpx2
+from yarl import URL
 
 from midstream.core.errors import ToolServerError
+from midstream.core.http import proxy_of
 from midstream.tools.web.page import NoPage
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]  # (host, port) -> addresses
@@ -29,7 +30,7 @@ _URL_CHARACTERS = 2000
 _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 _HOST_CHARACTERS = 253
-_PORTS = {"http": 80, "https": 443}
+_WRITTEN = "/?:@!$&'()*+,;=%~[]"  # characters that stay as they are in a path or a query, besides letters and digits
 # Names that are never a public site's.
 _INTERNAL = re.compile(r"[^.]+|(.*\.)?(localhost|local|internal|home\.arpa)")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # all IPv6 addresses that are assigned
@@ -44,14 +45,18 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def parsed(address: str, base: httpx2.URL | None = None) -> httpx2.URL:
+def parsed(address: str, base: URL | None = None) -> URL:
     """An address in its parts, a redirect's relative to `base`; raises `NoPage` if it is not a complete address."""
     address = address.strip()
     try:
-        if len(address) > _URL_CHARACTERS:
-            raise httpx2.InvalidURL(f"longer than {_URL_CHARACTERS} characters")
-        url = base.join(address) if base else httpx2.URL(address)
-    except (httpx2.InvalidURL, ValueError) as error:
+        if len(address) > _URL_CHARACTERS or not address.isprintable():
+            raise ValueError(f"it has control characters, or is longer than {_URL_CHARACTERS} characters")
+        parts = urlsplit(urljoin(str(base), address) if base else address)
+        # The host is encoded as domain names are, and the rest sent as it is written: yarl would quote it again.
+        url = URL(f"{parts.scheme}://{parts.netloc}") if parts.netloc else URL()
+        rest = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
+        url = URL(f"{url}{quote(rest, safe=_WRITTEN + '#')}", encoded=True)
+    except ValueError as error:
         raise NoPage(f"{address[:200]!r} is not the address of a page: {error}") from error
     if not url.scheme or not url.host:
         raise NoPage(f"{address[:200]!r} is not a complete address; give one such as https://example.org/page")
@@ -59,30 +64,27 @@ def parsed(address: str, base: httpx2.URL | None = None) -> httpx2.URL:
 
 
 async def targets_of(
-    url: httpx2.URL, ports: Collection[int], allow_private: Collection[str], resolver: Resolver
-) -> tuple[Sequence[str], str | None]:
+    url: URL, ports: Collection[int], allow_private: Collection[str], resolver: Resolver
+) -> tuple[Sequence[str], URL | None]:
     """Where to connect for `url`: checked addresses, or its host's name and the proxy that resolves it.
 
     Raises:
         NoPage: `url` may not be fetched, or there is no such host.
         ToolServerError: its name cannot be resolved now.
+        UnsupportedError: the environment's proxy is of a kind that cannot be used.
     """
-    host, port = url.host, _PORTS.get(url.scheme, 0) if url.port is None else url.port
-    raw_host = url.raw_host.decode("ascii")
+    host, raw_host, port = url.host or "", url.raw_host or "", url.port
     literal = is_literal(raw_host)
     is_name = len(raw_host) <= _HOST_CHARACTERS and _HOST.fullmatch(raw_host) and not is_disguised(raw_host)
-    if url.scheme not in _PORTS:
+    if url.scheme not in ("http", "https"):
         raise NoPage(f"{url.scheme}:// addresses cannot be read; give one that begins with https:// or http://")
-    if url.userinfo:
+    if url.raw_user is not None or url.raw_password is not None:
         raise NoPage("an address with a user name or password in it is not fetched")
     if not literal and not is_name:
         raise NoPage(f"{host!r} is not a host name")
-    if port not in ports:
+    if port is None or port not in ports:
         raise NoPage(f"port {port} is not allowed; allowed: {', '.join(map(str, ports))}")
-    proxies = getproxies()
-    proxy = None if proxy_bypass(raw_host) else proxies.get(url.scheme) or proxies.get("all")
-    if proxy and "://" not in proxy:
-        proxy = f"http://{proxy}"
+    proxy = proxy_of(url)
     targets: Sequence[str] = [raw_host]
     if not literal and not proxy:
         try:
@@ -104,7 +106,7 @@ async def targets_of(
         public = all(is_public(target) for target in targets)
     if not public and not {host, raw_host} & set(allow_private):
         raise NoPage(f"{host} is not on the public internet, so it is not fetched")
-    return targets, proxy or None
+    return targets, proxy
 
 
 def is_public(address: str) -> bool:

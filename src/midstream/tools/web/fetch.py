@@ -12,24 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import zlib
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated
 
-import httpx2
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic import Field
+from yarl import URL
 
 from midstream.core.data import Settings
 from midstream.core.errors import ToolServerError
-from midstream.core.http import certificates, usable_proxy
+from midstream.core.http import session_for
 from midstream.core.version import __version__
 from midstream.tools.web.destinations import Resolver, parsed, resolve, targets_of
 from midstream.tools.web.page import NoPage, Page, check_readable, redirect_of
 
 _ADDRESSES_TRIED = 3
-_CONNECT_S = 4.0  # for one address
+_CONNECT_TIMEOUT = aiohttp.ClientTimeout(sock_connect=4.0)  # of one address
 _TRANSIENT = (429, 500, 502, 503, 504)  # statuses that may differ a moment later
 _RETRY_AFTER_S = 0.5
+_ZLIB_FORMATS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's `wbits`
 _MOVED = (301, 302, 303, 307, 308)
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.9,application/xml;q=0.9,*/*;q=0.1",
@@ -68,14 +73,32 @@ class Limits(Settings):
     user_agent: str | None = Field(default=None, pattern=r"^[!-~]([ -~]*[!-~])?$")
 
 
+class _Checked(AbstractResolver):
+    """Resolves any name to the addresses that were checked."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """What aiohttp connects to, one after another."""
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
 class Fetcher:
     """Fetches pages within limits; keeps no connection open between two. `resolver` raises `socket.gaierror`."""
 
     def __init__(self, limits: Limits | None = None, resolver: Resolver = resolve) -> None:
         self._limits = limits or Limits()
         self._resolver = resolver
-        self._tls = certificates()  # once for all pages: it takes 20 ms
-        self._user_agent = self._limits.user_agent or f"midstream/{__version__}"
+        self._headers = {"User-Agent": self._limits.user_agent or f"midstream/{__version__}"} | _HEADERS
 
     async def fetch(self, address: str) -> Page:
         """The text page at an address, or where it redirects to.
@@ -101,7 +124,7 @@ class Fetcher:
                     if isinstance(found, Page):
                         target = redirect_of(found)
                         onward = url if target is None else parsed(target, url)
-                        if onward.copy_with(fragment=None) == url.copy_with(fragment=None):  # it only reloads itself
+                        if onward.with_fragment(None) == url.with_fragment(None):  # it only reloads itself
                             return found
                         found = onward
                     url = found
@@ -111,61 +134,42 @@ class Fetcher:
             raise NoPage(f"the page did not arrive within {self._limits.fetch_s:g} s") from None
         raise NoPage(f"more than {self._limits.redirects} redirects, the last one to {url}")
 
-    async def _request(self, url: httpx2.URL, targets: Sequence[str], proxy: str | None) -> Page | httpx2.URL:
-        """The page at `url` or the address that it redirects to, from the first target that accepts a connection."""
-        failure: Exception | None = None
-        for target in targets[:_ADDRESSES_TRIED]:
-            try:
-                return await self._exchange(url, target, proxy)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                failure = error
-            except httpx2.HTTPError as error:
-                kind = _TransientError if isinstance(error, httpx2.TransportError) else NoPage
-                reason = str(error) or type(error).__name__
-                raise kind(f"{url.host} did not send a valid response: {reason}") from error
-        reason = str(failure) or type(failure).__name__
-        if proxy:
-            raise ToolServerError(
-                f"the proxy for {url.scheme}:// addresses does not answer: {reason}",
-                code="network",
-                cause="the proxy that the environment names is down, or its address is wrong",
-                fix=f"correct {url.scheme}_proxy, or unset it",
-            ) from failure
-        raise NoPage(f"no connection to {url.host}: {reason}") from failure
-
-    async def _exchange(self, url: httpx2.URL, target: str, proxy: str | None) -> Page | httpx2.URL:
-        """One request on a new connection, so that two hosts never share one."""
-        request = httpx2.Request(
-            "GET",
-            url.copy_with(host=target, fragment=None),
-            headers={"Host": url.netloc.decode("ascii"), "User-Agent": self._user_agent, **_HEADERS},
-            extensions={
-                # Certificates are verified against the name, not against the address connected to.
-                "sni_hostname": url.raw_host.decode("ascii").rstrip("."),
-                "timeout": {"connect": _CONNECT_S},
-            },
-        )
-        with usable_proxy():
-            transport = httpx2.AsyncHTTPTransport(
-                verify=self._tls, trust_env=False, proxy=proxy, limits=httpx2.Limits(max_keepalive_connections=0)
-            )
-        async with transport:
-            limit = asyncio.timeout(self._limits.headers_s)
-            try:
+    async def _request(self, url: URL, targets: Sequence[str], proxy: URL | None) -> Page | URL:
+        """The page at `url` or the address that it redirects to: one request on a new connection."""
+        resolver = None if proxy else _Checked(targets[:_ADDRESSES_TRIED])
+        limit = asyncio.timeout(self._limits.headers_s)
+        try:
+            async with session_for(proxy, resolver=resolver) as session:
                 async with limit:
-                    response = await transport.handle_async_request(request)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise NoPage(f"{url.host} did not answer within {self._limits.headers_s:g} s") from None
-            try:
-                return await self._page_of(url, response)
-            finally:
-                await response.aclose()
+                    response = await session.get(
+                        url,
+                        headers=self._headers,
+                        allow_redirects=False,
+                        auto_decompress=False,
+                        timeout=_CONNECT_TIMEOUT,
+                    )
+                async with response:
+                    return await self._page_of(url, response)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as failure:
+            if proxy:
+                raise ToolServerError(
+                    f"the proxy for {url.scheme}:// addresses does not answer: {failure}",
+                    code="network",
+                    cause="the proxy that the environment names is down, or its address is wrong",
+                    fix=f"correct {url.scheme}_proxy, or unset it",
+                ) from failure
+            raise NoPage(f"no connection to {url.host}: {failure}") from failure
+        except aiohttp.ClientError as failure:
+            reason = str(failure) or type(failure).__name__
+            raise _TransientError(f"{url.host} did not send a valid response: {reason[:200]}") from failure
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise NoPage(f"{url.host} did not answer within {self._limits.headers_s:g} s") from None
 
-    async def _page_of(self, url: httpx2.URL, response: httpx2.Response) -> Page | httpx2.URL:
+    async def _page_of(self, url: URL, response: aiohttp.ClientResponse) -> Page | URL:
         """The page of a response or the target of a redirect; the head is judged before the body is read."""
-        status, location = response.status_code, response.headers.get("location", "")
+        status, location = response.status, response.headers.get("location", "")
         if status in _MOVED and location:
             return parsed(location, url)
         if not 200 <= status < 300:
@@ -177,22 +181,24 @@ class Fetcher:
         media_type = content_type.partition(";")[0].strip().lower()
         check_readable(media_type)
         encoding = response.headers.get("content-encoding", "").strip().lower()
-        if encoding == "x-gzip":  # an old name, which httpx2 does not know
-            response.headers["content-encoding"] = encoding = "gzip"
-        if encoding not in ("", "identity", "gzip", "deflate"):
+        if encoding not in ("", "identity", *_ZLIB_FORMATS):
             raise NoPage(f"the page is compressed as {encoding[:40]!r}, which was not requested")
-        # At most `max_kb` of the body, as sent and decompressed; httpx2 decompresses in small pieces.
-        limit = self._limits.max_kb * 1000
+        # At most `max_kb` of the body, as sent and decompressed: so aiohttp does not decompress it.
+        limit, received = self._limits.max_kb * 1000, 0
         body, cut = bytearray(), False
+        unzip = zlib.decompressobj(_ZLIB_FORMATS[encoding]) if encoding in _ZLIB_FORMATS else None
         try:
-            async for piece in response.aiter_bytes():
-                body += piece
-                if max(len(body), response.num_bytes_downloaded) > limit:
+            async for piece in response.content.iter_any():
+                if encoding == "deflate" and not received and piece[0] & 0x0F != 8:
+                    unzip = zlib.decompressobj(-15)  # some servers leave out zlib's header
+                received += len(piece)
+                body += unzip.decompress(piece, limit + 1) if unzip else piece
+                if max(len(body), received) > limit:
                     cut = True
                     break
-        except httpx2.DecodingError as error:
+        except zlib.error as error:
             raise NoPage(f"the page is damaged: {error}") from error
-        except (httpx2.RemoteProtocolError, httpx2.ReadError):
+        except aiohttp.ClientError:
             if not body:
                 raise
             cut = True  # the connection ended early: what arrived can be read
