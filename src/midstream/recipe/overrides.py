@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
+from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml
 from midstream.recipe.check import check, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
@@ -252,6 +253,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         for module in others:
             settings = agent[module] if agent[module].get("type") == "prompted" else {"type": "prompted"}
             agent[module] = {**settings, "engine": name}
+    refuse_secrets(server)
     # The table need not be valid yet: overrides may add what it lacks.
     engines = table["engines"] = merge(table, {"engines": {name: {}}})["engines"]
     kept = engines[name]

@@ -23,6 +23,7 @@ from midstream.agents.interleaved import StreamConfig
 from midstream.core.component import Component, Kind, Table, parse_component, shown, validate
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError
+from midstream.core.secrets import refuse_secrets
 from midstream.core.seeds import Seed
 from midstream.core.text import shorten
 from midstream.core.text_file import parse_toml, read_toml
@@ -234,6 +235,7 @@ def read_table(name: str) -> Table:
     tables: dict[Path, Table] = {}
     while True:
         tables[path] = table = read_toml(path)
+        refuse_secrets(table)  # before anything can quote its values
         base = table.pop("extends", None)
         if base is None:
             return reduce(merge, reversed(tables.values()))
@@ -273,6 +275,7 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
         elif not problem and values.keys() != {"value"}:
             problem = "a line break or control character outside of quotes"
         if problem:
+            refuse_secrets({"--set": override})
             raise RecipeError(
                 f"--set {shown(override)}: {problem}",
                 code="recipe-invalid",
@@ -281,6 +284,7 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
         change: Any = values["value"]
         for part in reversed(parts):
             change = {part: change}
+        refuse_secrets(change)
         table = merge(table, change)
     return table
 

@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_jsonable_python
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RunError
+from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.version import __version__
 from midstream.runs.files import damaged
 
@@ -47,7 +48,7 @@ class RunInfo(Frozen):
     """The settings and the environment that a run was started with; written once.
 
     `git_commit` is that of the working directory, with "-dirty" after it if tracked files differ, None outside git.
-    `argv` and `resolved` are kept as they were given: keys belong into environment variables, not into them.
+    `argv` is without what looks like a secret; `resolved` has none (`core/secrets.py`).
     `packages` holds the installed ones of those that can change a result; `resolved` is the recipe with every
     default and override filled in; `lessons` is the digest of those that `agent.library` puts into the prompts, "" for
     none. A directory with `evaluation` holds an evaluation and no training run.
@@ -95,7 +96,10 @@ def collect_info(
 
     `resolved` is the resolved recipe, `evaluation` is given where nothing is trained, `lessons` is the digest of what
     `agent.library` puts into the prompts.
+
+    Raises `RecipeError` if the recipe, which may be made in Python, has a secret.
     """
+    refuse_secrets(resolved)
     packages: dict[str, str] = {}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -109,7 +113,7 @@ def collect_info(
         git_commit=git_commit(Path.cwd()),
         recipe_name=recipe_name,
         seed=seed,
-        argv=tuple(sys.argv),
+        argv=without_secrets(sys.argv),
         created_at=utc_now(),
         resolved=to_jsonable_python(resolved, inf_nan_mode="strings"),
         lessons=lessons,
