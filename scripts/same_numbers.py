@@ -15,15 +15,15 @@ from typing import Any
 FILES = ("metrics.jsonl", "evaluations.jsonl", "updates.jsonl")
 RENAMED = {"optimiser": "reflector"}  # words: allow
 MODELS = {"simulated": "reflector"}  # a simulated model was named by its server
-TIMES = {"time_s", "duration_s", "elapsed_s", "created_at"}
+LEFT_OUT = {"time_s", "duration_s", "elapsed_s", "created_at", "checksum"}
 
 
 def records(path: Path) -> list[Any]:
-    """The lines of a file as values, with today's names and without times."""
+    """The lines of a file as values, with today's names, without times and checksums."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, dict):
-            kept = {RENAMED.get(key, key): renamed(inner) for key, inner in value.items() if key not in TIMES}
+            kept = {RENAMED.get(key, key): renamed(inner) for key, inner in value.items() if key not in LEFT_OUT}
             return kept | ({"model": MODELS.get(kept["model"], kept["model"])} if "model" in kept else {})
         return [renamed(inner) for inner in value] if isinstance(value, list) else value
 
@@ -43,7 +43,7 @@ def main(first: Path, second: Path) -> int:
             continue
         ours, theirs = (records(path) if path.is_file() else [] for path in paths)
         if ours == theirs:
-            print(f"{name}: equal but for renamed keys and times")
+            print(f"{name}: equal but for renamed keys, times and checksums")
             continue
         differs = 1
         pairs = enumerate(zip(ours, theirs, strict=False), start=1)

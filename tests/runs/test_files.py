@@ -9,7 +9,7 @@ import pytest
 from midstream.core.errors import StorageError
 from midstream.core.trajectory import Observation
 from midstream.runs.files import atomic_write, encode_record, fsync_directory, storage_error
-from midstream.runs.journal import Journal
+from midstream.runs.journal import Journal, read_records
 from support.errors import raises
 
 
@@ -82,8 +82,9 @@ def test_append_is_one_write_per_record(tmp_path):
         counting.write = lambda data: writes.append(bytes(data)) or file.write(data)
         journal.append({"a": 1})
         journal.append_many([{"b": 2}, {"c": 3}])
-    assert writes == [b'{"a":1}\n', b'{"b":2}\n{"c":3}\n']
+    assert len(writes) == 2
     assert path.read_bytes() == b"".join(writes)
+    assert [record for _, _, record in read_records(path)] == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
 def test_a_partly_written_record_is_cut_off_again(tmp_path, file_size_limit):
@@ -93,9 +94,9 @@ def test_a_partly_written_record_is_cut_off_again(tmp_path, file_size_limit):
         # The system takes the first 992 bytes of the record and refuses the rest.
         with file_size_limit(1000), raises("disk-full", "EFBIG"):
             journal.append({"text": "x" * 5000})
-        assert path.read_bytes() == b'{"a":1}\n'
+        assert path.read_bytes().count(b"\n") == 1
         journal.append({"b": 2})
-    assert path.read_bytes() == b'{"a":1}\n{"b":2}\n'
+    assert [record for _, _, record in read_records(path)] == [{"a": 1}, {"b": 2}]
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_run():

@@ -1,5 +1,6 @@
 import json
 import tempfile
+import tracemalloc
 from pathlib import Path
 from unittest import mock
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.core.data import Frozen
 from midstream.core.errors import StorageError
 from midstream.core.metrics import StepTiming
 from midstream.runs.journal import Journal, filter_records, read_models, read_records
@@ -148,5 +150,88 @@ def test_appended_records_are_readable_before_close(tmp_path):
         journal.append({"a": 1})
         assert read(path) == [{"a": 1}]
         journal.append_many([])
-    assert path.read_bytes() == b'{"a":1}\n'
+    assert path.read_bytes().count(b"\n") == 1
     journal.close()
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
+
+
+def numbered(path, count=5):
+    write(path, *({"i": index, "text": "x" * index} for index in range(count)))
+    return path.read_bytes().splitlines(keepends=True)
+
+
+class Numbered(Frozen):
+    i: int
+    text: str
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_is_named_or_makes_the_last_record_torn(data):
+    with tempfile.TemporaryDirectory() as directory, mock.patch("os.fsync"):
+        path = Path(directory) / "a.jsonl"
+        content = bytearray(b"".join(numbered(path, 3)))
+        whole = read_models(path, Numbered)
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        damage = []
+        found = read_models(path, Numbered, damage.append)
+        assert damage or found == whole[:-1]
+        assert all(record in whole for record in found)
+        assert all(error.code == "file-damaged" for error in damage)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named", "kept"),
+    [
+        (lambda lines: [*lines[:2], *lines[3:]], [3], [0, 1, 3, 4]),
+        (lambda lines: lines[1:], [1], [1, 2, 3, 4]),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], [2, 3, 4], [0, 2, 1, 3, 4]),
+        (lambda lines: [*lines, lines[-1]], [6], [0, 1, 2, 3, 4, 4]),
+        (lambda lines: [*lines[:2], lines[2].replace(b"2", b"7", 1), *lines[3:]], [3], [0, 1, 3, 4]),
+        (lambda lines: [*lines[:2], lines[2].partition(b',"checksum"')[0] + b"}\n", *lines[3:]], [3], [0, 1, 3, 4]),
+        (lambda lines: [*lines[:2], lines[2][:9], *lines[3:]], [3], [0, 1, 4]),  # two lines have become one
+    ],
+    ids=["cut", "cut at the start", "swapped", "doubled", "changed", "without a checksum", "without its end"],
+)
+def test_damage_between_records_is_named(tmp_path, changed, named, kept):
+    path = tmp_path / "a.jsonl"
+    lines = numbered(path)
+    path.write_bytes(b"".join(changed(lines)))
+    damage = []
+    assert [record["i"] for _, _, record in read_records(path, damage.append)] == kept
+    assert [error.what.split("line ")[1].split()[0] for error in damage] == [str(line) for line in named]
+    with raises("file-damaged", f"line {named[0]} "):
+        read(path)
+
+
+def test_what_is_appended_to_an_older_journal_is_checked(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a":2}\n')
+    write(path, {"a": 3})
+    write(path, {"a": 4})
+    assert read(path) == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}]
+    path.write_bytes(path.read_bytes().replace(b'{"a":2}', b'{"a":5}'))
+    with raises("file-damaged", "line 3 "):
+        read(path)
+
+
+def test_filtered_records_have_new_checksums(tmp_path):
+    path = tmp_path / "a.jsonl"
+    numbered(path)
+    assert filter_records(path, lambda record: record["i"] not in (1, 3)) == 2
+    write(path, {"i": 5})
+    assert [record["i"] for record in read(path)] == [0, 2, 4, 5]
+
+
+def test_reading_keeps_one_block_in_memory(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write(path, *({"i": index, "text": "x" * 1000} for index in range(10_000)))
+    tracemalloc.start()
+    assert sum(1 for _ in read_records(path)) == 10_000
+    assert filter_records(path, lambda record: record["i"] % 2 == 0) == 5_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

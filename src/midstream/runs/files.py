@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,10 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replace `path` by `data`: a reader, or a crash at any moment, sees the old file or the new one, whole.
+
+    Parts are written one by one, so memory holds one of them at a time.
 
     Raises `StorageError` if the write failed; `path` is then as it was.
     """
@@ -83,7 +85,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     with storage_errors(path):
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -21,8 +21,11 @@ from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.version import __version__
 from midstream.runs.files import damaged
 
-RUN_FORMAT = 1
-"""The version of the run directory's layout and records; raised by any change that older code would misread."""
+RUN_FORMAT = 2
+"""The version of the run directory's layout and records; raised by any change that older code would misread.
+
+Format 1, which has no checksums, is read too.
+"""
 
 RunState = Literal["running", "interrupted", "finished", "failed"]
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "pydantic", "aiohttp")
@@ -126,7 +129,7 @@ def parse_info(path: Path) -> RunInfo:
     try:
         raw = from_json(path.read_bytes())
         found = raw["format"]
-        if found == RUN_FORMAT:
+        if found in (1, RUN_FORMAT):
             return RunInfo.model_validate(raw)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
@@ -140,7 +143,7 @@ def parse_info(path: Path) -> RunInfo:
         raise damaged(path, problem) from error
     writer = raw.get("midstream", "of an unknown version")
     raise RunError(
-        f"{path.parent} has run format {found}; this midstream {__version__} reads format {RUN_FORMAT}",
+        f"{path.parent} has run format {found}; this midstream {__version__} reads 1 to {RUN_FORMAT}",
         code="run-format",
         cause=f"the run was made by midstream {writer}",
         fix=f'use that version (`pip install "midstream=={writer}"`), or start a new run with another --out',

@@ -1,8 +1,11 @@
 """Append-only JSON lines that survive crashes.
 
-A record is a line that ends in a newline and holds a JSON object. Each append is one write to the system, so a killed
-process leaves whole records, and a power cut at most a torn last line. Opening a journal cuts such a tail off and
-reports it; reading skips it. Damage anywhere else is an error, because no crash causes it.
+A record is a line that ends in a newline and holds a JSON object, whose last field is a checksum (`checksums.py`). Each
+append is one write to the system, so a killed process leaves whole records, and a power cut at most a torn last line.
+Opening a journal cuts such a tail off and reports it; reading skips it. Damage anywhere else is an error, because no
+crash causes it: the chain of checksums names a changed line, and the place where records are missing.
+
+A journal of an older midstream has no checksums. It is read as it is, and what is appended to it gets them.
 """
 
 from __future__ import annotations
@@ -13,21 +16,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar
+from zlib import crc32
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from midstream.core.data import problems_of
 from midstream.core.errors import RunError
+from midstream.runs.checksums import CHECKSUM_LENGTH, FIELD, add_checksum, covers, crc_after, problem_of, remove_checksum
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
 Record = BaseModel | Mapping[str, Any]
 Report = Callable[[str], None]
+OnDamage = Callable[[RunError], None]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 warn = logging.getLogger("midstream.runs").warning
 _BLOCK = 1 << 16
+_PROBLEMS = {
+    "changed": "is not as it was written",
+    "misplaced": "does not follow the line before it: records are missing there, or were moved",
+}
+
+
+def raise_damage(error: RunError) -> None:
+    """The default of `read_records`: do not read past damage."""
+    raise error
 
 
 class Journal:
@@ -45,8 +60,7 @@ class Journal:
             try:
                 if is_new:
                     fsync_directory(path.parent)
-                else:
-                    _repair_tail(path, report)
+                self._crc = 0 if is_new else _repair_tail(path, report)
             except OSError:
                 self._file.close()
                 raise
@@ -57,7 +71,11 @@ class Journal:
 
     def append_many(self, records: Sequence[Record]) -> None:
         """Append all records with one write, or none of them; raises as `append`."""
-        rest = memoryview(b"".join(encode_record(record) for record in records))
+        lines, crc = [], self._crc
+        for record in records:
+            lines.append(add_checksum(encode_record(record), crc))
+            crc = crc32(lines[-1], crc)
+        rest = memoryview(b"".join(lines))
         with storage_errors(self.path):
             start = self._file.seek(0, os.SEEK_END)
             try:
@@ -69,6 +87,7 @@ class Journal:
                 with suppress(OSError):
                     self._file.truncate(start)
                 raise
+        self._crc = crc
 
     def close(self) -> None:
         """Flush to the disk and close."""
@@ -94,9 +113,9 @@ class Records(Generic[ModelT]):
     path: Path
     model: type[ModelT]
 
-    def read(self) -> list[ModelT]:
-        """All records in order; empty if the file does not exist yet. Raises `RunError` if damaged."""
-        return read_models(self.path, self.model)
+    def read(self, on_damage: OnDamage = raise_damage) -> list[ModelT]:
+        """All records in order; empty if the file does not exist yet. Damage: as `read_records`."""
+        return read_models(self.path, self.model, on_damage)
 
     def append(self, record: ModelT) -> None:
         """Add a record, safe on disk on return. Raises `StorageError`."""
@@ -104,43 +123,86 @@ class Records(Generic[ModelT]):
             journal.append(record)
 
 
-def read_models(path: Path, model: type[ModelT]) -> list[ModelT]:
+def read_models(path: Path, model: type[ModelT], on_damage: OnDamage = raise_damage) -> list[ModelT]:
     """The records of a journal as `model`s; raises as `read_records`, also for a record that is not a valid `model`."""
     found: list[ModelT] = []
-    for number, _, record in read_records(path):
+    for number, _, record in read_records(path, on_damage):
         try:
             found.append(model.model_validate(record))
         except ValidationError as error:
-            raise _damaged_line(path, number, f"is no {model.__name__}: {problems_of(error)[0]}") from error
+            on_damage(_damaged_line(path, number, f"is no {model.__name__}: {problems_of(error)[0]}"))
     return found
 
 
 def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Atomically remove the records for which `keep` is false; the others stay byte for byte. Returns how many went."""
-    records = list(read_records(path))
-    kept = [line for _, line, record in records if keep(record)]
-    if len(kept) < len(records):
-        atomic_write(path, b"".join(kept))
-    return len(records) - len(kept)
+    """Atomically remove the records for which `keep` is false; of the others only checksums change.
+
+    Returns how many were removed. Raises as `read_records`.
+    """
+    removed = sum(not keep(record) for _, _, record in read_records(path))
+
+    def kept() -> Iterator[bytes]:
+        crc = 0
+        for _, line, record in read_records(path):
+            if keep(record):
+                if crc_after(line) is not None:
+                    line = add_checksum(remove_checksum(line), crc)
+                crc = crc32(line, crc)
+                yield line
+
+    if removed:
+        atomic_write(path, kept())
+    return removed
 
 
-def read_records(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The line number (from 1), raw line and record of a journal's records; none if the file does not exist.
+def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """The line number (from 1), raw line and record, without its checksum, of each record; none without a file.
 
-    A torn last line is skipped. Raises `RunError`, which names file and line, if a line before the last is damaged.
+    A torn last line is skipped. Other damage is an error that names file and line: `RunError` is raised, or given to
+    `on_damage` and the next whole record yielded. Memory use does not depend on the number of records.
     """
     if not path.exists():
         return
-    bad_line = 0
+    start, number, crc = 0, 0, 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if bad_line:
-                raise _damaged_line(path, bad_line, "is not a JSON object")
-            record = _parse(line)
-            if record is None:
-                bad_line = number
-            else:
+        while lines := file.readlines(_BLOCK):
+            block = b"".join(lines)
+            if not covers(block, crc):
+                break
+            for number, line in enumerate(lines, start=number + 1):
+                record = from_json(line)
+                record.pop(FIELD, None)
                 yield number, line, record
+            start, crc = start + len(block), crc32(block, crc)
+        file.seek(start)
+        yield from _read_each(path, file, number, crc, on_damage)
+
+
+def _read_each(
+    path: Path, file: BinaryIO, number: int, crc: int | None, on_damage: OnDamage
+) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Continue `read_records` after line `number` where lines have to be checked one by one; `crc` is the file's so far."""
+    torn, has_checksums = 0, number > 0
+    for number, line in enumerate(file, start=number + 1):
+        if torn:
+            on_damage(_damaged_line(path, torn, "is not a JSON object"))
+            torn = 0
+        record = _parse(line)
+        if record is None:
+            torn, crc = number, None  # torn if no other line follows
+            continue
+        if has_checksums or FIELD in record:
+            has_checksums = True
+            problem = problem_of(line, crc)
+            if problem:
+                on_damage(_damaged_line(path, number, _PROBLEMS[problem]))
+            crc = None if problem == "changed" else crc_after(line)
+            if problem == "changed":
+                continue
+        elif crc is not None:  # of an older midstream
+            crc = crc32(line, crc)
+        record.pop(FIELD, None)
+        yield number, line, record
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -155,11 +217,11 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _damaged_line(path: Path, line: int, problem: str) -> RunError:
-    return damaged(path, f"line {line} {problem}", fix=f"restore the file from a copy, or delete line {line}")
+    return damaged(path, f"line {line} {problem}", fix="restore the file from a copy")
 
 
-def _repair_tail(path: Path, report: Report) -> None:
-    """Cut off a torn or damaged last line."""
+def _repair_tail(path: Path, report: Report) -> int:
+    """Cut off a torn last line; returns the CRC-32 of the file."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         # Read backwards in blocks until the newline before the last line: a journal may be large.
@@ -170,9 +232,17 @@ def _repair_tail(path: Path, report: Report) -> None:
             file.seek(start)
             line = file.read(block) + line
         cut = line.rfind(b"\n", 0, -1) + 1  # 0 if the file is one line
-        start, line = start + cut, line[cut:]
-        if not line or _parse(line) is not None:
-            return
-        file.truncate(start)
-        os.fsync(file.fileno())
-    report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
+        start, line, end = start + cut, line[cut:], size
+        if line and _parse(line) is None:
+            file.truncate(start)
+            os.fsync(file.fileno())
+            report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
+            end = start
+        file.seek(max(0, end - CHECKSUM_LENGTH))
+        crc = crc_after(file.read(CHECKSUM_LENGTH))
+        if crc is None:  # of an older midstream, or empty
+            file.seek(0)
+            crc = 0
+            while block := file.read(min(_BLOCK, end)):
+                crc, end = crc32(block, crc), end - len(block)
+    return crc
