@@ -14,28 +14,29 @@ from zlib import crc32
 
 FIELD = "checksum"
 _MARK = b'"checksum":"'
-CHECKSUM_LENGTH = len(_MARK) + len('0123456789abcdef"}\n')
+LENGTH = len(_MARK) + len('0123456789abcdef"}\n')
 
 
-def add_checksum(line: bytes, before: int = 0) -> bytes:
+def add(line: bytes, before: int = 0) -> bytes:
     """Add the last field to a line that holds a JSON object; `before` is the CRC-32 of the file before the line."""
     body = line[:-2] + (b"," if len(line) > len(b"{}\n") else b"")
     return b'%b%b%08x%08x"}\n' % (body, _MARK, crc32(body), crc32(body, before))
 
 
-def remove_checksum(line: bytes) -> bytes:
-    """The line as `add_checksum` got it."""
-    return line[:-CHECKSUM_LENGTH].removesuffix(b",") + b"}\n"
+def remove(line: bytes) -> bytes:
+    """The line as `add` got it."""
+    return line[:-LENGTH].removesuffix(b",") + b"}\n"
 
 
 def covers(lines: bytes, before: int) -> bool:
-    """Whether the last checksum in `lines` is there and that of all of them; `before` as in `add_checksum`."""
-    return lines[-CHECKSUM_LENGTH : len(_MARK) - CHECKSUM_LENGTH] == _MARK and lines[-11:-3] == b"%08x" % crc32(lines[:-CHECKSUM_LENGTH], before)
+    """Whether `lines` end in a checksum that is theirs; `before` as in `add`."""
+    last = lines[lines.rfind(b"\n", 0, -1) + 1 : -LENGTH]
+    return lines[-LENGTH:] == b'%b%08x%08x"}\n' % (_MARK, crc32(last), crc32(lines[:-LENGTH], before))
 
 
 def crc_after(tail: bytes) -> int | None:
     """The CRC-32 of a file of which `tail` are the last bytes, by its last checksum; None without one."""
-    tail = tail[-CHECKSUM_LENGTH:]
+    tail = tail[-LENGTH:]
     if not tail.startswith(_MARK):
         return None
     try:
@@ -46,6 +47,6 @@ def crc_after(tail: bytes) -> int | None:
 
 def problem_of(line: bytes, before: int | None) -> Literal["changed", "misplaced", ""]:
     """The problem with a line that must have a checksum; it may stand anywhere if `before` is None."""
-    if crc_after(line) is None or line[-19:-11] != b"%08x" % crc32(line[:-CHECKSUM_LENGTH]):
+    if line[-19:-11] != b"%08x" % crc32(line[:-LENGTH]) or crc_after(line) is None:
         return "changed"
     return "" if before is None or covers(line, before) else "misplaced"

@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from midstream.core.data import problems_of
 from midstream.core.errors import RunError
-from midstream.runs.checksums import CHECKSUM_LENGTH, FIELD, add_checksum, covers, crc_after, problem_of, remove_checksum
+from midstream.runs import checksums
 from midstream.runs.files import atomic_write, damaged, encode_record, fsync_directory, storage_errors
 
 Record = BaseModel | Mapping[str, Any]
@@ -73,7 +73,7 @@ class Journal:
         """Append all records with one write, or none of them; raises as `append`."""
         lines, crc = [], self._crc
         for record in records:
-            lines.append(add_checksum(encode_record(record), crc))
+            lines.append(checksums.add(encode_record(record), crc))
             crc = crc32(lines[-1], crc)
         rest = memoryview(b"".join(lines))
         with storage_errors(self.path):
@@ -145,8 +145,8 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
         crc = 0
         for _, line, record in read_records(path):
             if keep(record):
-                if crc_after(line) is not None:
-                    line = add_checksum(remove_checksum(line), crc)
+                if checksums.crc_after(line) is not None:
+                    line = checksums.add(checksums.remove(line), crc)
                 crc = crc32(line, crc)
                 yield line
 
@@ -163,27 +163,27 @@ def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tup
     """
     if not path.exists():
         return
-    start, number, crc = 0, 0, 0
+    start, done, crc = 0, 0, 0  # bytes, lines, and the CRC-32 of what is read
     with path.open("rb") as file:
         while lines := file.readlines(_BLOCK):
             block = b"".join(lines)
-            if not covers(block, crc):
+            if not checksums.covers(block, crc):
                 break
-            for number, line in enumerate(lines, start=number + 1):
+            for number, line in enumerate(lines, start=done + 1):
                 record = from_json(line)
-                record.pop(FIELD, None)
+                record.pop(checksums.FIELD, None)
                 yield number, line, record
-            start, crc = start + len(block), crc32(block, crc)
+            start, done, crc = start + len(block), done + len(lines), crc32(block, crc)
         file.seek(start)
-        yield from _read_each(path, file, number, crc, on_damage)
+        yield from _read_each(path, file, done, crc, on_damage)
 
 
 def _read_each(
-    path: Path, file: BinaryIO, number: int, crc: int | None, on_damage: OnDamage
+    path: Path, file: BinaryIO, done: int, crc: int | None, on_damage: OnDamage
 ) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """Continue `read_records` after line `number` where lines have to be checked one by one; `crc` is the file's so far."""
-    torn, has_checksums = 0, number > 0
-    for number, line in enumerate(file, start=number + 1):
+    """Continue `read_records` after `done` lines, checking each line; `crc` is that of the file so far."""
+    torn, has_checksums = 0, done > 0
+    for number, line in enumerate(file, start=done + 1):
         if torn:
             on_damage(_damaged_line(path, torn, "is not a JSON object"))
             torn = 0
@@ -191,17 +191,17 @@ def _read_each(
         if record is None:
             torn, crc = number, None  # torn if no other line follows
             continue
-        if has_checksums or FIELD in record:
+        if has_checksums or checksums.FIELD in record:
             has_checksums = True
-            problem = problem_of(line, crc)
+            problem = checksums.problem_of(line, crc)
             if problem:
                 on_damage(_damaged_line(path, number, _PROBLEMS[problem]))
-            crc = None if problem == "changed" else crc_after(line)
+            crc = None if problem == "changed" else checksums.crc_after(line)
             if problem == "changed":
                 continue
         elif crc is not None:  # of an older midstream
             crc = crc32(line, crc)
-        record.pop(FIELD, None)
+        record.pop(checksums.FIELD, None)
         yield number, line, record
 
 
@@ -238,8 +238,8 @@ def _repair_tail(path: Path, report: Report) -> int:
             os.fsync(file.fileno())
             report(f"{path}: cut off a torn last record ({size - start} bytes) left by a crash")
             end = start
-        file.seek(max(0, end - CHECKSUM_LENGTH))
-        crc = crc_after(file.read(CHECKSUM_LENGTH))
+        file.seek(max(0, end - checksums.LENGTH))
+        crc = checksums.crc_after(file.read(checksums.LENGTH))
         if crc is None:  # of an older midstream, or empty
             file.seek(0)
             crc = 0
