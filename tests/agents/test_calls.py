@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +52,7 @@ TOOLS = {"fill": Tank(), "status": Tank("status", parameters={"type": "object", 
 
 def read(body: str, template: Template = JSON, tool: str = "", closed: bool = True) -> list[ToolCall]:
     tools = {"python": CODE} if template is TEXT else TOOLS
-    return read_calls(Block(kind="call", body=body, tool=tool, closed=closed), template, tools)
+    return asyncio.run(read_calls([Block(kind="call", body=body, tool=tool, closed=closed)], template, tools))
 
 
 def problem(call: ToolCall) -> str:
@@ -85,7 +86,8 @@ def test_a_fence_that_never_ends_is_read_in_linear_time():
 
 
 def test_a_text_may_be_no_valid_argument():
-    [call] = read_calls(Block(kind="call", body="a lot"), TEXT.model_copy(update={"tool": "fill"}), TOOLS)
+    marks = TEXT.model_copy(update={"tool": "fill"})
+    [call] = asyncio.run(read_calls([Block(kind="call", body="a lot")], marks, TOOLS))
     assert call.command is not None
     assert call.command.error == "invalid arguments for fill: at $.litres: 'a lot' is not of type 'number'"
     assert call.action.error is None

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.agents.formats import schema_error
 from midstream.agents.prompted import (
     ExecutorConfig,
     PlannerConfig,
@@ -210,7 +209,7 @@ def solve(program: str) -> Trajectory:
             verifier=PromptedVerifier(VerifierConfig()),
             generator=PromptedGenerator(PromptedConfig()),
             config=LoopConfig(max_turns=1),
-            code_runner=ProgramRunner(code_runner.CodeRunnerConfig(libraries=()), schema_error, choose()),
+            code_runner=ProgramRunner(code_runner.CodeRunnerConfig(libraries=()), choose()),
         )
         engines = dict.fromkeys(REPLIES, engine)
         task = Task(id="t", question="How high are Amberbank and Coldmere together ?", answer="")

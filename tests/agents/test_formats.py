@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict, schema_error
-from midstream.core.errors import ToolServerError
+from midstream.agents import formats
+from midstream.agents.formats import parse_action, parse_answer, parse_verdict
 from midstream.core.protocols import ToolResult
 from midstream.core.trajectory import Action, Command, Verdict
-from support.errors import coded
 
 SEARCH_SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 
@@ -38,6 +36,12 @@ class FakeTool:
 
 
 SEARCH = FakeTool("local_search")
+
+
+def parse_command(text: str, tool: FakeTool, *, repair: bool = False) -> Command:
+    return asyncio.run(formats.parse_command(text, tool, repair=repair))
+
+
 TOOLS = (SEARCH, FakeTool("python"), FakeTool("Web Page"))
 WANTED = Action(sub_goal="find the height", tool="local_search", context="Amberbank")
 FRAGMENTS = (
@@ -144,76 +148,6 @@ def test_invalid_arguments_say_what_was_wrong(reply: str, error: str):
     assert command.error is not None
     assert error in command.error
     assert command.arguments == {}
-
-
-TREE = {
-    "type": "object",
-    "properties": {"root": {"$ref": "#/$defs/node"}},
-    "required": ["root"],
-    "$defs": {
-        "node": {
-            "type": "object",
-            "properties": {"size": {"type": "integer"}, "inner": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
-            "required": ["size"],
-            "additionalProperties": False,
-        }
-    },
-}
-
-
-def test_nested_schemas_are_followed():
-    assert schema_error({"root": {"size": 1, "inner": [{"size": 2}]}}, TREE) is None
-    assert schema_error({"root": {"size": 1, "inner": [{"size": "2"}]}}, TREE) == (
-        "at $.root.inner[0].size: '2' is not of type 'integer'"
-    )
-    error = schema_error({"root": {"size": 1, "inner": [{"size": 2, "x": 1}]}}, TREE)
-    assert error is not None
-    assert "('x' was unexpected)" in error
-
-
-def test_arguments_that_a_pattern_names_are_known():
-    schema = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x-": {"type": "string"}}}
-    assert schema_error({"a": 1, "x-b": "c"}, schema) is None
-
-
-def test_a_schema_that_changes_is_compiled_again():
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    assert schema_error({"a": 1}, schema) is not None
-    schema["properties"] = {"a": {"type": "integer"}}
-    assert schema_error({"a": 1}, schema) is None
-
-
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"type": "objekt"}, "'objekt'"),
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "'('"),
-        ({"properties": {"a": {"$ref": "#/$defs/gone"}}}, "/$defs/gone"),
-        ({"properties": {"a": {"$ref": "#/properties/a"}}}, "RecursionError"),
-    ],
-)
-def test_a_broken_schema_is_the_tool_s_fault(schema: dict[str, Any], value: str):
-    with pytest.raises(ToolServerError, check=coded("tool-schema-invalid", value)):
-        schema_error({"a": "x"}, schema)
-
-
-def test_a_remote_reference_is_refused_and_never_fetched():
-    """The server is there, and would answer: nobody asks it."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        schema = {"properties": {"a": {"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"}}}
-        with pytest.raises(ToolServerError, check=coded("tool-schema-invalid", "http://127.0.0.1:")):
-            schema_error({"a": "x"}, schema)
-        server.shutdown()
-        thread.join()
-    assert asked == []
 
 
 @pytest.mark.parametrize("reply", ["{'query': 'height'}", '{"name": "search", "arguments": {"query": "height",}}'])

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.formats import schema_error
 from midstream.cli.main import main
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Call, MemoryRecord
 from midstream.doctor import checks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.formats import schema_error
+from midstream.core.json_schema import schema_error
 from midstream.practice.library import Origin
 from midstream.practice.operations import Operation
 from midstream.practice.replies import MERGE_SCHEMA, OPERATIONS_SCHEMA, Change, read_operations, read_summary

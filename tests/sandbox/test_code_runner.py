@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from midstream.agents.formats import schema_error
 from midstream.core.errors import EngineError, SandboxError, ToolServerError
 from midstream.core.protocols import Tool, ToolResult
 from midstream.core.trajectory import Call, Observation
@@ -97,7 +96,7 @@ def run(*codes: str, tool: Tool | None = None, **settings: Any) -> list[Observat
     """The observations of programs, one after the other on one runner; one more must behave as if alone."""
 
     async def go() -> list[Observation]:
-        runner = ProgramRunner(CodeRunnerConfig(**settings), schema_error, sandbox(CHOSEN[0]))
+        runner = ProgramRunner(CodeRunnerConfig(**settings), sandbox(CHOSEN[0]))
         try:
             observations = [(await runner.run(code, tool or Echo()))[0] for code in codes]
             after, _ = await runner.run("print(echo(text='next'), echo(text='one'))", Echo())
@@ -217,7 +216,7 @@ def test_requests_of_the_tool_are_handed_back():
 
 def with_runner(go: Callable[[ProgramRunner], Any], **settings: Any) -> None:
     async def wrapped() -> None:
-        runner = ProgramRunner(CodeRunnerConfig(**settings), schema_error, sandbox(CHOSEN[0]))
+        runner = ProgramRunner(CodeRunnerConfig(**settings), sandbox(CHOSEN[0]))
         try:
             await go(runner)
         finally:
@@ -458,7 +457,7 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
         "    timeout_s, output_tokens = 9.0, 100\n    async def call(self, arguments):\n"
         f"        Path({str(pids)!r}).write_text(' '.join(map(str, processes(runner._pool))) + ' .')\n"
         "        return ToolResult(text='')\n"
-        f"runner = ProgramRunner(CodeRunnerConfig(timeout_s=30.0), lambda *_: None, sandbox({tier!r}))\n"
+        f"runner = ProgramRunner(CodeRunnerConfig(timeout_s=30.0), sandbox({tier!r}))\n"
         "asyncio.run(runner.run('import time\\nrecord()\\ntime.sleep(60)', Record()))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
@@ -475,4 +474,4 @@ def test_no_program_outlives_its_host(tier: Tier, tmp_path: Path):
 @pytest.mark.parametrize("named", ["remote", "arithmetic"])
 def test_a_tier_without_a_channel_is_refused(named: Tier):
     with raises("setting-conflict", named, 'mode = "arguments"'):
-        ProgramRunner(CodeRunnerConfig(), schema_error, Sandbox(tier=named))
+        ProgramRunner(CodeRunnerConfig(), Sandbox(tier=named))

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from midstream import EngineError, Tool, ToolResult, ToolServerError, UsageError, tool
-from midstream.agents.formats import parse_command, schema_error
+from midstream.agents.formats import parse_command
+from midstream.core.json_schema import schema_error
 from midstream.core.tool_calls import call_tool
 from midstream.tools.function import FunctionTool, parse_docstring
 
@@ -148,7 +149,7 @@ def test_a_method_keeps_its_object():
 
 
 def test_an_executors_reply_becomes_a_call():
-    command = parse_command('{"arguments": {"text": "a bc", "least": 2}}', word_count)
+    command = asyncio.run(parse_command('{"arguments": {"text": "a bc", "least": 2}}', word_count))
     assert command.error is None
     assert call(word_count, **command.arguments).text == "1"
 

@@ -57,6 +57,10 @@ class Whole:
     async def close(self):
         COUNT_CLOSED.append(1)
 
+class Endless(Whole):
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {"d40": {}}
+    parameters = {"type": "object", "$ref": "#/$defs/d0", "$defs": definitions}
+
 class Needy:
     def __init__(self, key):
         pass
@@ -101,6 +105,11 @@ def test_a_function_of_a_file_is_a_tool_under_the_recipes_name(place):
     )
     assert say(tool, text="a") == "A!"
     assert say(make(str(place / "my_tools.py") + ":shout"), text="b") == "B!"
+
+
+def test_a_tool_whose_schema_cannot_be_checked_is_refused_when_it_is_made(place):
+    with pytest.raises(RecipeError, check=coded("tool-schema-invalid", "my_tools.py:Endless", "within 1 s")):
+        make("my_tools.py:Endless")
 
 
 def test_tools_of_one_file_share_its_state(place):

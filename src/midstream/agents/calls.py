@@ -11,24 +11,26 @@ A call that cannot be read is data: it has an `error`, for the policy to read.
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from midstream.agents.formats import schema_error
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError
+from midstream.core.json_schema import schema_error_async
 from midstream.core.protocols import Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import Template
 from midstream.core.trajectory import Action, Command
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*)```", re.DOTALL)
+MOST_CALLS = 64  # in one reply; each is a turn
 _MAX_PYTHON = 50_000  # characters: parsing more would block every other run
 _BROKEN = (ValueError, RecursionError, MemoryError, OverflowError)  # parser errors besides SyntaxError
 _FORM = '{"name": "...", "arguments": {...}}'
@@ -112,8 +114,17 @@ class _Written:
     arguments: dict[str, JsonValue]
 
 
-def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
-    """The calls in a call's block, at least one."""
+async def read_calls(blocks: Sequence[Block], template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+    """The calls in a reply's blocks, at least one in each; of more than `MOST_CALLS` only the number is read."""
+    calls = [call for block in blocks for call in _calls_in(block, template, tools)]
+    if len(calls) > MOST_CALLS:
+        problem = f"the reply holds {len(calls)} calls, and at most {MOST_CALLS} are run at once"
+        return [ToolCall(unreadable=problem)]
+    return list(await asyncio.gather(*(_checked(call, tools) for call in calls)))
+
+
+def _calls_in(block: Block, template: Template, tools: Mapping[str, Tool]) -> list[ToolCall]:
+    """The calls of one block, whose arguments are not checked yet."""
     body = block.body.encode("utf-8", "replace").decode()
     text = body.strip()
     if not block.closed:
@@ -126,7 +137,8 @@ def read_calls(block: Block, template: Template, tools: Mapping[str, Tool]) -> l
             return [ToolCall(tool=name, text=text, unreadable=_unknown(name, tools))]
         # The body is the tool's one argument, without the indentation that all its lines share.
         value = textwrap.dedent(fenced[1] if fenced else body).strip()
-        return [_valid(name, text, {tools[name].parameters["required"][0]: value}, tools[name])]
+        arguments: dict[str, JsonValue] = {tools[name].parameters["required"][0]: value}
+        return [ToolCall(tool=name, text=text, command=Command(tool=tools[name].name, arguments=arguments))]
     parse = _json_calls if template.body == "json" else _python_calls
     try:
         written = parse((fenced[1] if fenced else text).strip())
@@ -147,16 +159,20 @@ def _resolved(call: _Written, marks: str, tools: Mapping[str, Tool]) -> ToolCall
     problem = f"{twice[0]} is given twice" if twice else None
     if len(call.values) > len(known):
         problem = f"{len(call.values)} arguments without a name, where it takes {len(known)}"
-    return _valid(name, call.text, arguments | call.arguments, tool, problem)
+    command = Command(tool=tool.name, arguments=arguments | call.arguments)
+    return ToolCall(tool=name, text=call.text, command=_refused(name, tool, problem) if problem else command)
 
 
-def _valid(name: str, text: str, arguments: dict[str, JsonValue], tool: Tool, problem: str | None = None) -> ToolCall:
-    """The call as a command, with an error if its tool does not take these arguments."""
-    problem = problem or schema_error(arguments, tool.parameters)
-    if problem is None:
-        return ToolCall(tool=name, text=text, command=Command(tool=tool.name, arguments=arguments))
-    error = f"invalid arguments for {name}: {problem}"
-    return ToolCall(tool=name, text=text, command=Command(tool=tool.name, error=error))
+async def _checked(call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
+    """The call, with an error if its tool does not take its arguments."""
+    if call.command is None or call.command.error:
+        return call
+    problem = await schema_error_async(call.command.arguments, tools[call.tool].parameters)
+    return replace(call, command=_refused(call.tool, tools[call.tool], problem)) if problem else call
+
+
+def _refused(name: str, tool: Tool, problem: str) -> Command:
+    return Command(tool=tool.name, error=f"invalid arguments for {name}: {problem}")
 
 
 def _unknown(name: str, tools: Mapping[str, Tool]) -> str:

@@ -23,20 +23,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-
 from midstream.core.data import unfit
-from midstream.core.errors import ToolServerError
+from midstream.core.json_schema import UNFINISHED, schema_error_async
 from midstream.core.protocols import Tool
 from midstream.core.text import spoken
 from midstream.core.trajectory import Action, Command, Verdict
@@ -101,7 +93,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
+async def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
     """The executor's tool call: the first JSON object, fenced or bare, that satisfies the tool's schema.
 
     Arguments that the schema does not name are refused unless it sets `additionalProperties`.
@@ -112,46 +104,13 @@ def parse_command(text: str, tool: Tool, *, repair: bool = False) -> Command:
         for key in ("parameters", "arguments"):  # a function-call envelope such as {"name": ..., "arguments": {...}}
             if isinstance(found.get(key), dict) and key not in tool.parameters.get("properties", {}):
                 arguments = found[key]
-        invalid = schema_error(arguments, tool.parameters)
+        invalid = await schema_error_async(arguments, tool.parameters)
         if invalid is None:
             return Command(tool=tool.name, arguments=arguments)
         problem = invalid if count == 0 else problem
+        if invalid == UNFINISHED:
+            break
     return Command(tool=tool.name, error=f"invalid arguments for {tool.name}: {problem}")
-
-
-def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
-
-    Raises `ToolServerError` for an invalid schema, which is not the model's fault.
-    """
-    try:
-        error = best_match(_validator(json.dumps(schema)).iter_errors(arguments))
-    except (SchemaError, Unresolvable, RecursionError) as failure:
-        why = failure.message if isinstance(failure, SchemaError) else f"{type(failure).__name__}: {failure}"
-        raise ToolServerError(
-            f"a tool's schema cannot be used: {why[:300]}",
-            code="tool-schema-invalid",
-            cause=f"it is not a JSON schema that is complete in itself: {json.dumps(schema)[:300]}",
-            fix="correct the tool's `parameters`",
-        ) from failure
-    if error is not None:
-        where = f"at {error.json_path}: " if error.path else ""
-        return where + error.message[:300]
-    known = schema.get("properties")
-    open_ended = known is None or "additionalProperties" in schema or "patternProperties" in schema
-    extra = [] if open_ended else sorted(set(arguments) - set(known or ()))
-    if extra:
-        return f"unknown arguments {', '.join(extra)[:200]} (known: {', '.join(known or ())})"
-    return None
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: str) -> Validator:
-    """The validator of a schema's JSON text, made once; an invalid schema raises `SchemaError`."""
-    parsed = json.loads(schema)
-    kind = validator_for(parsed, default=Draft202012Validator)
-    kind.check_schema(parsed)
-    return kind(parsed, registry=Registry())
 
 
 def parse_verdict(text: str, *, repair: bool = False) -> Verdict | None:

@@ -34,7 +34,6 @@ from midstream.core.task import Task
 from midstream.core.text import neutral, to_json
 from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
 
-_MOST_CALLS = 64  # in one reply; each is a turn
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
 
 
@@ -155,10 +154,7 @@ class _Run:
         # Inline, a call counts when sampling stopped at its mark; as messages, when the reply has ended.
         runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
         written = [block for block in blocks if runs and block.kind == "call"]
-        calls = [call for block in written for call in read_calls(block, self.template, self.tools)]
-        if len(calls) > _MOST_CALLS:
-            problem = f"the reply holds {len(calls)} calls, and at most {_MOST_CALLS} are run at once"
-            calls = [ToolCall(unreadable=problem)]
+        calls = await read_calls(written, self.template, self.tools)
         if ending == "cut":
             self._end("token_limit")
         elif calls and self.calling == self.config.max_turns:

@@ -14,7 +14,7 @@ query, in lessons and in a reply that is shown to its model again, chat-template
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -98,10 +98,10 @@ class PromptedModule:
         self,
         values: Mapping[str, str],
         context: ModuleContext,
-        parse: Callable[[str], tuple[Value, str | None]],
+        parse: Callable[[str], Awaitable[tuple[Value, str | None]]],
         *,
         asks: int = _MAX_ASKS,
-        repair: Callable[[str], tuple[Value, str | None]] | None = None,
+        repair: Callable[[str], Awaitable[tuple[Value, str | None]]] | None = None,
         json_schema: Mapping[str, Any] | None = None,
     ) -> tuple[Value, tuple[Call, ...]]:
         """Ask up to `asks` times; `parse` returns a value and its problem (None: no problem).
@@ -129,13 +129,13 @@ class PromptedModule:
             try:
                 call = await context.engine.sample(request)
                 calls = (*calls, call)
-                value, problem = parse(call.completion)
+                value, problem = await parse(call.completion)
             except InfrastructureError as failure:
                 failure.calls = (*calls, *failure.calls)
                 raise
             last = len(calls) >= asks
             if problem is not None and last and repair is not None and call.finish_reason != "length":
-                repaired, problem = repair(call.completion)
+                repaired, problem = await repair(call.completion)
                 if problem is None:
                     value, calls = repaired, (*calls[:-1], call.model_copy(update={"repaired": True}))
             context.emit("call", calls[-1])
@@ -158,7 +158,11 @@ class PromptedPlanner(PromptedModule):
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
         values = self._values(question, memory) | {"tools": render_tools(tools)}
-        return await self._ask(values, context, lambda reply: (parse_action(reply, tools), None), asks=1)
+
+        async def parse(reply: str) -> tuple[Action, None]:
+            return parse_action(reply, tools), None
+
+        return await self._ask(values, context, parse, asks=1)
 
 
 class PlannerConfig(PromptedConfig, ComponentConfig):
@@ -213,7 +217,7 @@ class PromptedExecutor(PromptedModule):
             wanted = {"function": function_name(tool.name), "sub_goal": action.sub_goal, "context": action.context}
             values = {"tools": "\n".join(map(to_json, functions)), "action": to_json(wanted)}
 
-            def parse_code(reply: str) -> tuple[Command, str | None]:
+            async def parse_code(reply: str) -> tuple[Command, str | None]:
                 command = parse_program(reply, tool.name)
                 return command, command.error
 
@@ -222,8 +226,8 @@ class PromptedExecutor(PromptedModule):
         wanted = {"tool": tool.name, "sub_goal": action.sub_goal, "context": action.context}
         values = {"tools": render_tools(tools), "action": to_json(wanted)}
 
-        def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
-            command = parse_command(reply, tool, repair=repair)
+        async def parse(reply: str, repair: bool = False) -> tuple[Command, str | None]:
+            command = await parse_command(reply, tool, repair=repair)
             return command, command.error
 
         schema = tool.parameters if self._structured else None
@@ -270,7 +274,7 @@ class PromptedVerifier(PromptedModule):
         # Without its duration: a prompt that holds a measured time can never be repeated exactly.
         values["observation"] = to_json({"status": observation.status, "text": observation.text})
 
-        def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
+        async def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
             verdict = parse_verdict(reply, repair=repair)
             if verdict is not None:
                 return verdict, None
@@ -305,7 +309,7 @@ class PromptedGenerator(PromptedModule):
     ) -> tuple[str | None, tuple[Call, ...]]:
         """Write the final answer."""
 
-        def parse(reply: str) -> tuple[str | None, str | None]:
+        async def parse(reply: str) -> tuple[str | None, str | None]:
             answer = parse_answer(reply) or None
             return answer, None if answer else "it holds no answer"
 

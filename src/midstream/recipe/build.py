@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midstream import rollout
-from midstream.agents import formats
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
@@ -105,7 +104,7 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     def code_runner(self) -> ProgramRunner:
         """The runner of the executor's programs."""
         assert self._program is not None
-        runner = ProgramRunner(self._program, formats.schema_error, self.sandbox)
+        runner = ProgramRunner(self._program, self.sandbox)
         self._opened.append(runner)
         return runner
 

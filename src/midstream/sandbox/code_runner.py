@@ -17,13 +17,14 @@ import keyword
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from pydantic import Field
 
 from midstream.core.data import unfit
 from midstream.core.errors import InfrastructureError, UnsupportedError
+from midstream.core.json_schema import schema_error_async
 from midstream.core.protocols import Tool
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import Call, Observation, ToolCall
@@ -34,7 +35,6 @@ from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker, receive
 
 T = TypeVar("T")
-Check = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
 
 TEXT_LIMIT = 100_000  # characters of one result that a program gets, and the trajectory keeps
 NOTHING = "(the program printed nothing)"
@@ -70,11 +70,10 @@ class ProgramRunner:
 
     It has a separate `PythonPool`, so that programs may call the `python` tool.
 
-    `check` returns what is wrong with arguments under a tool's schema, or None (`agents.formats.schema_error`). Raises
-    `UnsupportedError` if the sandbox's tier has no channel for programs.
+    Raises `UnsupportedError` if the sandbox's tier has no channel for programs.
     """
 
-    def __init__(self, config: CodeRunnerConfig, check: Check, sandbox: Sandbox) -> None:
+    def __init__(self, config: CodeRunnerConfig, sandbox: Sandbox) -> None:
         if sandbox.tier in ("remote", "arithmetic"):
             raise UnsupportedError(
                 f'agent.executor.mode = "code" does not work on sandbox tier {sandbox.tier}',
@@ -82,7 +81,7 @@ class ProgramRunner:
                 cause="a program reaches its tool through a socket, which only a worker on this machine can have",
                 fix='set mode = "arguments", or a sandbox.tier of "strong" or "standard"',
             )
-        self._config, self._check = config, check
+        self._config = config
         self._pool = PythonPool(
             config,
             sandbox,
@@ -98,7 +97,7 @@ class ProgramRunner:
         failed.
         """
         clock = time.monotonic()
-        conversation = _Conversation(tool, self._config, self._check)
+        conversation = _Conversation(tool, self._config)
         program = {
             "code": code,
             "name": function_name(tool.name),
@@ -125,8 +124,8 @@ class ProgramRunner:
 class _Conversation:
     """The host's side of one program's channel; `made` are its tool calls, `calls` their requests to engines."""
 
-    def __init__(self, tool: Tool, config: CodeRunnerConfig, check: Check) -> None:
-        self._tool, self._config, self._check = tool, config, check
+    def __init__(self, tool: Tool, config: CodeRunnerConfig) -> None:
+        self._tool, self._config = tool, config
         self._wall_s = self._left_s = WALL_FACTOR * config.timeout_s
         self._over = False
         self.made: list[ToolCall] = []
@@ -170,7 +169,7 @@ class _Conversation:
         problem = unfit(arguments)
         if problem:
             arguments = {}
-        problem = problem or self._check(arguments, self._tool.parameters)
+        problem = problem or await schema_error_async(arguments, self._tool.parameters)
         if problem:
             text = f"invalid arguments for {self._tool.name}: {problem}"
             call = ToolCall(tool=self._tool.name, arguments=arguments, status="error", text=text)

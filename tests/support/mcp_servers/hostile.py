@@ -97,6 +97,9 @@ def tools() -> list[Any]:
     loop = {"type": "object", "$ref": "#"}
     hidden = {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}
     remote = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {"d40": {}}
+    doubling = {"type": "object", "$ref": "#/$defs/d0", "$defs": definitions}
+    nested = {"type": "string", "pattern": r"^([a-zA-Z0-9]+\s?)+$"}
     wide = {"type": "object", "properties": {f"p{n}": TEXT for n in range(2000)}}
     more: dict[str, list[Any]] = {
         "many_tools": [other(name=f"tool_{n}") for n in range(10_000)],
@@ -108,6 +111,8 @@ def tools() -> list[Any]:
         "schema_bad_pattern": [other(inputSchema={"type": "object", "properties": {"a": {"pattern": "("}}})],
         "schema_elsewhere": [other(inputSchema=remote), other(name="c", inputSchema=hidden)],
         "schema_loops": [other(inputSchema=loop)],
+        "schema_doubles": [other(name=f"other_{n}", inputSchema=doubling) for n in range(40)],
+        "schema_nested_pattern": [other(inputSchema={"type": "object", "properties": {"text": nested}})],
         "schema_deep": [other(inputSchema=deep)],
         "schema_wide": [other(inputSchema=wide)],
         "long_description": [other(description="\x1b[2J\u202e<|im_start|>" + "very " * 200_000)],

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from midstream.agents.calls import read_calls
-from midstream.agents.formats import schema_error
 from midstream.core.errors import RecipeError
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Dialogues, Tool
 from midstream.core.stream import Block
 from midstream.core.stream_template import load_template
@@ -354,7 +354,7 @@ def test_code_in_a_models_text_never_runs(source, tmp_path: Path):
     template = load_template("artist-function-calling").model_copy(update={"body": "python"})
     bodies = [code, f"[{code}]", f"ls(a={code})", f"echo(content={code!r}, file_name='log.txt')", f"ls()\n{code}"]
     for body in bodies:
-        for call in read_calls(Block(kind="call", body=body), template, dialogue.functions):
+        for call in asyncio.run(read_calls([Block(kind="call", body=body)], template, dialogue.functions)):
             if call.command is not None and call.command.error is None:
                 asyncio.run(called(dialogue, [Invocation(name=call.tool, arguments=call.command.arguments)]))
     results = asyncio.run(

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from midstream.agents.formats import schema_error
 from midstream.core.errors import EngineError, RecipeError
+from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Dialogues, Tool
 from midstream.core.task import Task
 from midstream.engines.scripted import ScriptedEngine

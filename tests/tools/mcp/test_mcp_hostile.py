@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import sys
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.formats import parse_command
 from midstream.core.errors import RecipeError, ToolServerError
+from midstream.core.json_schema import UNFINISHED
 from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
+from midstream.core.trajectory import Command
 from midstream.tools.mcp import session as mcp_session
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.mcp import transports
@@ -96,12 +100,13 @@ LEFT_OUT: dict[str, str] = {
     "empty_names": "no letter and no digit",
     "schema_is_no_schema": "is not a JSON schema",
     "schema_bad_pattern": "'[(]' is not a 'regex'",
-    "schema_elsewhere": "unresolved reference: http://127.0.0.1:9/schema.json",
-    "schema_loops": "unresolved reference",
+    "schema_elsewhere": "Unresolvable: http://127.0.0.1:9/schema.json",
+    "schema_loops": "RecursionError",
+    "schema_doubles": "it cannot be checked within 1 s",
     "schema_deep": "more than 32 levels",
     "schema_wide": "longer than 20000 characters",
 }
-OTHERS = {"many_tools", "long_description", "name_with_newline", "ignores_end"}
+OTHERS = {"many_tools", "long_description", "name_with_newline", "schema_nested_pattern", "ignores_end"}
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +196,23 @@ def test_a_tool_that_cannot_be_offered_is_left_out_with_a_warning(mode, caplog):
     asyncio.run(close(tools))
     assert [tool.name for tool in tools] == ["echo"]
     assert re.search(LEFT_OUT[mode], caplog.text)
+
+
+def test_arguments_that_take_for_ever_to_check_are_refused_and_the_tool_stays():
+    [_, other] = tools = connect("schema_nested_pattern")
+
+    async def run() -> tuple[Command, Command, ToolResult | ToolServerError]:
+        refused = await parse_command(json.dumps({"text": 45 * "a" + "!"}), other)
+        valid = await parse_command('{"text": "aaa"}', other)
+        result = await outcome(other)
+        await close(tools)
+        return refused, valid, result
+
+    refused, valid, result = asyncio.run(run())
+    assert refused.error == f"invalid arguments for other: {UNFINISHED}"
+    assert valid.arguments == {"text": "aaa"}
+    assert isinstance(result, ToolResult)
+    assert result.text == "echo: hi"
 
 
 def test_an_included_tool_that_is_unusable_is_an_error():

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.agents.formats import schema_error
 from midstream.core.data import whole
+from midstream.core.json_schema import schema_error
 from midstream.worlds.desks.desk import Desk, Result, function, refusal
 from midstream.worlds.desks.dialogue import DAYS, DESKS
 from midstream.worlds.desks.files import DEEDS, FILES, FOLDERS, THINGS

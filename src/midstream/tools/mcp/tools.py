@@ -13,20 +13,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.validators import validator_for
 from pydantic import Field, JsonValue, field_validator, model_validator
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
 from midstream.core.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.json_schema import unusable_schema
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
@@ -41,8 +38,8 @@ MAX_ERROR = 1000  # characters of a server's own text in an error
 MAX_NAME = 64  # characters: what model servers allow for a function's name
 MAX_DESCRIPTION = 1000  # of a tool; of a parameter half of it
 MAX_SCHEMA = 20_000  # as JSON
+_CHECKS = 32  # schemas at a time
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")  # and direction marks
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -315,7 +312,9 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
     names = Counter(identifier(prefix + tool.name) for tool in wanted)
     offered: dict[str, Tool] = {}
     refused: dict[str, str] = {}
-    for tool in wanted:
+    with ThreadPoolExecutor(_CHECKS) as pool:  # a check can last until its clock ends it
+        bad_schemas = list(pool.map(bad_schema, [tool.input_schema for tool in wanted]))
+    for tool, bad in zip(wanted, bad_schemas, strict=True):
         name = identifier(prefix + tool.name)
         if not re.search(r"[A-Za-z0-9]", tool.name):
             reason = "its name has no letter and no digit"
@@ -326,7 +325,7 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
         elif names[name] > 1:
             reason = "another has the same name"
         else:
-            reason = bad_schema(tool.input_schema)
+            reason = bad
         if reason:
             refused[tool.name] = reason
         else:
@@ -354,31 +353,8 @@ def bad_schema(schema: dict[str, Any]) -> str | None:
         return f"its schema is longer than {MAX_SCHEMA} characters"
     if schema.get("type") != "object":
         return f"its schema is of type {schema.get('type')!r}, not object"
-    try:
-        kind = validator_for(schema, default=Draft202012Validator)
-        kind.check_schema(schema)
-        resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
-        for reference in _references(schema):
-            resolver.lookup(reference)
-        kind(schema, registry=Registry()).is_valid({})
-    except SchemaError as failure:
-        return f"its schema is not a JSON schema: {failure.message[:200]}"
-    except (Unresolvable, RecursionError) as failure:
-        return f"its schema has an unresolved reference: {str(failure)[:200] or type(failure).__name__}"
-    return None
-
-
-def _references(value: Any) -> Iterator[str]:
-    """All references of a schema, and texts of examples that look like references."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _references(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if key in _REFERENCES and isinstance(item, str):
-                yield item
-            else:
-                yield from _references(item)
+    why = unusable_schema(schema)
+    return f"its schema is not a JSON schema that is complete in itself: {why}" if why else None
 
 
 def _with_clean_texts(value: Any) -> Any:
