@@ -65,12 +65,14 @@ def test_a_long_answer_is_given_up(monkeypatch: pytest.MonkeyPatch):
     assert failures_of(b"HTTP/1.1 200 OK\r\n", b" " * (3 << 20) + OK)[0] == "the answer is longer than 1 MB"
 
 
-def test_a_long_line_of_a_stream_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openai_stream, "_LONGEST_LINE", 1000)
+@pytest.mark.parametrize("piece", [b"x" * 100, b"data: " + b"x" * 94 + b"\n"], ids=["a line", "lines"])
+def test_a_long_event_of_a_stream_is_given_up(piece: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(openai_stream, "_LONGEST_EVENT", 1000)
     parser = EventParser()
-    assert list(parser.feed(b"data: " + b"x" * 2000)) == []
-    with pytest.raises(TransientError, match="line of more than"):
-        list(parser.feed(b"x"))
+    for _ in range(9):
+        assert list(parser.feed(piece)) == []
+    with pytest.raises(TransientError, match="event of more than"):
+        list(parser.feed(piece * 2))
 
 
 def test_a_broken_header_is_reported_in_a_few_words(monkeypatch: pytest.MonkeyPatch):

@@ -102,7 +102,7 @@ def streamed(*deltas: object) -> Any:
     calls = StreamedCalls()
     for delta in deltas:
         calls.add(delta)
-    return with_calls(None, calls.calls)
+    return with_calls(None, calls.whole())
 
 
 def part(arguments: object, name: str | None = None, **more: Any) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from midstream.core.version import __version__
 from midstream.tools.web.api import Key, Service, WebApiConfig, retried, valid
 from support.api_server import Answer, ApiServer, Fault
 from support.errors import coded
+from support.peak_memory import growth_of_memory
 
 QUICK = WebApiConfig(timeout_s=5, max_attempts=2, first_pause_s=0.0)
 SECRET = "sk-0123456789abcdef-secret"
@@ -95,8 +96,10 @@ def test_size_is_bounded_while_it_is_read():
     error, server = failure("huge", config=WebApiConfig(max_attempts=1))
     assert "longer than 8 MB" in error.what
     assert server.sent < 30 << 20  # what the sockets hold beyond our 8 MB
-    error, _ = failure("bomb", config=WebApiConfig(max_attempts=1))
+    with growth_of_memory() as growth:
+        error, _ = failure("bomb", config=WebApiConfig(max_attempts=1))
     assert "longer than 8 MB" in error.what
+    assert growth.mb < 64
 
 
 def test_no_server():

@@ -37,12 +37,13 @@ from midstream.engines.openai.reply import (
     reported_error,
 )
 from midstream.engines.openai.settings import OpenAIConfig
-from midstream.engines.openai.stream import DONE, EventParser, StreamedReply, event_object
+from midstream.engines.openai.stream import DONE, LONGEST_STREAM, EventParser, StreamedReply, event_object
 from midstream.engines.openai.tool_calls import as_fields
 
 _LAST_BYTES_S = 0.25  # a stream's end after [DONE]: worth a moment, because the connection can then be used again
 _LONGEST_QUOTE = 300
-_LONGEST_STREAM = 10  # times `timeout_s`
+_STREAM_TIMEOUTS = 10  # times `timeout_s`, of a whole stream
+_LONGEST_ERROR = 1 << 20  # bytes that are read of an answer with another status than 200
 _SHORTEST_SECRET = 12  # a shorter key is a placeholder ("none", "ollama", "x"), a word that any reply may hold
 # vLLM takes what a request leaves open from the model's generation_config.json: Qwen's, for example, sets top_k to 20.
 _WHOLE_DISTRIBUTION: dict[str, JsonValue] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -181,8 +182,9 @@ class Exchange:
         self, response: aiohttp.ClientResponse, streamed: StreamedReply, model: str, emit: Emit, clock: asyncio.Timeout
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
+        received = 0
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self._config.timeout_s
-        latest = now() + _LONGEST_STREAM * timeout_s
+        latest = now() + _STREAM_TIMEOUTS * timeout_s
 
         def take(event: str) -> None:
             if streamed.done:
@@ -192,7 +194,7 @@ class Exchange:
                 clock.reschedule(now() + _LAST_BYTES_S)
                 return
             if now() > latest:
-                raise TransientError(f"the stream did not end within {_LONGEST_STREAM * timeout_s:g} s")
+                raise TransientError(f"the stream did not end within {_STREAM_TIMEOUTS * timeout_s:g} s")
             chunk = event_object(event)
             self._check(200, chunk, event.encode(), model)
             clock.reschedule(now() + timeout_s)
@@ -201,12 +203,17 @@ class Exchange:
                 emit("text", piece)
 
         async for chunk in response.content.iter_any():
+            received += len(chunk)
+            if received > LONGEST_STREAM:
+                raise TransientError(f"the stream is longer than {LONGEST_STREAM >> 20} MB")
             for event in parser.feed(chunk):
                 take(event)
         for event in parser.end():
             take(event)
 
-    def _check(self, status: int, data: dict[str, Any], body: bytes, model: str, pause_s: float = 0.0) -> None:
+    def _check(
+        self, status: int, data: dict[str, Any], body: bytes | bytearray, model: str, pause_s: float = 0.0
+    ) -> None:
         """Raise the error that an answer or an event reports, if it reports one."""
         refusal = reported_error(status, data, body)
         if refusal is None:
@@ -271,13 +278,15 @@ class Exchange:
         ) from failure
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body, up to the longest valid reply: a server must not fill this machine's memory."""
+async def _whole(response: aiohttp.ClientResponse) -> bytearray:
+    """The body, up to the longest valid reply, and the beginning of an error's."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise TransientError("the answer is compressed, which was not requested")
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
+        if response.status != 200 and len(body) > _LONGEST_ERROR:
+            break
         if len(body) > LONGEST_BODY:
             raise TransientError(f"the answer is longer than {LONGEST_BODY >> 20} MB")
-    return bytes(body)
+    return body

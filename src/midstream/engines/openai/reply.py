@@ -15,7 +15,7 @@ from midstream.engines.openai.tool_calls import with_calls
 _TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
-LONGEST_BODY = 64 << 20  # bytes of an answer, or of one event of a stream
+LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities
 LONGEST_WORDS = 2000  # characters of a server's words that are looked at
 
 
@@ -46,7 +46,7 @@ class Refusal:
     too_long: bool = False
 
 
-def decoded(body: bytes) -> dict[str, Any]:
+def decoded(body: bytes | bytearray) -> dict[str, Any]:
     """The body as an object; {} for any other body."""
     try:
         data = json.loads(body)
@@ -55,7 +55,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def reported_error(status: int, data: Mapping[str, Any], body: bytes) -> Refusal | None:
+def reported_error(status: int, data: Mapping[str, Any], body: bytes | bytearray) -> Refusal | None:
     """The error in an answer's body, which may come under status 200, or in a stream's event; None without one."""
     error = data.get("error")
     fields = error if isinstance(error, dict) else {"message": error}
@@ -135,12 +135,8 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
     """Prompt ids, completion ids and log-probabilities, of a chat choice (`content[].logprob`) or a text choice."""
     prompt_ids = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
     completion_ids = choice.get("token_ids")
-    field = choice.get("logprobs")
-    field = field if isinstance(field, dict) else {}
-    values: Any = field.get("token_logprobs")
-    if isinstance(field.get("content"), list):
-        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in field["content"]]
-    logprobs: list[float] = values if isinstance(values, list) and all(map(_is_logprob, values)) else []
+    values = listed_logprobs(choice)
+    logprobs: list[float] = values if values is not None and all(map(_is_logprob, values)) else []
     if not _are_ids(prompt_ids) or not _are_ids(completion_ids) or len(completion_ids) != len(logprobs):
         named = (("prompt", prompt_ids), ("completion", completion_ids))
         sizes = [f"{name}: {len(value) if isinstance(value, list) else 'none'}" for name, value in named]
@@ -150,6 +146,16 @@ def _token_fields(data: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
         "completion_ids": tuple(completion_ids),
         "logprobs": tuple(map(float, logprobs)),
     }
+
+
+def listed_logprobs(choice: Mapping[str, Any]) -> list[Any] | None:
+    """The log-probabilities of a choice, unchecked: a chat's in `content`, another completion's in `token_logprobs`."""
+    field = choice.get("logprobs")
+    field = field if isinstance(field, dict) else {}
+    if isinstance(field.get("content"), list):
+        return [entry.get("logprob") if isinstance(entry, dict) else None for entry in field["content"]]
+    values = field.get("token_logprobs")
+    return values if isinstance(values, list) else None
 
 
 def _is_logprob(value: object) -> bool:

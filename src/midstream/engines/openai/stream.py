@@ -9,6 +9,8 @@ The format of events is the HTML standard's (section 9.2), read leniently: some 
 or name a field `error`. Chunks are OpenAI's, with vLLM's token ids. A stream counts only with a finish reason and
 [DONE], or with usage in the same chunk (`transformers serve` sends no [DONE]): one that ends earlier was cut off,
 however complete its text looks.
+
+Nothing here grows without a bound: neither a line, nor an event of many lines, nor what is kept of a reply.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from midstream.core.http import TransientError
+from midstream.engines.openai.reply import listed_logprobs
 from midstream.engines.openai.tool_calls import StreamedCalls
 
 DONE = "[DONE]"
-_LONGEST_LINE = 4 << 20  # bytes; with a log-probability for each token, an event has hundreds
+LONGEST_STREAM = 64 << 20  # bytes, most of which are the events' own: 400 for a token with its id and log-probability
+_LONGEST_EVENT = 4 << 20  # bytes; the ids of a long prompt come in one event
+_LONGEST_REPLY = 16 << 20  # bytes of what is kept
+_NUMBER_SIZE = 40  # bytes of an id or a log-probability in a list
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -30,30 +36,35 @@ class EventParser:
     """Bytes in, in any pieces; the data of complete events out."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[str] = []
+        self._line = bytearray()  # the beginning of a line, whose end has not arrived
+        self._data: bytearray | None = None
         self._after_return = False
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The events that this piece completes. Text is decoded by line, so a piece may end inside a character.
-
-        Raises `TransientError` if a line is longer than any event's can be.
-        """
-        if len(self._rest) > _LONGEST_LINE:
-            raise TransientError(f"the stream holds a line of more than {_LONGEST_LINE >> 20} MB")
+        """The events that this piece completes. Raises `TransientError` if an event is longer than any can be."""
         if self._after_return and chunk.startswith(b"\n"):
             chunk, self._after_return = chunk[1:], False  # the second half of a line end
         if not chunk:
             return
         self._after_return = chunk.endswith(b"\r")
-        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        *lines, rest = _LINE_END.split(chunk)
+        if lines and self._line:
+            lines[0] = bytes(self._line) + lines[0]
+            self._line.clear()
+        self._line += rest
         for line in lines:
             field, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
             if field in (b"data", b"error"):  # older servers of llama.cpp name the field of an error so
-                self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-            elif not line and self._data:
-                yield "\n".join(self._data)
-                self._data = []
+                if self._data is None:
+                    self._data = bytearray()
+                else:
+                    self._data += b"\n"
+                self._data += value.removeprefix(b" ")
+            elif not line and self._data is not None:
+                yield self._data.decode("utf-8", "replace")
+                self._data = None
+        if len(self._line) + len(self._data or b"") > _LONGEST_EVENT:
+            raise TransientError(f"the stream holds an event of more than {_LONGEST_EVENT >> 20} MB")
 
     def end(self) -> Iterator[str]:
         """The event that lacks nothing but its empty line."""
@@ -66,16 +77,16 @@ class StreamedReply:
     def __init__(self) -> None:
         self.done = False
         self._body: dict[str, Any] = {}
-        self._text: dict[str, list[str]] = {}
+        self._text: dict[str, bytearray] = {}  # UTF-8: a string takes four bytes a character after the first emoji
         self._calls = StreamedCalls()
         self._finish_reason: str | None = None
         self._token_ids: list[Any] = []
-        self._logprobs: dict[str, list[Any]] = {}
+        self._logprobs: list[Any] = []
 
     def add(self, chunk: dict[str, Any]) -> str:
-        """Add one event's object; returns the piece of text in it."""
+        """Add one event's object; returns the piece of text in it. Raises `TransientError` if too much has arrived."""
         if isinstance(chunk.get("usage"), dict):
-            self._body["usage"] = chunk["usage"]
+            self._body["usage"] = {name: chunk["usage"].get(name) for name in ("prompt_tokens", "completion_tokens")}
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
@@ -88,10 +99,7 @@ class StreamedReply:
             self.done = self.done or isinstance(chunk.get("usage"), dict)  # `transformers serve` sends no [DONE]
         if isinstance(choice.get("token_ids"), list):
             self._token_ids += choice["token_ids"]
-        logprobs = choice.get("logprobs")
-        for kind, values in logprobs.items() if isinstance(logprobs, dict) else ():
-            if kind in ("content", "token_logprobs") and isinstance(values, list):
-                self._logprobs.setdefault(kind, []).extend(values)
+        self._logprobs += listed_logprobs(choice) or ()
         delta = choice.get("delta")
         fields = delta if isinstance(delta, dict) else {}
         self._calls.add(fields.get("tool_calls"))
@@ -100,24 +108,27 @@ class StreamedReply:
         for kind in ("content", "text", "refusal", "reasoning_content", "reasoning"):
             piece = fields.get(kind)
             if isinstance(piece, str):
-                self._text.setdefault(kind, []).append(piece)
+                self._text.setdefault(kind, bytearray()).extend(piece.encode("utf-8", "surrogatepass"))
                 if kind in ("content", "text") or (kind == "refusal" and "content" not in self._text):
                     emitted += piece
+        kept = sum(map(len, self._text.values())) + self._calls.size
+        if kept + _NUMBER_SIZE * (len(self._token_ids) + len(self._logprobs)) > _LONGEST_REPLY:
+            raise TransientError(f"the stream holds a reply of more than {_LONGEST_REPLY >> 20} MB")
         return emitted
 
     def whole(self) -> dict[str, Any]:
         """The body that the same reply has without streaming. Raises `TransientError` if the stream ended too early."""
         if not self.done or self._finish_reason is None:
             raise TransientError("the stream was cut off" if self._text else "the stream ended without a reply")
-        joined = {kind: "".join(pieces) for kind, pieces in self._text.items()}
+        joined = {kind: text.decode("utf-8", "surrogatepass") for kind, text in self._text.items()}
         choice: dict[str, Any] = {"finish_reason": self._finish_reason, "token_ids": self._token_ids}
-        choice["logprobs"] = self._logprobs or None
+        choice["logprobs"] = {"token_logprobs": self._logprobs}
         if "text" in joined:
             choice["text"] = joined["text"]
         else:
             thought = "" if "reasoning_content" in joined or "reasoning" in joined else None
             message = {"content": joined.get("content", thought), "refusal": joined.get("refusal")}
-            choice["message"] = message | {"tool_calls": self._calls.calls}
+            choice["message"] = message | {"tool_calls": self._calls.whole()}
         return self._body | {"choices": [choice]}
 
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ from midstream.core.trajectory import Message
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BLOCK = re.compile(rf"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
+_CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that tell two calls apart
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that OpenAI accepts
 
 
@@ -54,30 +56,47 @@ def with_calls(content: Any, calls: object) -> Any:
 
 
 class StreamedCalls:
-    """The calls of a message that arrives in pieces, assembled in `calls`."""
+    """The calls of a message that arrives in pieces; `size` is about how many bytes they take."""
 
     def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self._places: dict[object, int] = {}
+        self.size = 0
+        self._calls: list[_StreamedCall] = []
+        self._latest: dict[str, _StreamedCall] = {}  # by index
 
     def add(self, deltas: object) -> None:
-        """Add a delta's `tool_calls`: names arrive whole, arguments in pieces; anything else is kept as it is."""
+        """Add a delta's `tool_calls`: names arrive whole, arguments in pieces. Raises `TransientError` if malformed."""
         for delta in deltas if isinstance(deltas, list) else [deltas] * bool(deltas):
             if not isinstance(delta, dict) or not isinstance(delta.get("function"), dict):
-                self.calls.append(delta)
-                continue
+                raise TransientError("the answer holds a tool call without a function's name")
             # A delta continues the call of its index, unless it starts a new one: some servers send whole calls, each
             # without an index or all with 0.
-            piece, index = delta["function"], str(delta.get("index"))
-            call = self.calls[self._places[index]] if index in self._places else None
-            if call is None or (piece.get("name") and delta.get("id") != call["id"]):
-                call = {"id": delta.get("id"), "function": {}}
-                self._places[index] = len(self.calls)
-                self.calls.append(call)
-            function = call["function"]
-            function["name"] = function.get("name") or piece.get("name")
-            sent, more = function.get("arguments"), piece.get("arguments")
-            function["arguments"] = sent + more if isinstance(sent, str) and isinstance(more, str) else sent or more
+            index, identifier = (str(delta.get(key))[:_LONGEST_ID] for key in ("index", "id"))
+            name, arguments = delta["function"].get("name"), delta["function"].get("arguments") or ""
+            call = self._latest.get(index)
+            if call is None or (name and identifier != call.identifier):
+                call = self._latest[index] = _StreamedCall(identifier)
+                self._calls.append(call)
+                self.size += _CALL_SIZE
+            if not call.name and isinstance(name, str):
+                call.name = name
+                self.size += len(name)
+            text = arguments if isinstance(arguments, str) else "" if call.arguments else json.dumps(arguments)
+            call.arguments += text.encode("utf-8", "surrogatepass")
+            self.size += len(text)
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The calls as a server sends them that does not stream."""
+        return [
+            {"function": {"name": call.name or None, "arguments": call.arguments.decode("utf-8", "surrogatepass")}}
+            for call in self._calls
+        ]
+
+
+@dataclass(slots=True)
+class _StreamedCall:
+    identifier: str
+    name: str = ""
+    arguments: bytearray = field(default_factory=bytearray)
 
 
 def as_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
