@@ -13,11 +13,12 @@ import argparse
 import asyncio
 import json
 
+from rich.console import Console
+
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
-from midstream.core.terminal import Terminal
 from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine
 from midstream.report.tables import trajectory_view
@@ -82,7 +83,7 @@ async def main(engine: Engine) -> None:
     finally:
         await environment.close()
     [trajectory] = group.trajectories
-    Terminal().print(trajectory_view(trajectory))
+    Console().print(trajectory_view(trajectory))
 
 
 if __name__ == "__main__":

@@ -105,16 +105,18 @@ def test_a_set_without_any_result_has_no_numbers_and_is_run_again(directory):
     assert len(agent.asked) == len(TASKS)
 
 
-def test_a_check_that_raises_leaves_nothing_written_and_everything_kept(directory):
-    def refuse(trajectories):
-        raise BudgetError("spent")
+def test_a_store_that_refuses_leaves_nothing_written_and_everything_kept(directory):
+    class Spent(JournalStore):
+        def read(self, *_: Any) -> Any:
+            raise BudgetError("spent")
 
-    store = JournalStore(directory.results_path)
+    store = Spent(directory.results_path)
     with pytest.raises(BudgetError):
-        asyncio.run(evaluate_set(directory, of(Agent()), store, check=refuse))
+        asyncio.run(evaluate_set(directory, of(Agent()), store))
     store.close()
     assert directory.evaluations.read() == []
-    assert len(store.kept(of(Agent()))) == len(TASKS)
+    assert not list(directory.trajectories.root.iterdir())
+    assert len(store.done(of(Agent()))) == len(TASKS)
 
 
 class Steps(Session):

@@ -90,14 +90,15 @@ def evaluating(listener: Progress, second: str = "gaia T=0.7") -> None:
 
     costly = solved().model_copy(update={"cost_usd": 0.5})
     listener(RunStarted(recipe="agentflow-7b", directory="runs/eval-a", total=80, sets=2))
-    listener(SetStarted(place=1, name="bamboogle T=0.7", total=40, kept=[unsolved()] * 10))
+    listener(SetStarted(place=1, name="bamboogle T=0.7", total=40, done=10))
+    listener(TrajectoriesFinished([unsolved()] * 10, earlier=True))
     for _ in range(14):
         ended(costly)
     ended(*[unsolved()] * 15)
     ended(lost())
     listener(EvaluationFinished(of_aime(4, "agentflow-7b", 0)))
     listener(Note("a [bold]torn[/bold] record was cut off"))
-    listener(SetStarted(place=2, name=second, total=40, kept=[]))
+    listener(SetStarted(place=2, name=second, total=40))
     ended(lost())
 
 
@@ -281,7 +282,8 @@ def test_errors_count_as_wrong_and_every_set_counts_its_own():
 def test_what_was_kept_takes_no_time():
     view = EvaluationView()
     view.count(RunStarted(recipe="a", directory="b", total=40, sets=1))
-    view.count(SetStarted(place=1, name="c", total=40, kept=[solved()] * 39))
+    view.count(SetStarted(place=1, name="c", total=40, done=39))
+    view.count(TrajectoriesFinished([solved()] * 39, earlier=True))
     assert (view.set_done, view.left_s) == (39, None)
 
 
@@ -320,7 +322,7 @@ def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing(kin
     console = make()
     with terminal_progress(kind, console) as listener:
         listener(RunStarted(recipe="r", directory="run", total=100, done=50, sets=1))
-        listener(SetStarted(place=1, name="evil \x1b]0;title\x07 [red]", total=10, kept=[]))
+        listener(SetStarted(place=1, name="evil \x1b]0;title\x07 [red]", total=10))
         listener(Phase("evil \x1b]0;title\x07 [red]"))
     assert {"training": "step 5", "practice": "update 5", "evaluation": "50"}[kind] in written(console)
     assert "\x1b]0;" not in written(console)

@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(path):
 
 
 def test_nothing_was_written_yet(path):
-    assert results.read(path) == []
+    assert list(results.read(path)) == []
     results.keep(path, lambda name, failed: False)
     assert not path.exists()
 
@@ -55,7 +55,7 @@ def test_any_text_of_a_model_survives(tmp_path_factory, answer):
 
 def test_half_a_character_of_a_models_broken_json_does_not_stop_a_run(path):
     write(path, "gaia", trajectory("a", answer="caf\ud83d"))
-    assert results.read(path)[0].trajectory.answer == "caf?"
+    assert next(results.read(path)).trajectory.answer == "caf?"
 
 
 @given(st.integers(0, 2000))
@@ -87,7 +87,7 @@ def test_damage_in_the_middle_is_named(path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(json.dumps({"set": "gaia", "trajectory": {"id": 3}}).encode() + b"\n" + lines[1])
     with raises("file-damaged", "results.jsonl", "line 1"):
-        results.read(path)
+        list(results.read(path))
 
 
 def test_a_run_under_way_is_found_by_id_and_by_set(tmp_path):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
 from midstream.cli import options as shared
-from midstream.core.errors import RunError
-from midstream.core.terminal import Terminal
+from midstream.core.errors import RunError, UsageError
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
@@ -23,6 +25,8 @@ from midstream.report.run_results import evaluated_trajectories
 from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
 
+_PAGE = 100
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show`."""
@@ -30,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trajectory", nargs="?", help="id of a trajectory, or its beginning")
     parser.add_argument("--tasks", action="store_true", help="list the evaluated tasks: score, answer, gold answer")
     parser.add_argument("--wrong", action="store_true", help="list those that are not right")
+    parser.add_argument("--page", type=int, metavar="N", help=f"of the list, only the N-th {_PAGE} runs")
     shared.add(parser, *shared.OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show what the options name."""
+    if options.page is not None and options.page < 1:
+        raise UsageError(f"there is no --page {options.page}", code="setting-range", fix="pages count from 1")
     run = RunDirectory.open(Path(options.run))
     info, status = run.info(), run.status()
     if options.trajectory:
@@ -42,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(trajectory.model_dump_json())
         else:
-            Terminal().print(tables.trajectory_view(trajectory, template=template_of(info.resolved)))
-    elif options.tasks or options.wrong:
-        _show_tasks(run, wrong=options.wrong, as_json=options.json)
+            Console().print(tables.trajectory_view(trajectory, template=template_of(info.resolved)))
+    elif options.tasks or options.wrong or options.page:
+        _show_tasks(run, wrong=options.wrong, page=options.page, as_json=options.json)
     elif options.json:
         record: dict[str, Any] = {"run": str(run.root), "info": info.model_dump(), "status": status.model_dump()}
         if info.kind == "practice":
@@ -56,11 +63,11 @@ def run(options: argparse.Namespace) -> int:
     elif info.kind == "evaluation":
         show_evaluation(run)
     elif info.kind == "practice":
-        console = Terminal()
+        console = Console()
         console.print(practice_tables.practice_view(practice_data(run, whole=False)))
         _print_resume(console, run)
     else:
-        console, training = Terminal(), run_recipe(run).training
+        console, training = Console(), run_recipe(run).training
         metrics, evaluations = run.metrics.read(), run.evaluations.read()
         steps = training.steps if training else 0
         console.print(tables.run_summary(str(run.root), info.recipe_name, steps, metrics, evaluations))
@@ -70,14 +77,14 @@ def run(options: argparse.Namespace) -> int:
 
 def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what changed from before to after training or practice."""
-    console, data = Terminal(), practice_data(run, whole=False) if run.info().kind == "practice" else None
+    console, data = Console(), practice_data(run, whole=False) if run.info().kind == "practice" else None
     if as_json:
         learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read()), **learned}))
         return
     if data:
         console.print(practice_tables.result_view(data))
-        console.print(Text("\nNext", "bold"))
+        console.print("\n[bold]Next[/bold]")
         for line in data.next_steps:
             console.print(Text(f"  {line}"), soft_wrap=True)
         return
@@ -96,25 +103,27 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(found)}))
         return
-    info, console = run.info(), Terminal()
+    info, console = run.info(), Console()
     asked = info.evaluation or EvaluationInfo()
     what = f"step {asked.step} of {asked.run}" if asked.run else "its agent as it is"
     agent: Any = info.resolved.get("agent")
     if agent and agent.get("library"):
         what += f", with the lessons of {agent['library']}"
-    console.print(f"recipe  {info.recipe_name}, seed {info.seed}: {what}", highlight=False, soft_wrap=True)
+    console.print(
+        f"recipe  {info.recipe_name}, seed {info.seed}: {what}", markup=False, highlight=False, soft_wrap=True
+    )
     if found:
         console.print(evaluation_view(found))
     for name, count in Counter(record.set for record in results.read(run.results_path)).items():
         console.print(Text(visible(f"under way: {name}, {counted(count, 'run')} so far")))
     if any(result.errors for result in found):
         command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
-        console.print(f"to run again what ended in errors: {command}", soft_wrap=True)
+        console.print(f"to run again what ended in errors: {command}", markup=False, soft_wrap=True)
     _show_status(run)
 
 
-def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
-    """Print the tasks of the last evaluations, or only those that are not right."""
+def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bool) -> None:
+    """Print the tasks of the last evaluations, or only those that are not right, or only one page of each list."""
     found = run.evaluations.read()
     last = max((result.step or 0 for result in found), default=0)
     chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
@@ -125,27 +134,35 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, as_json: bool) -> None:
             cause="it was stopped before, or every run of it was lost",
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
-    records: list[dict[str, Any]] = []
+    # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
+    console, separator = Console(), "["
     for result in chosen:
-        trajectories = evaluated_trajectories(run, result)
-        listed = [each for each in trajectories if not (wrong and each.reward and each.reward.value >= 1)]
+        evaluated = evaluated_trajectories(run, result)
+        entries = enumerate(evaluated.entries())
+        places = [place for place, entry in entries if not (wrong and entry.score is not None and entry.score >= 1)]
+        listed = evaluated.at(places if page is None else places[(page - 1) * _PAGE : page * _PAGE])
         if as_json:
-            records += task_records({"set": result.set_name, "sampling": result.sampling}, listed)
-        else:
-            title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
-            Terminal().print(task_list(title, listed))
+            for record in task_records({"set": result.set_name, "sampling": result.sampling}, listed):
+                sys.stdout.write(separator + json.dumps(record))
+                separator = ", "
+            continue
+        title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
+        pages = f", page {page:,} of {math.ceil(len(places) / _PAGE):,}" if page else ""
+        console.print(Text(visible(f"{title}: {counted(len(places), 'run')}{pages}"), "bold"))
+        for part in task_list(listed):
+            console.print(part)
     if as_json:
-        print(json.dumps(records))
+        print("]" if separator == ", " else "[]")
 
 
 def _show_status(run: RunDirectory) -> None:
-    console, status = Terminal(), run.status()
+    console, status = Console(), run.status()
     why = f": {visible(status.message)}" if status.message else ""
     console.print(Text(f"status  {status.state}{why}"))
     _print_resume(console, run)
 
 
-def _print_resume(console: Terminal, run: RunDirectory) -> None:
+def _print_resume(console: Console, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
         console.print(Text(f"resume with: midstream resume {shlex.quote(str(run.root))}"), soft_wrap=True)
 

@@ -110,19 +110,20 @@ class BudgetSpent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetStarted:
-    """The set number `place` (from 1) of an evaluation starts or resumes, with `kept` of its `total` trajectories."""
+    """The set number `place` (from 1) of an evaluation starts or resumes, with `done` of its `total` trajectories."""
 
     place: int
     name: str
     total: int
-    kept: Sequence[Trajectory]
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoriesFinished:
-    """Trajectories of the current set have just ended."""
+    """Trajectories of the current set have just ended, or ended in an `earlier` session."""
 
     trajectories: Sequence[Trajectory]
+    earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from math import fsum
 from typing import Literal
 
 from midstream.core.data import Frozen
@@ -38,45 +38,60 @@ class ToolUse(Frozen):
     repeat_rate: float = 0.0  # repeats / turns
 
 
-def tool_use(trajectories: Sequence[Trajectory]) -> ToolUse:
-    """Count tools, calls, errors, recoveries and repeats over all turns of `trajectories`."""
-    tools: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    errors = followed = recoveries = repeats = 0
-    for trajectory in trajectories:
+class ToolCounter:
+    """Counts tools, calls, errors, recoveries and repeats over all turns of the trajectories added."""
+
+    def __init__(self) -> None:
+        self._tools: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._errors = self._followed = self._recoveries = self._repeats = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one trajectory."""
         failures: set[str] = set()
         before: Turn | None = None
         for turn in trajectory.turns:
             if turn.action is None or turn.error:
                 continue
-            tools[turn.action.tool if not turn.action.error else "malformed"] += 1
+            self._tools[turn.action.tool if not turn.action.error else "malformed"] += 1
             if turn.command is not None and not turn.command.error and turn.observation is not None:
                 if turn.command.code is None:
-                    calls[turn.command.tool] += 1
+                    self._calls[turn.command.tool] += 1
                 else:
-                    calls.update(call.tool for call in turn.observation.tool_calls)
+                    self._calls.update(call.tool for call in turn.observation.tool_calls)
             failed, attempt = _failed(turn), _attempt(turn)
             if before is not None and _failed(before):
-                followed += 1
-                recoveries += not failed and turn.observation is not None and attempt != _attempt(before)
+                self._followed += 1
+                self._recoveries += not failed and turn.observation is not None and attempt != _attempt(before)
             if failed:
-                errors += 1
-                repeats += attempt in failures
+                self._errors += 1
+                self._repeats += attempt in failures
                 failures.add(attempt)
             before = turn
-    turns = tools.total()
-    return ToolUse(
-        turns=turns,
-        errors=errors,
-        error_rate=errors / turns if turns else 0.0,
-        share={name: count / turns for name, count in sorted(tools.items())},
-        calls=dict(sorted(calls.items())),
-        errors_followed=followed,
-        recoveries=recoveries,
-        recovery_rate=recoveries / followed if followed else None,
-        repeats=repeats,
-        repeat_rate=repeats / turns if turns else 0.0,
-    )
+
+    def result(self) -> ToolUse:
+        """The counts so far."""
+        turns = self._tools.total()
+        return ToolUse(
+            turns=turns,
+            errors=self._errors,
+            error_rate=self._errors / turns if turns else 0.0,
+            share={name: count / turns for name, count in sorted(self._tools.items())},
+            calls=dict(sorted(self._calls.items())),
+            errors_followed=self._followed,
+            recoveries=self._recoveries,
+            recovery_rate=self._recoveries / self._followed if self._followed else None,
+            repeats=self._repeats,
+            repeat_rate=self._repeats / turns if turns else 0.0,
+        )
+
+
+def tool_use(trajectories: Iterable[Trajectory]) -> ToolUse:
+    """Count over all turns of `trajectories`."""
+    counter = ToolCounter()
+    for trajectory in trajectories:
+        counter.add(trajectory)
+    return counter.result()
 
 
 def _failed(turn: Turn) -> bool:
@@ -119,42 +134,63 @@ class StreamMetrics(Frozen):
         return self.calls / max(1, self.trajectories)
 
 
-def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
-    """Measure the finished trajectories of interleaved policies; None without any."""
-    # Of each trajectory: requests to the policy, and turns that call a tool (others answer a user).
-    finished = [trajectory for trajectory in trajectories if trajectory.status == "ok"]
-    replies = [[call for call in trajectory.calls if call.role == POLICY] for trajectory in finished]
-    finished = [trajectory for trajectory, calls in zip(finished, replies, strict=True) if calls]
-    if not finished:
-        return None
-    calling = [[turn for turn in trajectory.turns if turn.observation is not None] for trajectory in finished]
-    turns = [turn for calls in calling for turn in calls]
-    stretches = [stretch for calls in calling for stretch in _stretches(calls)]
-    unit = "tokens" if all(call.completion_ids for calls, _ in stretches for call in calls) else "words"
-    said_besides = []  # in each stretch, besides its tool calls
-    for calls, bodies in stretches:
-        text = "".join(call.completion for call in calls)
-        if unit == "words":
+class StreamCounter:
+    """Measures the finished trajectories of interleaved policies among those added."""
+
+    def __init__(self) -> None:
+        self._trajectories = self._replies = self._calls = self._correct = 0
+        self._to_answer: list[int] = []  # calls of the trajectories with an answer
+        # What was said besides the tool calls of each stretch, in words and in tokens.
+        self._words: list[int] = []
+        self._tokens: list[float] = []
+        self._has_ids = True
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Measure one trajectory."""
+        replies = sum(call.role == POLICY for call in trajectory.calls)
+        if trajectory.status != "ok" or not replies:
+            return
+        # Other turns answer a user.
+        calling = [turn for turn in trajectory.turns if turn.observation is not None]
+        self._trajectories += 1
+        self._replies += replies
+        self._calls += len(calling)
+        self._correct += sum(turn.observation is not None and turn.observation.status == "ok" for turn in calling)
+        if trajectory.stop_reason == "answered":
+            self._to_answer.append(len(calling))
+        for calls, bodies in _stretches(calling):
+            text = "".join(call.completion for call in calls)
             said, called = (len(_MARK.sub(" ", part).split()) for part in (text, " ".join(bodies)))
-            said_besides.append(max(0, said - called))
-        else:
+            self._words.append(max(0, said - called))
             said, called = (len(_MARK.sub("", part)) for part in (text, "".join(bodies)))
             # The tokens of a reply are divided between its calls and the rest by characters.
             tokens = sum(len(call.completion_ids) for call in calls)
-            said_besides.append(tokens * max(0, said - called) / max(1, len(text)))
-    answered = [
-        len(calls) for trajectory, calls in zip(finished, calling, strict=True) if trajectory.stop_reason == "answered"
-    ]
-    return StreamMetrics(
-        trajectories=len(finished),
-        replies=sum(map(len, replies)),
-        calls=len(turns),
-        correct=sum(turn.observation is not None and turn.observation.status == "ok" for turn in turns),
-        reasoning_per_call=sum(said_besides) / len(turns) if turns else None,
-        unit=unit,
-        answered=len(answered),
-        steps_to_answer=sum(answered) / len(answered) if answered else None,
-    )
+            self._tokens.append(tokens * max(0, said - called) / max(1, len(text)))
+            self._has_ids &= all(call.completion_ids for call in calls)
+
+    def result(self) -> StreamMetrics | None:
+        """The measurements so far; None without any."""
+        if not self._trajectories:
+            return None
+        besides, to_answer = self._tokens if self._has_ids else self._words, self._to_answer
+        return StreamMetrics(
+            trajectories=self._trajectories,
+            replies=self._replies,
+            calls=self._calls,
+            correct=self._correct,
+            reasoning_per_call=sum(besides) / self._calls if self._calls else None,
+            unit="tokens" if self._has_ids else "words",
+            answered=len(to_answer),
+            steps_to_answer=sum(to_answer) / len(to_answer) if to_answer else None,
+        )
+
+
+def stream_metrics(trajectories: Iterable[Trajectory]) -> StreamMetrics | None:
+    """Measure the finished trajectories of interleaved policies; None without any."""
+    counter = StreamCounter()
+    for trajectory in trajectories:
+        counter.add(trajectory)
+    return counter.result()
 
 
 def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
@@ -171,11 +207,31 @@ def _stretches(turns: Sequence[Turn]) -> list[tuple[list[Call], list[str]]]:
     return found
 
 
-def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each named part over the trajectories with a reward; a reward without the part counts as 0."""
-    scored = [trajectory.reward.parts for trajectory in trajectories if trajectory.reward]
-    names = dict.fromkeys(name for parts in scored for name in parts)
-    return {name: fmean(parts.get(name, 0.0) for parts in scored) for name in names}
+class PartsCounter:
+    """Averages the named parts of the rewards of the trajectories added."""
+
+    def __init__(self) -> None:
+        self._scored = 0
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one trajectory, if it has a reward."""
+        if trajectory.reward:
+            self._scored += 1
+            for name, value in trajectory.reward.parts.items():
+                self._values.setdefault(name, []).append(value)
+
+    def result(self) -> dict[str, float]:
+        """The mean of each part over the trajectories with a reward; a reward without the part counts as 0."""
+        return {name: fsum(values) / self._scored for name, values in self._values.items()}
+
+
+def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Average the named parts of the rewards of `trajectories`."""
+    counter = PartsCounter()
+    for trajectory in trajectories:
+        counter.add(trajectory)
+    return counter.result()
 
 
 class Spent(Frozen):

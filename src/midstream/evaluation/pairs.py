@@ -7,8 +7,9 @@ is left out and counted: it says nothing about the agents.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from statistics import fmean
 from typing import Literal
 
@@ -24,11 +25,11 @@ _EQUAL = 1e-9  # means of trials carry rounding errors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """One evaluation: its name, its numbers and its trajectories."""
+    """One evaluation: its name, its numbers and its trajectories, which may be iterated twice."""
 
     name: str
     result: EvaluationResult
-    trajectories: Sequence[Trajectory]
+    trajectories: Iterable[Trajectory]
 
 
 class Side(Frozen):
@@ -115,7 +116,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         )
     pairs = []
     for task in shared:
-        one, two = ours[task][0], theirs[task][0]
+        one, two = ours[task], theirs[task]
         for what, mine, yours in (("question", one.question, two.question), ("gold answer", one.gold, two.gold)):
             if mine != yours:
                 raise UsageError(
@@ -124,7 +125,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
                     cause="the set was changed between the two evaluations, or ids are used twice",
                     fix="evaluate both on the same set",
                 )
-        sides = _side(ours[task]), _side(theirs[task])
+        sides = one.side(), two.side()
         if sides[0] is not None and sides[1] is not None:
             pairs.append(Pair(task_id=task, question=one.question, gold=one.gold, first=sides[0], other=sides[1]))
     if not pairs:
@@ -136,10 +137,11 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         )
     differences, level = [pair.difference for pair in pairs], 1 - 0.05 / comparisons
     # Equal answers alone do not make two agents the same: every turn has to be equal.
-    same = all(list(map(without_clocks, ours[task])) == list(map(without_clocks, theirs[task])) for task in shared)
+    same = all(ours[task] == theirs[task] for task in shared)
+    same = same and _digests(first, set(shared)) == _digests(other, set(shared))
     low, high = interval = (0.0, 0.0) if same else difference_interval(differences, 1 - level)
     verdict: Verdict = "better" if low > _EQUAL else "worse" if high < -_EQUAL else "no evidence of a difference"
-    compared = [trial for pair in pairs for trial in (*ours[pair.task_id], *theirs[pair.task_id])]
+    compared = [trial for pair in pairs for side in (ours, theirs) for trial in side[pair.task_id].trials]
     return Paired(
         first=first.name,
         other=other.name,
@@ -159,7 +161,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         left_out=len(shared) - len(pairs),
         only_first=len(ours) - len(shared),
         only_other=len(theirs) - len(shared),
-        runs_left_out=sum(trial.status != "ok" for trial in compared),
+        runs_left_out=sum(score is None for score, _ in compared),
         differing=tuple(pair for pair in pairs if pair.difference),
     )
 
@@ -177,14 +179,33 @@ def difference_interval(differences: Sequence[float], error: float = 0.05) -> In
     return bootstrap([*differences, size, -size], error)
 
 
-def _by_task(evaluated: Evaluated) -> dict[str, list[Trajectory]]:
-    trials: dict[str, list[Trajectory]] = {}
-    for trajectory in evaluated.trajectories:
-        trials.setdefault(trajectory.task_id, []).append(trajectory)
-    return trials
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is compared of one task's trials: their values and answers, None and None without a result."""
+
+    question: str
+    gold: str | None
+    trials: list[tuple[float | None, str | None]]
+
+    def side(self) -> Side | None:
+        finished = [score for score, _ in self.trials if score is not None]
+        answers = tuple(answer for _, answer in self.trials)
+        return Side(value=fmean(finished), answers=answers) if finished else None
 
 
-def _side(trials: Sequence[Trajectory]) -> Side | None:
-    finished = [value(trial) for trial in trials if trial.status == "ok"]
-    answers = tuple(trial.answer if trial.status == "ok" else None for trial in trials)
-    return Side(value=fmean(finished), answers=answers) if finished else None
+def _by_task(evaluated: Evaluated) -> dict[str, _Task]:
+    tasks: dict[str, _Task] = {}
+    for trial in evaluated.trajectories:
+        task = tasks.setdefault(trial.task_id, _Task(trial.question, trial.gold, []))
+        task.trials.append((value(trial), trial.answer) if trial.status == "ok" else (None, None))
+    return tasks
+
+
+def _digests(evaluated: Evaluated, tasks: Collection[str]) -> dict[str, bytes]:
+    """A digest of all trials of each task, without their clocks."""
+    digests: dict[str, bytes] = {}
+    for trial in evaluated.trajectories:
+        if trial.task_id in tasks:
+            text = without_clocks(trial).model_dump_json().encode("utf-8", "surrogatepass")
+            digests[trial.task_id] = blake2b(digests.get(trial.task_id, b"") + text, digest_size=16).digest()
+    return digests

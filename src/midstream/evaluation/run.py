@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
-from midstream.core.metrics import EvaluationResult, FamilyResult, reward_parts, stream_metrics, tool_use
+from midstream.core.metrics import EvaluationResult, FamilyResult, PartsCounter, StreamCounter, ToolCounter
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.evaluation.estimates import majority, mean_interval, pass_all, pass_at, value
 from midstream.evaluation.leakage import repeats_question
 from midstream.evaluation.settings import EvaluationConfig, SetConfig, result_name, sampling_name
 from midstream.rewards.composite import PerTask
-from midstream.rollout import Environment, Group, OnDone, Place, rollout
+from midstream.rollout import Environment, Group, rollout
 
 RULE = "rule"  # the part of a judge's reward that the rule-based reward gives
 _REASONS = 3
@@ -86,99 +86,149 @@ def every_set(
             )
 
 
-async def evaluate(
-    evaluation: SetEvaluation, *, kept: Mapping[Place, Trajectory] | None = None, on_done: OnDone | None = None
-) -> tuple[EvaluationResult, list[Trajectory]]:
-    """Run every task `trials` times and count; the trajectories are all trials of the first task, then of the second.
+async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Trajectory]]:
+    """Run every task `trials` times and count; all trajectories, in memory, are in the order of the tasks.
 
-    `kept` holds trajectories of an evaluation that was interrupted, by task id and trial: they are not run again.
-    `on_done` receives each new one as it ends.
+    `evaluation.session.evaluate_set` does the same in a run directory, with one group at a time in memory.
     """
-    reward, tasks = evaluation.environment.reward, evaluation.tasks
-    # Before any work, because a task may name a reward that does not exist.
-    metric = reward.names(tasks) if isinstance(reward, PerTask) else reward.name
-    groups = await rollout(
-        evaluation.environment, tasks, group_size=evaluation.trials, seed=evaluation.seed, kept=kept, on_done=on_done
-    )
-    result = summarize(
-        groups,
+    summary = summary_of(evaluation)
+    groups = await rollout(evaluation.environment, evaluation.tasks, group_size=evaluation.trials, seed=evaluation.seed)
+    for group in groups:
+        summary.add(group)
+    return summary.result(), [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def summary_of(evaluation: SetEvaluation) -> Summary:
+    """Return an empty summary. Call this before any work, because a task may name a reward that does not exist."""
+    reward = evaluation.environment.reward
+    return Summary(
         policy=evaluation.policy,
         set_name=evaluation.chosen.name,
         split=evaluation.chosen.split,
         sampling=sampling_name(evaluation.temperature),
         seed=evaluation.seed,
         step=evaluation.step,
-        metric=metric,
+        metric=reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name,
         judged=reward.judged,
     )
-    return result, [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def summarize(groups: Sequence[Group], *, judged: bool, **identity: Any) -> EvaluationResult:
-    """Sum up groups, each all trials of one task; `EvaluationResult` defines each number.
+def summarize(groups: Iterable[Group], *, judged: bool, **identity: Any) -> EvaluationResult:
+    """Sum up groups, each all trials of one task, as `Summary` does."""
+    summary = Summary(judged=judged, **identity)
+    for group in groups:
+        summary.add(group)
+    return summary.result()
+
+
+class Summary:
+    """Sums up groups, each all trials of one task, and keeps numbers only; `EvaluationResult` defines each.
 
     `identity` are its fields that the groups do not hold: policy, set, split, sampling, metric, seed, step.
     """
-    every = [trajectory for group in groups for trajectory in group.trajectories]
-    finished = [trajectory for trajectory in every if trajectory.status == "ok"]
-    trials = max((len(group.trajectories) for group in groups), default=0)
-    values = [_mean(group.trajectories) for group in groups]
-    interval, method = mean_interval(values) if values else (None, "")
-    right = [sum(value(trajectory) >= 1 for trajectory in group.trajectories) for group in groups]
-    # Tasks without any result are left out of this mean, and so are trials without one.
-    with_result = [[trial for trial in group.trajectories if trial.status == "ok"] for group in groups]
-    without_errors = [_mean(group) for group in with_result if group]
-    by_trial = [
-        fmean(value(group.trajectories[trial]) for group in groups if trial < len(group.trajectories))
-        for trial in range(trials)
-    ]
-    voted = trials > 1 and not any(trajectory.outcome for trajectory in every)  # a dialogue's last words are no answer
-    with_rule = [trial for trial in finished if judged and trial.reward and RULE in trial.reward.parts]
-    reasons = Counter(trajectory.error.message.partition("\n")[0] for trajectory in every if trajectory.error)
-    families: dict[str, list[Group]] = {}
-    for group in groups:
-        families.setdefault(group.task.family, []).append(group)
-    return EvaluationResult(
-        **identity,
-        judged=judged,
-        tasks=len(groups),
-        trials=trials,
-        success=fmean(values or [0.0]),
-        success_without_errors=fmean(without_errors or [0.0]),
-        interval=interval,
-        interval_method=method,
-        pass_at=pass_at(right, trials) if groups else {},
-        pass_all=pass_all(right, trials) if groups else {},
-        majority=fmean(majority(group.trajectories) for group in groups) if voted else None,
-        deviation=stdev(by_trial) if trials > 1 else None,
-        rule_success=fmean(fmean(map(_rule, group.trajectories)) for group in groups) if with_rule else None,
-        disagreements=sum((value(trial) >= 1) != (_rule(trial) >= 1) for trial in with_rule) if with_rule else None,
-        errors=len(every) - len(finished),
-        error_reasons=dict(reasons.most_common(_REASONS)),
-        by_family={
-            name: FamilyResult(
-                tasks=len(members),
-                success=fmean(_mean(group.trajectories) for group in members),
-                turns_mean=fmean(len(trial.turns) for group in members for trial in group.trajectories),
-            )
-            for name, members in families.items()
-        },
-        turns_mean=fmean([len(trajectory.turns) for trajectory in every] or [0.0]),
-        tool_use=tool_use(every),
-        reward_parts=reward_parts(finished),
-        streams=stream_metrics(every),
-        leaks=sum(map(repeats_question, every)),
-        stop_reasons=dict(sorted(Counter(trajectory.stop_reason for trajectory in every).items())),
-        request_failures=sum(trajectory.request_failures for trajectory in every),
-        replies_repaired=sum(trajectory.replies_repaired for trajectory in every),
-        prompt_tokens=sum(call.usage.prompt_tokens for trajectory in every for call in trajectory.calls),
-        completion_tokens=sum(call.usage.completion_tokens for trajectory in every for call in trajectory.calls),
-        cost_usd=sum(trajectory.cost_usd for trajectory in every),
-    )
 
+    def __init__(self, *, judged: bool, **identity: Any) -> None:
+        self.identity, self.judged = identity, judged
+        self.trajectories = self.errors = 0
+        self.first_error: ErrorInfo | None = None
+        # One number a task, in the order of tasks. Tasks without any result are left out of `without_errors`.
+        self._values: list[float] = []
+        self._without_errors: list[float] = []
+        self._right: list[int] = []
+        self._votes: list[float] = []
+        self._rules: list[float] = []
+        self._by_trial: list[list[float]] = []  # of each trial, one value a task that has it
+        self._families: dict[str, tuple[list[float], list[int]]] = {}  # success of tasks, turns of trajectories
+        self._with_rule = self._disagreements = 0
+        self._dialogues = False
+        self._reasons: Counter[str] = Counter()
+        self._stop_reasons: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # of whole numbers, by field of the result
+        self._costs: list[float] = []
+        self._tools, self._parts, self._streams = ToolCounter(), PartsCounter(), StreamCounter()
 
-def _mean(trials: Sequence[Trajectory]) -> float:
-    return fmean(map(value, trials))
+    def add(self, group: Group) -> None:
+        """Count all trials of one task."""
+        trials = group.trajectories
+        values = list(map(value, trials))
+        self._values.append(fmean(values))
+        self._right.append(sum(each >= 1 for each in values))
+        with_result = [each for each, trial in zip(values, trials, strict=True) if trial.status == "ok"]
+        if with_result:
+            self._without_errors.append(fmean(with_result))
+        self._votes.append(majority(trials))
+        self._rules.append(fmean(map(_rule, trials)))
+        while len(self._by_trial) < len(trials):
+            self._by_trial.append([])
+        for column, each in zip(self._by_trial, values, strict=False):
+            column.append(each)
+        success, turns = self._families.setdefault(group.task.family, ([], []))
+        success.append(self._values[-1])
+        turns += [len(trial.turns) for trial in trials]
+        for trial in trials:
+            self._add_trial(trial)
+
+    def _add_trial(self, trial: Trajectory) -> None:
+        self.trajectories += 1
+        if trial.error:
+            self.first_error = self.first_error or trial.error
+            self._reasons[trial.error.message.partition("\n")[0]] += 1
+        if trial.status == "ok":
+            self._parts.add(trial)
+            if self.judged and trial.reward and RULE in trial.reward.parts:
+                self._with_rule += 1
+                self._disagreements += (value(trial) >= 1) != (_rule(trial) >= 1)
+        else:
+            self.errors += 1
+        self._dialogues |= bool(trial.outcome)  # its last words are no answer
+        self._tools.add(trial)
+        self._streams.add(trial)
+        self._stop_reasons[trial.stop_reason] += 1
+        calls = trial.calls
+        self._counts.update(
+            leaks=int(repeats_question(trial)),
+            request_failures=trial.request_failures,
+            replies_repaired=trial.replies_repaired,
+            prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
+            completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        )
+        if trial.cost_usd:
+            self._costs.append(trial.cost_usd)
+
+    def result(self) -> EvaluationResult:
+        """The numbers of all groups."""
+        trials, values = len(self._by_trial), self._values
+        interval, method = mean_interval(values) if values else (None, "")
+        turns = sum(sum(turns) for _, turns in self._families.values())
+        return EvaluationResult(
+            **self.identity,
+            **dict[str, Any](self._counts),
+            judged=self.judged,
+            tasks=len(values),
+            trials=trials,
+            success=fmean(values or [0.0]),
+            success_without_errors=fmean(self._without_errors or [0.0]),
+            interval=interval,
+            interval_method=method,
+            pass_at=pass_at(self._right, trials) if values else {},
+            pass_all=pass_all(self._right, trials) if values else {},
+            majority=fmean(self._votes) if trials > 1 and not self._dialogues else None,
+            deviation=stdev(map(fmean, self._by_trial)) if trials > 1 else None,
+            rule_success=fmean(self._rules) if self._with_rule else None,
+            disagreements=self._disagreements if self._with_rule else None,
+            errors=self.errors,
+            error_reasons=dict(self._reasons.most_common(_REASONS)),
+            by_family={
+                name: FamilyResult(tasks=len(success), success=fmean(success), turns_mean=fmean(turns))
+                for name, (success, turns) in self._families.items()
+            },
+            turns_mean=turns / max(1, self.trajectories),
+            tool_use=self._tools.result(),
+            reward_parts=self._parts.result(),
+            streams=self._streams.result(),
+            stop_reasons=dict(sorted(self._stop_reasons.items())),
+            cost_usd=sum(self._costs),
+        )
 
 
 def _rule(trajectory: Trajectory) -> float:

@@ -7,10 +7,12 @@ Training, practice and `midstream eval` evaluate through `evaluate_set`; trainin
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -26,9 +28,9 @@ from midstream.core.events import (
 )
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
-from midstream.evaluation.run import SetEvaluation, evaluate
+from midstream.evaluation.run import SetEvaluation, summary_of
 from midstream.evaluation.settings import sampling_name
-from midstream.rollout import OnDone, Place
+from midstream.rollout import Ended, Group, OnDone, Place, run_each
 from midstream.runs import EvaluationInfo, Journal, RunDirectory, results
 from midstream.runs.journal import Report, filter_records, warn
 
@@ -36,34 +38,44 @@ from midstream.runs.journal import Report, filter_records, warn
 class Store(Protocol):
     """Keeps the trajectories of unfinished evaluations, so that a resumed run does not repeat them."""
 
-    def kept(self, evaluation: SetEvaluation) -> Mapping[Place, Trajectory]:
-        """Trajectories that ended before the run was interrupted, by task id and trial."""
+    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
+        """Places (task id and trial) whose trajectory is kept, as those that ended before the run was interrupted."""
         ...
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories that ended just now."""
+
+    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
+        """The kept trajectories at `places`, in this order; may raise, and then nothing is written."""
+        ...
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Drop what is kept: the evaluation is written down."""
 
 
 class JournalStore:
-    """A `Store` in a journal, such as a run directory's `results.jsonl`."""
+    """A `Store` in a journal, such as a run directory's `results.jsonl`; memory holds the places of one evaluation."""
 
     def __init__(self, path: Path, report: Report = warn) -> None:
         self.path, self.report = path, report
         self._journal: Journal | None = None  # open while an evaluation is under way
+        self._found: tuple[str, dict[Place, int]] | None = None  # an evaluation, and where its lines begin
 
-    def kept(self, evaluation: SetEvaluation) -> dict[Place, Trajectory]:
+    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
         """Read them from the journal."""
-        found = [result.trajectory for result in results.read(self.path) if result.set == evaluation.name]
-        return {(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in found}
+        return self._starts(evaluation.name).keys()
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Write them to the journal; they are on disk on return."""
         if self._journal is None:
             self._journal = Journal(self.path, report=self.report)
         results.append(self._journal, evaluation.name, trajectories)
+        self._found = None
+
+    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
+        """Read them from the journal, one at a time."""
+        starts = self._starts(evaluation.name)
+        return results.at(self.path, (starts[place] for place in places)) if starts else iter(())
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Remove them from the journal."""
@@ -72,6 +84,7 @@ class JournalStore:
     def retain(self, wanted: Callable[[str, bool], bool]) -> None:
         """Remove the records for which `wanted` is false; it gets an evaluation's name and whether the run failed."""
         self.close()
+        self._found = None
         results.keep(self.path, wanted)
 
     def close(self) -> None:
@@ -80,6 +93,12 @@ class JournalStore:
             self._journal.close()
             self._journal = None
 
+    def _starts(self, name: str) -> dict[Place, int]:
+        if self._found is None or self._found[0] != name:
+            found = {result.place: result.start for result in results.read(self.path) if result.set == name}
+            self._found = name, found
+        return self._found[1]
+
 
 async def evaluate_set(
     run: RunDirectory,
@@ -87,36 +106,49 @@ async def evaluate_set(
     store: Store,
     *,
     on_done: OnDone | None = None,
-    check: Callable[[Sequence[Trajectory]], None] | None = None,
 ) -> EvaluationResult | None:
     """Evaluate one set and write its trajectories and numbers to `run`; None if the numbers are there already.
 
     `store` keeps each trajectory as it ends and supplies those of an interrupted attempt; then `on_done` receives it.
-    `check` receives all trajectories before anything is written, and may raise. Raises `InfrastructureError` if every
-    run failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again.
+    Memory holds the trajectories under way, not those that have ended. Raises `InfrastructureError` if every run
+    failed: the trajectories are written, the numbers are not, so that a resumed run tries the set again.
     """
     if any((result.set_name, result.sampling, result.step) == evaluation.key for result in run.evaluations.read()):
         store.forget(evaluation)  # left by a crash between the two writes below
         return None
 
-    def keep(trajectories: Sequence[Trajectory]) -> None:
+    def keep(ended: Sequence[Ended]) -> None:
+        trajectories = [trajectory for _, trajectory in ended]
         store.keep(evaluation, trajectories)
         if on_done is not None:
             on_done(trajectories)
 
-    result, trajectories = await evaluate(evaluation, kept=store.kept(evaluation), on_done=keep)
-    if check is not None:
-        check(trajectories)
-    run.trajectories.write(evaluation.name, trajectories)
-    errors = [trajectory.error for trajectory in trajectories if trajectory.error]
-    if trajectories and len(errors) == len(trajectories):
+    summary, tasks, trials = summary_of(evaluation), evaluation.tasks, evaluation.trials
+    await run_each(
+        evaluation.environment,
+        tasks,
+        group_size=trials,
+        seed=evaluation.seed,
+        skip=store.done(evaluation),
+        on_ended=keep,
+    )
+    ordered = store.read(evaluation, ((task.id, trial) for task in tasks for trial in range(trials)))
+    with run.trajectories.writing(evaluation.name) as write:
+        for task in tasks:
+            group = Group(task=task, trajectories=tuple(islice(ordered, trials)))
+            for trajectory in group.trajectories:
+                write(trajectory)
+            summary.add(group)
+            await asyncio.sleep(0)  # here Ctrl-C takes effect
+    if summary.first_error is not None and summary.errors == summary.trajectories:
         store.forget(evaluation)
         raise InfrastructureError(
-            f"all {len(errors)} runs on {evaluation.chosen.name} {sampling_name(evaluation.temperature)} ended without "
-            f"a result; the first:\n{errors[0].message}",
+            f"all {summary.errors} runs on {evaluation.chosen.name} {sampling_name(evaluation.temperature)} ended "
+            f"without a result; the first:\n{summary.first_error.message}",
             code="all-rollouts-failed",
             fix=f"fix that, then: midstream resume {run.root}",
         )
+    result = summary.result()
     run.evaluations.append(result)
     store.forget(evaluation)
     return result
@@ -129,8 +161,10 @@ def task_digests(evaluations: Sequence[SetEvaluation]) -> dict[str, str]:
     """How many tasks each set has, and their digest, by the set's name."""
     digests: dict[str, str] = {}
     for part in evaluations:
-        text = "\n".join(task.model_dump_json() for task in part.tasks).encode("utf-8", "surrogatepass")
-        digests[part.chosen.name] = f"{len(part.tasks)} tasks {blake2b(text, digest_size=12).hexdigest()}"
+        digest = blake2b(digest_size=12)
+        for place, task in enumerate(part.tasks):
+            digest.update(("\n" * bool(place) + task.model_dump_json()).encode("utf-8", "surrogatepass"))
+        digests[part.chosen.name] = f"{len(part.tasks)} tasks {digest.hexdigest()}"
     return digests
 
 
@@ -169,8 +203,11 @@ async def evaluate_sets(
     for place, part in enumerate(evaluations, start=1):
         if part.key[:2] in written:
             continue
-        kept = list(store.kept(part).values())
-        listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], kept=kept))
+        done = store.done(part)
+        listener(SetStarted(place=place, name=" ".join(part.key[:2]), total=sizes[part.name], done=len(done)))
+        for trajectory in store.read(part, done):
+            listener(TrajectoriesFinished([trajectory], earlier=True))
+            await asyncio.sleep(0)  # here Ctrl-C takes effect
         try:
             result = await evaluate_set(
                 run, part, store, on_done=lambda trajectories: listener(TrajectoriesFinished(trajectories))
@@ -199,8 +236,9 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
     broken = {(result.set_name, result.sampling) for result in run.evaluations.read() if result.errors}
     for part in evaluations:
         if part.key[:2] in broken:
-            trajectories = run.trajectories.read(part.name)
-            store.keep(part, [trajectory for trajectory in trajectories if trajectory.status == "ok"])
+            for trajectory in run.trajectories.open(part.name):
+                if trajectory.status == "ok":
+                    store.keep(part, [trajectory])
     filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
 
 

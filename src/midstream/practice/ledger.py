@@ -81,6 +81,11 @@ class Cache:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def ended_by_budget(trajectory: Trajectory) -> bool:
+    """Whether a spent budget ended the trajectory."""
+    return trajectory.error is not None and trajectory.error.type == BudgetError.__name__
+
+
 class Reply(Frozen):
     """One record of `replies.jsonl`."""
 
@@ -125,11 +130,7 @@ class Ledger:
 
     def keep(self, scope: str, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories that have ended; not those that a spent budget ended, which are run again."""
-        kept = [
-            trajectory
-            for trajectory in trajectories
-            if trajectory.error is None or trajectory.error.type != BudgetError.__name__
-        ]
+        kept = [trajectory for trajectory in trajectories if not ended_by_budget(trajectory)]
         places = {(trajectory.task_id, trajectory.rollout_index): trajectory for trajectory in kept}
         self._trajectories.setdefault(scope, {}).update(places)
         if self.directory is not None:

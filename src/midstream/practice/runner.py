@@ -10,7 +10,7 @@ from midstream.core.lessons import NO_LESSONS, Lessons, digest
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
-from midstream.practice.ledger import Ledger
+from midstream.practice.ledger import Ledger, ended_by_budget
 from midstream.practice.library import Library, render_modules
 from midstream.rollout import Environment, Group, Place, rollout, shuffle_rewards
 
@@ -145,9 +145,8 @@ class Runner:
 def require_within_budget(trajectories: Sequence[Trajectory]) -> None:
     """Raise the `BudgetError` that ended one of them."""
     for trajectory in trajectories:
-        error = trajectory.error
-        if error is not None and error.type == BudgetError.__name__:
+        if trajectory.error is not None and ended_by_budget(trajectory):
             # A trajectory keeps the text of its error: what happened, then labeled lines.
-            what, *more = error.message.splitlines()
+            what, *more = trajectory.error.message.splitlines()
             labeled = {label.strip(): text for label, _, text in (line.partition(": ") for line in more)}
             raise BudgetError(what, code="budget-spent", cause=labeled.get("cause", ""), fix=labeled.get("fix", ""))

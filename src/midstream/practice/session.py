@@ -12,7 +12,7 @@ warm-started before them).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from midstream.core.events import BudgetSpent, EvaluationFinished, Listener, Phase, RunStarted
@@ -25,7 +25,7 @@ from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import Session, evaluate_set
 from midstream.practice.budget import Budget
 from midstream.practice.commit import Committer, UpdateRecord, read_updates
-from midstream.practice.ledger import Cache, Ledger
+from midstream.practice.ledger import Cache, Ledger, ended_by_budget
 from midstream.practice.library import Library, render_modules
 from midstream.practice.runner import Report, RolloutJob, require_within_budget
 from midstream.practice.settings import PracticeConfig
@@ -164,11 +164,11 @@ class PracticeSession(Session):
             if not lessons and first is not None and work.key not in found:
                 # Nothing was learned, so this is the agent of the first evaluation, whose numbers hold.
                 name = replace(work, step=0).name
-                run.trajectories.write(work.name, run.trajectories.read(name))
+                run.trajectories.write(work.name, run.trajectories.open(name))
                 result = first.model_copy(update={"policy": policy, "step": step})
                 run.evaluations.append(result)
             else:
-                result = await evaluate_set(run, work, store, check=require_within_budget)
+                result = await evaluate_set(run, work, store)
             if result is not None:
                 self.listener(EvaluationFinished(result))
 
@@ -183,20 +183,28 @@ class EvaluationStore:
     def __init__(self, ledger: Ledger, lessons: Lessons, report: Report) -> None:
         self.ledger, self.lessons, self.report = ledger, lessons, report
         self._what, self._done = "", 0  # of the evaluation under way
+        self._spent: list[Trajectory] = []  # ended by a spent budget: the ledger does not keep them
 
-    def kept(self, evaluation: SetEvaluation) -> dict[Place, Trajectory]:
-        """The trajectories of this evaluation in the ledger or its cache."""
+    def done(self, evaluation: SetEvaluation) -> Collection[Place]:
+        """The places of this evaluation in the ledger or its cache."""
         found = self._job(evaluation).kept(self.ledger)
         self._what = f"evaluating {evaluation.chosen.name}, {sampling_name(evaluation.temperature)}"
         self._done = len(found)
         self.report(self._what)
-        return found
+        return found.keys()
 
     def keep(self, evaluation: SetEvaluation, trajectories: Sequence[Trajectory]) -> None:
         """Keep trajectories in the ledger and its cache."""
         self._job(evaluation).keep(trajectories, self.ledger)
+        self._spent += [trajectory for trajectory in trajectories if ended_by_budget(trajectory)]
         self._done += len(trajectories)
         self.report(f"{self._what}: {self._done}/{len(evaluation.tasks) * evaluation.trials}")
+
+    def read(self, evaluation: SetEvaluation, places: Iterable[Place]) -> Iterator[Trajectory]:
+        """Trajectories in the ledger, in this order. Raises `BudgetError` if the budget ended one of the evaluation."""
+        require_within_budget(self._spent)
+        kept = self.ledger.kept(f"evaluation-{evaluation.name}")
+        return (kept[place] for place in places)
 
     def forget(self, evaluation: SetEvaluation) -> None:
         """Drop the trajectories from the ledger."""

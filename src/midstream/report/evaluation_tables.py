@@ -343,13 +343,12 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
 # --- the tasks of an evaluation ---------------------------------------------------------------------------------------
 
 
-def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
-    """One evaluation's runs in order, each with score, question and answer; `midstream show` takes each id."""
-    parts: list[RenderableType] = [Text(visible(f"{title}: {counted(len(trajectories), 'run')}"), "bold")]
+def task_list(trajectories: Iterable[Trajectory]) -> Iterator[RenderableType]:
+    """Runs of an evaluation in order, each with score, question and answer; `midstream show` takes each id."""
     for trajectory in trajectories:
         reward = trajectory.reward
         style = "green" if reward and reward.value >= 1 else "yellow" if trajectory.error else "red"
-        parts.append(Text(f"{'-' if reward is None else number(reward.value)}  {visible(trajectory.id)}", style))
+        yield Text(f"{'-' if reward is None else number(reward.value)}  {visible(trajectory.id)}", style)
         rows = [("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))]
         if trajectory.error:
             rows.append(("error", plain(broken(trajectory.error), "yellow")))
@@ -361,13 +360,12 @@ def task_list(title: str, trajectories: Sequence[Trajectory]) -> Group:
             rows.append(("gold", plain(shorten("-" if trajectory.gold is None else trajectory.gold, _TEXT_LIMIT))))
         if trajectory.answer is None and not trajectory.error:
             rows.append(("stopped", Text(stopped(trajectory))))
-        parts.append(Padding(fields(rows), (0, 0, 0, 3)))
-    return Group(*parts)
+        yield Padding(fields(rows), (0, 0, 0, 3))
 
 
-def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """The same for programs, each with the fields of `evaluation`."""
-    return [
+    return (
         {
             **evaluation,
             "id": trajectory.id,
@@ -380,4 +378,4 @@ def task_records(evaluation: Mapping[str, Any], trajectories: Iterable[Trajector
             "error": trajectory.error and trajectory.error.message,
         }
         for trajectory in trajectories
-    ]
+    )

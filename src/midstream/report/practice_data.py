@@ -138,7 +138,7 @@ def _first_and_last(run: RunDirectory, evaluations: Sequence[EvaluationResult]) 
 
     def evaluated(result: EvaluationResult) -> Evaluated:
         name = result_name(result.set_name, result.sampling, result.step)
-        return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.read(name))
+        return Evaluated(name=result.policy, result=result, trajectories=run.trajectories.open(name))
 
     ends = [
         (first, last)

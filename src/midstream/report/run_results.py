@@ -16,6 +16,7 @@ from midstream.report.practice_page import render_practice
 from midstream.report.training_page import ReportData, render_report
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
+from midstream.runs.segments import Segment
 
 _PLANNER = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
 for nothing else. Executor, verifier and generator are fixed programs; the verifier wants every named place looked up
@@ -27,11 +28,11 @@ not in their wording. What this shows is that the loop, the {parts} and the upda
 facts; it says nothing about how much a large model gains."""
 
 
-def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> list[Trajectory]:
-    """The trajectories of one evaluation."""
+def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
+    """The trajectories of one evaluation, read when they are used."""
     # A training run evaluates a set at several steps, so there the step is part of the name.
     step = result.step if run.info().evaluation is None else None
-    return run.trajectories.read(result_name(result.set_name, result.sampling, step))
+    return run.trajectories.open(result_name(result.set_name, result.sampling, step))
 
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
@@ -44,14 +45,12 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     before, after = found[-1]  # greedy if that was evaluated
     first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
 
-    def solved(trajectory: Trajectory) -> bool:
-        return trajectory.reward is not None and trajectory.reward.value == 1
-
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
         return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
 
-    pairs = [(old, new) for old, new in zip(first, last, strict=True) if solved(new) and not solved(old)]
-    old, new = max(pairs, key=different_actions, default=(first[-1], last[-1]))
+    entries = enumerate(zip(first.entries(), last.entries(), strict=True))
+    solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
+    old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
     return [("before training", old), ("after training", new)]
 
 

@@ -20,6 +20,7 @@ run.lock                        held while training or evaluating
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -33,7 +34,7 @@ from midstream.runs.files import atomic_write, damaged, storage_errors
 from midstream.runs.info import RunInfo, RunState, RunStatus, parse_info, utc_now
 from midstream.runs.journal import Records, filter_records
 from midstream.runs.lock import exclusive_lock, is_locked
-from midstream.runs.segments import Segments, evaluation_name
+from midstream.runs.segments import Segments
 
 
 class RunDirectory:
@@ -125,10 +126,7 @@ class RunDirectory:
     def find_trajectory(self, id_or_prefix: str) -> Trajectory:
         """The only trajectory, of a step or an evaluation, with this id or beginning of an id (see `Segments.find`)."""
         journals = (self.results_path, self.ledger_dir / "rollouts.jsonl")
-        unfinished = [
-            (evaluation_name(result.set), result.trajectory) for path in journals for result in results.read(path)
-        ]
-        return self.trajectories.find(id_or_prefix, unfinished)
+        return self.trajectories.find(id_or_prefix, chain.from_iterable(map(results.candidates, journals)))
 
     def rewind(self, step: int) -> None:
         """Remove everything of later steps: metrics, timings, evaluations, trajectories, checkpoints.

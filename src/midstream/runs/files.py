@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -74,24 +74,30 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace `path` by `data`: a reader, or a crash at any moment, sees the old file or the new one, whole.
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Replace `path` by what is written to the file: a reader, or a crash at any moment, sees the old or the new one.
 
-    Parts are written one by one, so memory holds one of them at a time.
-
-    Raises `StorageError` if the write failed; `path` is then as it was.
+    The new one is there when the context ends without an error; after an error `path` is as it was. Raises
+    `StorageError`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
             with temporary.open("wb") as file:
-                file.writelines([data] if isinstance(data, bytes) else data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         fsync_directory(path.parent)
+
+
+def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace `path` by `data`, as `atomic_file` does. Parts are written one by one, so memory holds one at a time."""
+    with atomic_file(path) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def encode_record(record: BaseModel | Mapping[str, Any], *, exclude_defaults: bool = False) -> bytes:

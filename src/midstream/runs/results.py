@@ -6,24 +6,75 @@ records are removed here. A crash in between leaves records of a finished set, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from midstream.core.data import Frozen
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
-from midstream.runs.journal import Journal, filter_records, read_models
+from midstream.runs.files import damaged
+from midstream.runs.journal import Journal, filter_records, read_records
+from midstream.runs.segments import Candidate, evaluation_name
 
 
-class Result(Frozen):
-    """One record: a trajectory, and the name of its set as segments have it."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One record: a trajectory, and the name of its set as segments have it.
+
+    `place` is the trajectory's task id and number, `start` the offset of its line in the journal. The trajectory itself
+    is validated when it is used.
+    """
 
     set: str
-    trajectory: Trajectory
+    id: str
+    place: tuple[str, int]
+    failed: bool
+    start: int
+    _line: tuple[Path, int]
+    _record: Any
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The trajectory. Raises `RunError` if it is damaged."""
+        try:
+            return Trajectory.model_validate(self._record)
+        except ValidationError as error:
+            path, number = self._line
+            raise damaged(path, f"line {number} has no trajectory: {problems_of(error)[0]}") from error
 
 
-def read(path: Path) -> list[Result]:
-    """All records in order. Raises `RunError` if the journal is damaged before its last line."""
-    return read_models(path, Result)
+def read(path: Path) -> Iterator[Result]:
+    """All records in order, one at a time. Raises `RunError` if the journal is damaged before its last line."""
+    start = 0
+    for number, line, record in read_records(path):
+        match record:
+            case {"set": str(name), "trajectory": {"id": str(found), "task_id": str(task), **rest} as trajectory}:
+                place, failed = (task, rest.get("rollout_index", 0)), rest.get("status") == "error"
+                yield Result(name, found, place, failed, start, (path, number), trajectory)
+            case _:
+                raise damaged(path, f"line {number} is no result of an evaluation")
+        start += len(line)
+
+
+def at(path: Path, starts: Iterable[int]) -> Iterator[Trajectory]:
+    """The trajectories of the lines that begin at these offsets. Raises `RunError` if one has none."""
+    with path.open("rb") as file:
+        for start in starts:
+            file.seek(start)
+            try:
+                yield Trajectory.model_validate(from_json(file.readline())["trajectory"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise damaged(path, f"byte {start} begins no trajectory") from error
+
+
+def candidates(path: Path) -> Iterator[Candidate]:
+    """The records as `Segments.find` takes them."""
+    for result in read(path):
+        yield evaluation_name(result.set), result.id, lambda result=result: result.trajectory
 
 
 def append(journal: Journal, name: str, trajectories: Sequence[Trajectory]) -> None:
