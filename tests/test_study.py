@@ -71,6 +71,8 @@ def test_a_file_names_arms_and_the_numbers_have_defaults(tmp_path: Path) -> None
     with pytest.raises(RecipeError) as caught:
         read_study(file)
     assert "arms" in caught.value.what
+    assert caught.value.what.startswith(f"the study {file} is invalid")
+    assert "--set" not in caught.value.fix
     file.write_text("name =", encoding="utf-8")
     with pytest.raises(RecipeError) as caught:
         read_study(file)
@@ -93,6 +95,14 @@ def test_an_error_in_a_later_arm_or_a_metric_is_found_before_anything_is_trained
     assert main(["study", str(file), "--out", str(tmp_path / "out")]) == 2
     assert named in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_two_arms_that_would_share_a_directory_are_refused() -> None:
+    arms = [{"name": "a", "recipe": "one/mine.toml"}, {"name": "b", "recipe": "two/mine.toml"}]
+    with pytest.raises(ValueError, match="two arms have runs in 'mine'"):
+        StudyFile.model_validate({"name": "s", "arms": arms})
+    StudyFile.model_validate({"name": "s", "arms": [arms[0], {**arms[1], "directory": "other"}]})
+    StudyFile.model_validate({"name": "s", "arms": [arms[0], {**arms[0], "name": "b"}]})  # one run, two rows
 
 
 def test_two_rows_of_one_name_are_refused() -> None:

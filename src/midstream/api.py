@@ -68,7 +68,7 @@ from midstream.recipe.overrides import (
     run_table,
     validation_recipe,
 )
-from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, to_toml, with_overrides
+from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, recipes_directory, to_toml, with_overrides
 from midstream.recipe.sessions import session_of, validation_settings
 from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
@@ -201,6 +201,12 @@ def evaluate(
     )
     root = Path(out or f"runs/eval-{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     begun = RunDirectory.open(root) if (root / "run.json").exists() else None
+    if retry_errors and out is None:
+        raise UsageError(
+            "--retry-errors without --out does nothing: a new evaluation has no errors yet",
+            code="option-without-effect",
+            fix="name the evaluation: midstream resume EVALUATION --retry-errors",
+        )
     if begun is not None:
         asked = _same_evaluation(begun, recipe, asked)
     return _evaluate_in(root, begun, recipe, asked, retry_errors=retry_errors, listener=listener)
@@ -468,8 +474,9 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
 def trained_run(target: str | Path) -> RunDirectory | None:
     """The training or practice run at `target`; None for a recipe. Raises `RunError` if an evaluation is there."""
     text = str(target)
-    is_path = os.sep in text and not text.endswith(".toml")
-    if not is_path and not (Path(target) / "run.json").exists():
+    is_recipe = text.endswith(".toml") or os.path.exists(recipes_directory() / f"{text}.toml")
+    is_path = not is_recipe and (os.sep in text or os.path.isdir(text))
+    if not is_path and not os.path.exists(Path(target) / "run.json"):
         return None
     run = RunDirectory.open(Path(target))
     if run.info().kind == "evaluation":

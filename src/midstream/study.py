@@ -128,6 +128,12 @@ class Arm(Settings):
     before: str = ""
     directory: str = ""
 
+    @property
+    def runs(self) -> str:
+        """The beginning of the names of its runs."""
+        slug = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
+        return self.directory or (slug if self.overrides else Path(self.recipe).stem)
+
 
 class StudyFile(Settings):
     """A study as its file describes it."""
@@ -137,6 +143,15 @@ class StudyFile(Settings):
     seeds: int = Field(default=3, ge=1)
     arms: tuple[Arm, ...] = Field(min_length=1)
     metrics: dict[str, Metric] = DEFAULT_METRICS
+
+    @model_validator(mode="after")
+    def _directories_differ(self) -> StudyFile:
+        runs: dict[str, tuple[object, ...]] = {}
+        for arm in self.arms:
+            run = (arm.recipe, arm.overrides, arm.train)
+            if runs.setdefault(arm.runs, run) != run:
+                raise ValueError(f"two arms have runs in {arm.runs!r}: give one of them another `directory`")
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> StudyFile:
@@ -197,10 +212,8 @@ def run_arms(
     for arm in arms:
         for seed in range(seeds):
             report(f"{arm.name}, seed {seed}")
-            slug = re.sub(r"[^a-z0-9.]+", "-", arm.name.lower()).strip("-")
-            directory = arm.directory or (slug if arm.overrides else Path(arm.recipe).stem)
             changes = [*arm.overrides, *overrides, f"seed={seed}"]
-            out = root / f"{directory}-s{seed}"
+            out = root / f"{arm.runs}-s{seed}"
             if arm.train:
                 run = api.train(load_recipe(arm.recipe, changes), out, exist_ok=True)
             else:

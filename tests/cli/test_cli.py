@@ -20,13 +20,8 @@ from support.errors import coded, printed
 WITHOUT_TORCH = """
 import sys
 
-class Blocker:
-    blocked = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy")
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.blocked:
-            raise ImportError(f"{name} is not installed", name=name.partition(".")[0])
-
-sys.meta_path.insert(0, Blocker())
+for name in ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy"):
+    sys.modules[name] = None  # cannot be imported
 """
 
 
@@ -62,10 +57,12 @@ def test_help_and_import_need_no_torch():
         assert command in done.stdout
 
 
-def test_recipes_are_validated_without_torch(ten_steps):
+def test_a_dry_run_without_torch_shows_the_recipe_and_what_is_missing(ten_steps):
     done = bare("from midstream.cli.main import main; sys.exit(main(sys.argv[1:]))", "train", ten_steps, "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
     assert 'name = "ten-steps"' in done.stdout
+    assert "10 steps" in done.stdout
+    assert done.returncode == 2
+    assert coded("missing-extra", "torch", fix="pip install 'midstream[train]'")(printed(done.stderr))
 
 
 def test_training_without_torch_says_what_to_install(ten_steps, tmp_path):
@@ -338,6 +335,11 @@ REFUSED = {
     "eval of a run that is not there": (["eval", "TMP/nowhere"], "not-a-run", "nowhere", "--out"),
     "a run without a recipe": (["show", "TMP/bare"], "file-damaged", "bare/recipe.toml", "run.json"),
     "a run with half a recipe": (["resume", "TMP/torn"], "file-damaged", "torn/recipe.toml", "run.json"),
+    "a directory without a run": (["eval", "TMP"], "not-a-run", "run.json", "--out"),
+    "an empty directory name": (["train", "TMP/ten.toml", "--out="], "empty-value", "--out", "leave the option out"),
+    "a file as a run": (["eval", "RUN", "--out", "TMP/bare/run.json"], "directory-unusable", "run.json", "--out"),
+    "errors of a new evaluation": (["eval", "RUN", "--retry-errors"], "option-without-effect", "--retry-errors", ""),
+    "a directory of questions": (["benchmarks", "--file", "TMP"], "file-unreadable", "directory", "ls"),
     "solve with no such run": (["solve", "q", "--planner", "TMP/nowhere"], "not-a-run", "nowhere", ""),
 }
 

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.dry_run:
         trained = api.trained_run(options.target)
-        return shared.dry_run(evaluation_recipe(trained or options.target, **changes), "eval")
+        return shared.dry_run(evaluation_recipe(trained or options.target, **changes), "eval", options.replay)
     with shared.progress(options) as listener:
         run = api.evaluate(
             options.target,

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.version import __version__
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _check_encoding(words)
+        _check_words(words)
         return import_module(f"midstream.cli.{options.command}").run(options)
     except MidstreamError as error:
         print(f"error[{error.code}]: {error}", file=sys.stderr)
@@ -102,9 +103,17 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _check_encoding(words: Sequence[str]) -> None:
-    """Refuse anything but UTF-8: a run directory holds the command line, names and paths as JSON and TOML."""
-    for word in words:
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse anything but UTF-8 (a run directory holds the command line as JSON), and options with an empty value."""
+    for before, word in pairwise(["", *words]):
+        option, sign, value = word.partition("=") if word.startswith("--") else (before, before.startswith("--"), word)
+        if sign and not value.strip():
+            raise UsageError(
+                f"{option} is empty: {value!r}",
+                code="empty-value",
+                cause="the variable in its place is not set",
+                fix="give a value, or leave the option out",
+            )
         try:
             word.encode()
         except UnicodeEncodeError as error:

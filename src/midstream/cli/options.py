@@ -13,7 +13,7 @@ from rich.status import Status
 
 from midstream import api
 from midstream.core.events import AgentBuilt, Listener, RunEvent
-from midstream.recipe.check import check
+from midstream.recipe.build import Build
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
@@ -56,15 +56,9 @@ def add_list(parser: argparse.ArgumentParser, name: str, dest: str, metavar: str
 
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add `--record` and `--replay`, of which one may be given."""
-
-    def directory(text: str) -> Path:
-        if not text.strip():  # a variable that is not set must not mean the current directory
-            raise argparse.ArgumentTypeError(f"no directory is named: {text!r}")
-        return Path(text)
-
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--record", type=directory, metavar="DIR", help="keep what tools answer, and answer from there")
-    group.add_argument("--replay", type=directory, metavar="DIR", help="answer from there alone; no tool is called")
+    group.add_argument("--record", type=Path, metavar="DIR", help="keep what tools answer, and answer from there")
+    group.add_argument("--replay", type=Path, metavar="DIR", help="answer from there alone; no tool is called")
 
 
 def agent_changes(options: argparse.Namespace) -> AgentChanges:
@@ -99,10 +93,14 @@ def progress(options: argparse.Namespace) -> Iterator[Listener]:
         yield listen
 
 
-def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other") -> int:
-    """Validate everything and print the resolved recipe; for training and evaluation also what they would do."""
-    resolved = check(recipe)
-    print(to_toml(resolved))
-    if work != "other":
-        print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")))
+def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", replay: Path | None = None) -> int:
+    """Validate everything and print the resolved recipe; for training and evaluation also what they would do.
+
+    Then raise an error if the recipe needs something that is not on this machine.
+    """
+    with Build(recipe, replay=replay) as build:
+        print(to_toml(build.resolved))
+        if work != "other":
+            print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")), flush=True)
+        build.check_machine()
     return 0

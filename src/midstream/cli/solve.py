@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     changes = shared.agent_changes(options)
     source = RunDirectory.open(Path(options.planner)) if options.planner else options.recipe or RECIPE
     if options.dry_run:
-        return shared.dry_run(agent_recipe(source, **changes))
+        return shared.dry_run(agent_recipe(source, **changes), replay=options.replay)
     silent, timeline = options.json or options.quiet, None
     with ExitStack() as screen:
 

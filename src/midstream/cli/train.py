@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
     recipe = changed_recipe(options.recipe, overrides=options.overrides, seed=options.seed, library=options.library)
     if options.dry_run:
-        return shared.dry_run(recipe, "train")
+        return shared.dry_run(recipe, "train", options.replay)
     with shared.progress(options) as listener:
         run = api.train(recipe, options.out, record=options.record, replay=options.replay, listener=listener)
     show_result(run, as_json=options.json)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, SerializeAsAny, ValidationError, model_serializer
 
 from midstream.core.data import Settings, classes_in
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, UnsupportedError
 
 if TYPE_CHECKING:
     from midstream.core.protocols import Engine, Reward, TaskSource
@@ -104,6 +105,7 @@ class ComponentConfig(Settings):
     component: ClassVar[Callable[..., Any]]  # the class that the default `build` calls; `midstream tools` describes it
     asks: ClassVar[Literal["never", "optional", "always"]] = "never"  # a model, so that the table names an `engine`
     extra: ClassVar[str] = ""  # the optional extra of midstream that it needs
+    packages: ClassVar[tuple[str, ...]] = ()  # what it imports of that extra
     teaches: ClassVar[str] = ""  # type of module that learns from its transcripts, by default its own
 
     @property
@@ -113,6 +115,18 @@ class ComponentConfig(Settings):
 
     def check_template(self, template: Template) -> None:
         """Check that a module can write an interleaved agent's template. Raises `RecipeError`."""
+
+    def check_machine(self, where: str) -> None:
+        """Check, for `--dry-run`, that what `build` needs is on this machine; `where` is the component's place.
+
+        Raises `MidstreamError` if not.
+        """
+        if missing := [package for package in self.packages if find_spec(package) is None]:
+            raise UnsupportedError(
+                f"{where} needs {' and '.join(missing)}, not installed here",
+                code="missing-extra",
+                fix=f"pip install 'midstream[{self.extra}]'",
+            )
 
     def build(self, context: Context) -> Any:
         """Build the component; without fields, `component` takes no argument."""
@@ -194,7 +208,14 @@ def config_class(kind: Kind, name: str) -> type[ComponentConfig]:
     config = _REGISTRY[kind][name]
     if isinstance(config, str):
         module, _, attribute = config.partition(":")
-        config = _REGISTRY[kind][name] = getattr(import_module(module), attribute)
+        try:
+            config = _REGISTRY[kind][name] = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as failure:
+            raise RecipeError(
+                f"{config}, registered as {kind} {name!r}, cannot be imported: {failure}",
+                code="import-failed",
+                fix="correct the place, or install its package",
+            ) from failure
     base = _BASES.get(kind, ComponentConfig)
     if not issubclass(config, base):
         raise RecipeError(
@@ -280,6 +301,9 @@ def validate(
     except ValidationError as failure:
         # A default that depends on another key is missing only because that key is wrong.
         errors = [error for error in failure.errors() if error["type"] != "default_factory_not_called"]
+        # A list without its invalid items may seem too short.
+        wrong = {error["loc"][:length] for error in errors for length in range(len(error["loc"]))}
+        errors = [error for error in errors if error["type"] != "too_short" or error["loc"] not in wrong]
         problems = [
             ".".join(filter(None, [where, *(str(key) for key in error["loc"] if key not in (tags or ()))]))
             + (f" = {shown(error['input'])}" if error["type"] != "missing" else "")  # whose input is the whole table

@@ -22,12 +22,10 @@ def read_text(
 ) -> str:
     """The text of a file of at most `limit` characters, in UTF-8 with or without a byte order mark.
 
-    Raises `error`: `file-not-found`, or `file-unreadable` for anything else that prevents it. A directory, device or
-    named pipe is refused before it is opened, since reading one may never end.
+    Raises `error`: `file-not-found`, or `file-unreadable` for anything else that prevents it.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError("it is a directory" if path.is_dir() else "it is a device or pipe, not a file")
+        check_regular(path)
         with path.open(encoding="utf-8-sig") as file:  # some editors on Windows write a byte order mark
             text = file.read(limit + 1)
         if len(text) > limit:
@@ -40,6 +38,12 @@ def read_text(
             f"{str(path)!r} cannot be read: {reason}", code="file-unreadable", fix=fix or "name a text file in UTF-8"
         ) from failure
     return text
+
+
+def check_regular(path: Path) -> None:
+    """Raise `OSError` for a directory, device or named pipe, which may have no end to read."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is a directory" if path.is_dir() else "it is a device or pipe, not a file")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from midstream import rollout
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
@@ -35,6 +37,9 @@ from midstream.tools import recording
 
 if TYPE_CHECKING:
     from midstream.training.learner import LocalLearner
+
+
+_INPUTS = ("adapter", "cwd", "file", "index", "path", "prompt_file")  # settings that name what must be there
 
 
 @dataclass
@@ -267,6 +272,17 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             dialogues=source if isinstance(source, Dialogues) else None,
         )
 
+    def check_machine(self) -> None:
+        """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
+
+        Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
+        """
+        recipe = self.recipe
+        if self.replay:  # its answers stand in for all tools
+            recipe = recipe.model_copy(update={"tools": {}})
+            assert self.tools is not None
+        _check_machine(recipe, "")
+
     # -- closing ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -289,6 +305,18 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def _check_machine(value: Any, where: str) -> None:
+    if isinstance(value, Component):
+        value = value.config
+        value.check_machine(where)
+    if isinstance(value, Path) and where.rpartition(".")[2] in _INPUTS and not value.exists():
+        raise RecipeError(f"{where}: there is no {str(value)!r}", code="file-not-found", fix="correct the path")
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if type(value) is tuple else ()):
+        _check_machine(inner, f"{where}.{key}".lstrip("."))
 
 
 @dataclass(frozen=True)

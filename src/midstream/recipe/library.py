@@ -31,13 +31,6 @@ def with_library(table: Table, named: str | None) -> Table:
     """Add the library that `--library` names to the table of a recipe; None leaves the table unchanged."""
     if named is None:
         return table
-    if not named.strip():
-        raise UsageError(
-            f"--library is empty: {named!r}",
-            code="empty-value",
-            cause="the variable in its place is not set",
-            fix="name a practice run, one version of its library (RUN@VERSION), or a file",
-        )
     return merge(table, {"agent": {"library": named}})
 
 

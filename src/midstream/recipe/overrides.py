@@ -230,14 +230,6 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
 
     If the planner is from a run, the other modules use this server instead of the run's.
     """
-    for key, value in server.items():
-        if not value.strip():
-            raise UsageError(
-                f"--{key.replace('_', '-')} is empty: {value!r}",
-                code="empty-value",
-                cause="the variable in its place is not set",
-                fix="give a value, or leave the option out to keep the recipe's",
-            )
     if "model" not in server and (planner_from_run or "provider" in server):
         raise UsageError(
             "no model is named",

@@ -114,7 +114,9 @@ class Recipe(Settings):
     tasks: Component
     agent: Annotated[
         Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
-        Discriminator(lambda agent: agent.get("type", "agentflow") if isinstance(agent, Mapping) else agent.type),
+        Discriminator(
+            lambda agent: agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", None)
+        ),
     ]
     engines: dict[str, Component] = {}
     tools: dict[str, Component]

@@ -150,6 +150,8 @@ def damaged_recipe(path: Path, error: Exception) -> RunError:
 
 
 def _taken(root: Path) -> RunError:
+    if not root.is_dir():
+        return RunError(f"{root} is not a directory", code="directory-unusable", fix="give another --out")
     return RunError(
         f"{root} already exists and is not empty",
         code="run-exists",

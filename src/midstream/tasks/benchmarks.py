@@ -88,10 +88,18 @@ class BenchmarkConfig(TasksConfig):
         instruction: replaces the sentence on the answer's form that ends every question; `""` leaves it out
     """
 
+    extra = "data"
+    packages = ("datasets",)
+
     name: str
     file: Path | None = None
     revision: str | None = None
     instruction: str | None = None
+
+    def check_machine(self, where: str) -> None:
+        """Only data on the Hub needs a package."""
+        if self.file is None and not find(self.name).tasks:
+            super().check_machine(where)
 
     def build(self, context: Context) -> TaskSource:
         """Build the source, which reads nothing yet. Raises `RecipeError` for an unknown name or a useless setting."""

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from midstream.core.data import unfit
 from midstream.core.errors import UnsupportedError, UsageError
+from midstream.core.text_file import check_regular
 
 SHOWN = 10  # faults that are reported one by one
 MAX_LINE = 1 << 24  # bytes; a small file can unpack to a line that fills the memory
@@ -76,16 +77,14 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
     readers = {"json": _json, "jsonl": _lines, "ndjson": _lines, "csv": partial(_csv, separator=",")}
     readers |= {"tsv": partial(_csv, separator="\t"), "parquet": partial(_parquet, columns=columns)}
     reader = readers.get(path.name.lower().removesuffix(".gz").rpartition(".")[2])
-    if reader is None:
-        raise UsageError(
-            f"{path} has no known format",
-            code="file-format",
-            fix="give a .jsonl, .json, .csv, .tsv or .parquet file, with .gz after it if it is gzipped",
-        )
     try:
-        if not path.is_file():
-            what = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
-            raise UsageError(what, code="file-not-found", fix=f"name one: ls -l {path.parent}")
+        check_regular(path)
+        if reader is None:
+            raise UsageError(
+                f"{path} has no known format",
+                code="file-format",
+                fix="give a .jsonl, .json, .csv, .tsv or .parquet file, with .gz after it if it is gzipped",
+            )
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from reader(file, faults)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -95,6 +94,8 @@ def read_records(path: Path, faults: Faults, columns: Sequence[str] = ()) -> Ite
             cause="it is truncated, or not gzipped",
             fix=f"gzip -t {path}",
         ) from error
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}", code="file-not-found", fix=f"ls -l {path.parent}") from error
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}", code="file-unreadable", fix=f"ls -l {path}"

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from hashlib import blake2b
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
 import docstring_parser
@@ -337,7 +337,7 @@ def _invalid(what: str, fix: str, *, cause: str = "") -> UsageError:
 class FunctionConfig(ToolConfig):
     """Settings of a function of your own.
 
-    The function is imported when the tool is made, never to check a recipe.
+    The function is imported when the tool is made and by `--dry-run`, never to validate a recipe.
 
     Attributes:
         function: `"my_tools.py:word_count"`, a file relative to where midstream runs, or `"package.module:name"`
@@ -351,6 +351,11 @@ class FunctionConfig(ToolConfig):
         if not re.fullmatch(r"[^:\x00-\x1f][^\x00-\x1f]*:[A-Za-z_][\w.]*", function):
             raise ValueError("not of the form my_tools.py:word_count or my_package.tools:word_count")
         return function
+
+    def check_machine(self, where: str) -> None:
+        """Import the function as a tool."""
+        context: Any = SimpleNamespace(name=where.rpartition(".")[2])
+        self.build(context)
 
     def build(self, context: Context) -> Tool:
         """Import `function` as a tool with the name of the recipe's table.

@@ -28,6 +28,8 @@ class LocalModelConfig(EngineConfig):
     """
 
     in_process = True
+    extra = "train"
+    packages = ("torch", "transformers")
 
     model: str
     adapter: Path | None = None

@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +68,7 @@ class McpConfig(ToolConfig):
     """
 
     extra = "mcp"
+    packages = ("mcp",)
 
     command: tuple[str, ...] = ()
     cwd: Path | None = None
@@ -118,6 +121,18 @@ class McpConfig(ToolConfig):
         if value and (parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[^!-~]", value)):
             raise ValueError("not an address such as http://127.0.0.1:8000/mcp")
         return value
+
+    def check_machine(self, where: str) -> None:
+        """Check the SDK, and that the command exists; the server is not started."""
+        super().check_machine(where)
+        program = self.command[0] if self.command else sys.executable
+        if shutil.which(program if os.sep not in program else self.cwd / program if self.cwd else program) is None:
+            raise RecipeError(
+                f"{where}.command: there is no program {program!r}",
+                code="command-not-found",
+                cause="it is not installed, or not on PATH",
+                fix="install it, or give the program's absolute path as the first word of `command`",
+            )
 
     def build(self, context: Context) -> list[McpTool]:
         """Connect to the server and return its tools."""

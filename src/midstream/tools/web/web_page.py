@@ -115,6 +115,7 @@ class WebPageConfig(Limits, ToolConfig):
     component = WebPage
     asks = "optional"
     extra = "web"
+    packages = _LIBRARIES
 
     parse_s: float = Field(default=10.0, gt=0)
     passage_characters: int = Field(default=1200, ge=100)

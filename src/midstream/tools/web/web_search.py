@@ -260,6 +260,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
     component = WebSearch
     asks = "optional"
     extra = "web"
+    packages = ("ddgs",)
 
     provider: Literal["ddgs", "serper"] = "ddgs"
     top_k: int = Field(default=5, ge=1, le=100)
@@ -269,6 +270,11 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
     base_url: str | None = None
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
+
+    def check_machine(self, where: str) -> None:
+        """Only `ddgs` needs a package."""
+        if self.provider == "ddgs":
+            super().check_machine(where)
 
     def build(self, context: Context) -> WebSearch:
         """Prepare the provider; nothing is sent yet."""

@@ -55,6 +55,8 @@ class TinyModelConfig(EngineConfig):
     """
 
     in_process = True
+    extra = "train"
+    packages = ("torch", "transformers")
 
     hidden_size: int = Field(default=128, multiple_of=8, gt=0)
     layers: int = Field(default=2, ge=1)

@@ -1,0 +1,85 @@
+"""The dry run names what a recipe needs and this machine lacks, and runs nothing to find it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.main import main
+from midstream.core import component
+from support.errors import coded, printed
+
+FUNCTION = 'def word_count(text: str) -> int:\n    """Count words."""\n    return len(text.split())\n'
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["solve", "q", "--model", "m", "--dry-run", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["--tools", "nowhere.py:word_count"], "file-not-found", "nowhere.py"),
+        (["--tools", "mine.py:words"], "name-not-found", "words"),
+        (["--tools", "no_such_package.tools:words"], "module-not-found", "no_such_package"),
+        (["--set", "tools.x={type='mcp',command=['no-such-program']}"], "command-not-found", "tools.x.command"),
+        (["--set", "tools.x={type='mcp',command=['./serve']}"], "command-not-found", "./serve"),
+        (["--set", "tools.local_search.index=none.db"], "file-not-found", "tools.local_search.index"),
+        (["--set", "agent.planner.prompt_file=none.md"], "file-not-found", "agent.planner.prompt_file"),
+        (
+            ["--set", "tools.local_search=false", "--set", "tasks={type='file',path='none.jsonl'}"],
+            "file-not-found",
+            "tasks.path",
+        ),
+        (["--replay", "nowhere"], "file-not-found", "nowhere"),
+    ],
+)
+def test_what_is_missing_is_named_after_the_recipe(words, code, named, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    exit_code, out, err = dry_run(capsys, *words)
+    assert (exit_code, "[agent.planner]" in out) == (2, True)
+    assert coded(code, named)(printed(err))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "extra"),
+    [
+        ("ddgs", ["--set", "tools.web_search={}"], "web"),
+        ("trafilatura", ["--set", "tools.web_page={}"], "web"),
+        ("mcp", ["--set", "tools.x={type='mcp',url='http://localhost:1/mcp'}"], "mcp"),
+        ("datasets", ["--set", "tasks={type='benchmark',name='bamboogle'}"], "data"),
+        ("torch", ["--set", "engines.model={type='transformers_local',model='m'}"], "train"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(package, words, extra, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ["--set", "tools.local_search=false", *words]
+    code, _, err = dry_run(capsys, *words)
+    assert code == 2
+    assert coded("missing-extra", package, fix=f"midstream[{extra}]")(printed(err))
+
+
+def test_nothing_is_missing_for_what_is_there_or_replayed(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    (tmp_path / "serve").write_text("#!/bin/sh\ntouch started\n")
+    (tmp_path / "serve").chmod(0o755)
+    monkeypatch.setitem(sys.modules, "ddgs", None)
+    served = "tools.x={type='mcp',command=['./serve']}"
+    with_key = "tools.web_search={provider='serper'}"
+    assert dry_run(capsys, "--tools", "mine.py:word_count")[0] == 0
+    assert dry_run(capsys, "--set", served, "--set", with_key)[0] == 0
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_component_that_cannot_be_imported_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(component._REGISTRY["tool"], "broken", "no_such_package.tools:Config")
+    code, out, err = dry_run(capsys, "--set", "tools.broken={}")
+    assert (code, out) == (2, "")
+    assert coded("import-failed", "no_such_package.tools:Config")(printed(err))
