@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +15,13 @@ import pytest
 
 from midstream.core.errors import SandboxError
 from midstream.sandbox import worker as worker_module
-from midstream.sandbox.inside import running
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits, Tier
 from midstream.sandbox.tiers import Sandbox
 from midstream.sandbox.worker import PythonResult, Worker
 from support.errors import raises
 from support.processes import gone
-from support.sandboxes import ON_THIS_MACHINE, descendants, make_pool, processes
+from support.sandboxes import ON_THIS_MACHINE, change_the_zygote, descendants, make_pool, processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 everywhere = pytest.mark.parametrize("tier", ON_THIS_MACHINE)
@@ -177,9 +176,44 @@ def test_big_output_is_cut(code: str):
 
 
 def test_output_may_reach_the_limit():
+    # Half a surrogate pair is no text: it becomes six characters, and all of them count.
     for letter, shown in (("\U0001f600", "\U0001f600"), ("\ud800", "\\ud800")):
-        (result,) = run(f"print({letter!r} * 9000, end='')", output_limit=9000)
-        assert result == PythonResult(True, shown * 9000, "ok")
+        (result,) = run(f"print({letter!r} * {9000 // len(shown)}, end='')", output_limit=9000)
+        assert result == PythonResult(True, shown * (9000 // len(shown)), "ok")
+    (result,) = run("print('\\ud800' * 1501, end='')", output_limit=9000)
+    assert result == PythonResult(False, "\\ud800" * 1500 + "\n[output cut after 9000 characters]", "output_limit")
+
+
+# Finds the memory in which a child leaves its answer, and writes another: a reason, a length, a text.
+FORGE = """
+import mmap, os, sys, time
+def forge(reason, text, size=None):
+    frame = sys._getframe()
+    while not any(type(value) is mmap.mmap for value in vars(frame.f_locals.get("self", sys)).values()):
+        frame = frame.f_back
+    shared = frame.f_locals["self"].shared
+    shared[: 5 + len(text)] = bytes([reason]) + (len(text) if size is None else size).to_bytes(4, "big") + text
+"""
+FORGED = [
+    ("forge(1, b'x' * 9000); os._exit(0)", "output_limit", "x" * 100 + "\n[output cut after 100 characters]"),
+    ("forge(2, b'x' * 9000); os._exit(0)", "output_limit", "x" * 100 + "\n[output cut after 100 characters]"),
+    ("forge(4, b'x' * 9000); os._exit(0)", "output_limit", "x" * 100 + "\n[output cut after 100 characters]"),
+    ("forge(1, b'', 1 << 31); os._exit(0)", "killed", "exit code 0"),
+    ("forge(3, b'late'); os._exit(0)", "killed", "exit code 0"),
+    ("forge(5, b'full'); os._exit(0)", "killed", "exit code 0"),
+    ("forge(99, b'odd'); os._exit(0)", "killed", "exit code 0"),
+    ("forge(1, b'fine'); os._exit(3)", "killed", "exit code 3"),
+    ("forge(1, b'fine'); time.sleep(60)", "timeout", "TimeoutError"),
+]
+
+
+@everywhere
+def test_an_answer_that_code_forges_keeps_the_limits(tier: Tier):
+    codes = [f"{FORGE}\n{code}" for code, _, _ in FORGED]
+    results = run(*codes, "1", tier=tier, output_limit=100, timeout_s=0.1)
+    for result, (code, reason, text) in zip(results, FORGED, strict=False):
+        assert (result.reason, text in result.text, len(result.text) < 140) == (reason, True, True), code
+    assert results[-1].text == "1"
 
 
 @everywhere
@@ -239,6 +273,97 @@ def test_scratch_is_emptied_whatever_is_in_it(tier: Tier, mess: str, temporary: 
     made, after = run(f"import os\n{mess}\nprint('made')", "import os\nos.listdir('.')", tier=tier)
     assert (made.text, after.text) == ("made", "[]")
     assert not list(temporary.iterdir())
+
+
+# Ways to write 32 MB, 1 MB after the other: as files, as files without a name, and what holds no data.
+KEPT = "import mmap, os\nkept = []\ndef new(i): return os.open(f'f{i}', os.O_RDWR | os.O_CREAT)\n"
+FILLING = {
+    "many files": "for i in range(32): os.write(new(i), bytes(1 << 20))",
+    "deleted, open": "for i in range(32): os.write(new(i), bytes(1 << 20)); os.unlink(f'f{i}')",
+    "deleted, mapped": """
+for i in range(32):
+    fd = new(i)
+    os.write(fd, bytes(1 << 20)); kept.append(mmap.mmap(fd, 4096)); os.close(fd); os.unlink(f'f{i}')
+""",
+    "written by memory": """
+for i in range(32):
+    fd = new(i)
+    os.truncate(fd, 1 << 20); kept.append(mmap.mmap(fd, 1 << 20)); kept[-1].write(bytes(1 << 20)); os.close(fd)
+""",
+    "directories": "for i in range(8192): os.mkdir(f'd{i}')",
+    "symbolic links": "for i in range(8192): os.symlink('x' * 4000, f's{i}')",
+}
+
+
+@confined
+@pytest.mark.parametrize("way", FILLING)
+def test_all_files_together_are_bounded(tier: Tier, way: str):
+    result, after = run(f"{KEPT}{FILLING[way]}\nprint('filled')", "1", tier=tier, disk_mb=4, timeout_s=5)
+    assert (result.reason, "filled" in result.text, after.text) in (("raised", False, "1"), ("killed", False, "1"))
+
+
+SLOW_FILLING = [pytest.param(way, marks=() if "deleted" in way else pytest.mark.slow) for way in FILLING]
+
+
+@pytest.mark.parametrize("way", SLOW_FILLING)
+def test_a_disk_is_watched_where_nothing_can_be_mounted(
+    way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+):
+    make_pool("standard")  # skips
+    change_the_zygote(monkeypatch, tmp_path, "namespaces.py", 'libc("unshare"', 'raise OSError("no"')
+    codes = f"{KEPT}{FILLING[way]}\nprint('filled')", "import os\nos.listdir()", "open('a', 'wb').write(bytes(10**6))"
+    result, after, small = run(*codes, tier="standard", disk_mb=4, timeout_s=5)
+    if way != "directories" or result.reason != "ok":  # some file systems write no block for an empty one
+        assert (result.reason, result.text) == ("disk", "OSError: more than 4 MB written to files")
+    assert (after.text, small.text) == ("[]", "1000000")
+    assert not list(temporary.iterdir())
+
+
+SEEN = """
+import os, sys
+root, place = os.stat('.'), os.statvfs('.')
+print(os.listdir('.'), root, place)
+os.close(os.open('new', os.O_CREAT | os.O_WRONLY))
+print(os.stat('new').st_ino, os.getpid() if PIDS else '', os.times()[2:4])
+frame = sys._getframe()
+while frame:
+    for where in (frame.f_locals, vars(frame.f_locals.get('self', sys)) if 'self' in frame.f_locals else {}):
+        print({name: value for name, value in where.items() if type(value) in (int, float, bytes, bool, tuple)})
+    frame = frame.f_back
+"""
+BEFORE = [
+    "import os\nfor i in range(300): open(f'f{i}', 'w').close()\nos.mkdir('d')\nprint('x' * 500)",
+    "open('f', 'wb').write(bytes(3 << 20))",
+    "import os, tempfile\nwith tempfile.TemporaryFile() as file: file.write(b'x')\nos.listdir('.')",
+    "import os\nfor i in range(50): os.close(os.open('.', os.O_TMPFILE | os.O_RDWR))",
+    "import threading\nfor _ in range(20): threading.Thread(target=print).start()",
+    "while True: pass",
+    "import os\nos._exit(7)",
+]
+
+
+@confined
+def test_a_call_sees_nothing_of_the_calls_before_it(tier: Tier):
+    seen = SEEN.replace("PIDS", str(tier == "strong"))  # on standard they are the machine's
+    first, *others = run(*[code for before in ["1", *BEFORE] for code in (before, seen)][1:], tier=tier, timeout_s=0.1)
+    assert first.ok
+    same = re.compile(r"st_ctime=\d+")  # the time at which the call began
+    for before, result in zip(BEFORE, others[1::2], strict=True):
+        assert same.sub("", result.text) == same.sub("", first.text), before
+
+
+@confined
+def test_the_scratch_directory_has_the_time_of_the_call(tier: Tier):
+    async def go() -> None:
+        pool = make_pool(tier)
+        for before in ("open('f', 'w').close()", "1"):
+            await pool.run(before)
+            await asyncio.sleep(0.05)
+            began = time.time() - 0.02  # the clock of file systems ticks every 10 ms or more often
+            assert float((await pool.run("import os\nos.stat('.').st_ctime")).text) > began
+        await pool.close()
+
+    asyncio.run(go())
 
 
 @confined
@@ -447,14 +572,8 @@ def test_code_that_cannot_be_confined_is_not_run(
     tier: Tier, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A zygote with one step of its confinement broken: no answer, an error, and its code has not printed anything."""
-    confinement = Path(running.__file__).with_name("confinement.py")
-    inside = tmp_path / "inside"
-    shutil.copytree(confinement.parent, inside)
-    source = confinement.read_text()
-    assert source.count(step) == 1
-    (inside / confinement.name).write_text(source.replace(step, f"raise_it() or {step}") + "def raise_it(): 1 / 0\n")
     make_pool(tier)  # skips
-    monkeypatch.setattr("midstream.sandbox.launch.INSIDE", inside)
+    change_the_zygote(monkeypatch, tmp_path, "confinement.py", step, f"(1 / 0) or {step}")
     with raises("worker-died"):
         run("'ran'", tier=tier)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from midstream.sandbox import launch
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Limits, Tier
 from midstream.sandbox.tiers import Sandbox, attempt
@@ -26,6 +28,16 @@ def sandbox(tier: Tier) -> Sandbox:
 def make_pool(tier: Tier, **limits: object) -> PythonPool:
     """A pool on a tier; without libraries, which most tests do not need."""
     return PythonPool(Limits.model_validate({"libraries": (), **limits}), sandbox(tier))
+
+
+def change_the_zygote(monkeypatch: pytest.MonkeyPatch, place: Path, module: str, line: str, other: str) -> None:
+    """Start workers from a copy of `sandbox/inside/` in which a line, or a part of it, is another."""
+    inside = place / "inside"
+    shutil.copytree(launch.INSIDE, inside)
+    source = (inside / module).read_text(encoding="utf-8")
+    assert source.count(line) == 1
+    (inside / module).write_text(source.replace(line, other), encoding="utf-8")
+    monkeypatch.setattr(launch, "INSIDE", inside)
 
 
 def descendants(pid: int) -> list[int]:

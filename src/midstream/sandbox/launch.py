@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import site
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -100,13 +101,22 @@ def _spec_places(name: str) -> list[str]:
     return [os.path.dirname(inside[0])] if inside else [os.path.dirname(os.__file__)]
 
 
-def _zygote(python: str, tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
+def _zygote(
+    python: str,
+    tier: Tier,
+    limits: Limits,
+    scratch: str,
+    packages: list[str] | None,
+    *,
+    own_namespaces: bool = False,
+) -> tuple[str, ...]:
     """The command of the zygote with its settings (see `inside.zygote.Zygote`); no `packages`: that Python's own."""
     settings = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
     settings["packages"] = packages
     settings["readable"] = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]
     settings["landlock"] = LEAST_LANDLOCK[tier]
     settings["scratch"] = scratch
+    settings["own_namespaces"] = own_namespaces
     place = CONTAINER_PLACE if tier == "remote" else str(INSIDE.parent)
     return (python, *PYTHON_FLAGS, BOOT.format(place=place), json.dumps(settings))
 
@@ -127,6 +137,10 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox", "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--clearenv"]
+    # The zygote, not the code, administers its namespaces (`inside.namespaces`); a bwrap with the set-user-ID bit
+    # gives such rights to root alone.
+    administers = not os.getuid() or not os.stat(program).st_mode & stat.S_ISUID
+    command += ["--cap-add", "CAP_SYS_ADMIN", "--proc", "/proc"] if administers else []
     beneath = any(f"{path}/".startswith(f"{SCRATCH}/") for path in seen)
     scratch = OTHER_SCRATCH if beneath else SCRATCH
     for path in outermost(seen):
@@ -142,7 +156,8 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     for name, value in _variables(scratch).items():
         command += ["--setenv", name, value]
     command += ["--chdir", "/", "--"]
-    return Launch(command=(*command, *_zygote(BASE_PYTHON, "strong", limits, scratch, packages)), environment={})
+    zygote = _zygote(BASE_PYTHON, "strong", limits, scratch, packages, own_namespaces=administers)
+    return Launch(command=(*command, *zygote), environment={})
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

@@ -38,7 +38,7 @@ class Limits(Settings):
         workers: codes at once
         timeout_s: CPU-seconds of one run, rounded up; five times that on the wall clock, the tool's time not included
         memory_mb: its memory beyond the worker's own (not enforced by macOS)
-        disk_mb: what it may write to its scratch directory; on `standard`: to one file
+        disk_mb: what it may write to its scratch directory
         output_limit: the most characters that it may print
         libraries: imported before any code arrives; missing ones are left out
     """

@@ -17,11 +17,11 @@ from typing import Any, Literal, cast
 
 from midstream.core.errors import SandboxError
 from midstream.sandbox.inside import scratch
-from midstream.sandbox.inside.running import PLAIN, PROGRAM, READY, REASONS, WALL_FACTOR
+from midstream.sandbox.inside.running import ERROR_LIMIT, PLAIN, PROGRAM, READY, REASONS, WALL_FACTOR
 from midstream.sandbox.launch import launch
 from midstream.sandbox.settings import Limits, Tier
 
-Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "killed"]
+Reason = Literal["ok", "raised", "timeout", "output_limit", "memory", "disk", "killed"]
 
 START_S = 60.0  # an interpreter, a sandbox, and the libraries that it imports before any code comes
 SHUTDOWN_S = 1.0  # how long a zygote has to end a child, empty its scratch directory and exit
@@ -74,7 +74,7 @@ class Worker:
 
     def __init__(self, limits: Limits, tier: Tier, image: str, table: str) -> None:
         self._deadline_s = CLEANING * WALL_FACTOR * limits.timeout_s + GRACE_S
-        self._tier, self._table = tier, table
+        self._tier, self._table, self._output_limit = tier, table, limits.output_limit
         self._hello: dict[str, Any] | None = None
         self._scratch = ""
         self._socket, other = socket.socketpair()
@@ -110,7 +110,7 @@ class Worker:
         if self._hello is None:
             try:
                 async with asyncio.timeout(START_S):
-                    self._hello = json.loads((await self.result()).text)
+                    self._hello = json.loads((await self._frame())[1])
             except (WorkerDied, TimeoutError, ValueError) as error:  # ValueError: some other program's JSON, or none
                 raise self._no_start(error) from error
             assert self._process.stderr is not None
@@ -170,18 +170,25 @@ class Worker:
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def result(self) -> PythonResult:
-        """Read one answer: reason, length, text; of a started program the caller keeps the clock.
+        """Read one answer; of a started program the caller keeps the clock. Raises as `_frame`.
 
-        Raises `WorkerDied` if it ends early or no zygote wrote it.
+        Code runs in the process that writes the answer, so the text may be longer than code is allowed to print.
         """
+        reason, text = await self._frame()
+        limit = self._output_limit
+        if reason == "output_limit" or len(text) > limit + (0 if reason == "ok" else 1 + ERROR_LIMIT):
+            reason, text = "output_limit", f"{text[:limit]}\n[output cut after {limit} characters]"
+        return PythonResult(reason == "ok", text, reason)
+
+    async def _frame(self) -> tuple[Reason, str]:
+        """Read a reason, a length, a text. Raises `WorkerDied` if they end early or no zygote wrote them."""
         head = await receive(self._socket, 5)
         if head is None or head[0] >= len(REASONS) or int.from_bytes(head[1:], "big") > LARGEST:
             raise WorkerDied
         text = await receive(self._socket, int.from_bytes(head[1:], "big"))
         if text is None:
             raise WorkerDied
-        reason = cast(Reason, REASONS[head[0]])
-        return PythonResult(reason == "ok", text.decode("utf-8", "replace"), reason)
+        return cast(Reason, REASONS[head[0]]), text.decode("utf-8", "replace")
 
     def alive(self) -> bool:
         """Whether the zygote still holds its end of the socket."""

@@ -28,6 +28,12 @@ def call(name: str, *values: int) -> int:
     return result
 
 
+def libc(name: str, *values: int | bytes) -> None:
+    """Call a function of the C library that returns a negative number if it fails. Raises `OSError`, which names it."""
+    if getattr(_libc, name)(*values) < 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
 def control(option: int, value: int, address: int = 0) -> None:
     """`prctl`: change what the kernel allows this process. Raises `OSError` if it refuses."""
     if _prctl(option, value, address, 0, 0) < 0:

@@ -44,7 +44,7 @@ def handled(known: int) -> tuple[int, int, int]:
 def make_rules(readable: list[str], writable: list[str], known: int) -> int:
     """A file descriptor of the rules: everything refused but reading beneath `readable`, writing beneath `writable`.
 
-    Paths that do not exist are left out. Raises `OSError` if the kernel refuses the rules.
+    Paths that do not exist or cannot be reached are left out. Raises `OSError` if the kernel refuses the rules.
     """
     rights, network, scoped = handled(known)
     attributes = struct.pack("QQQ", rights, network, scoped)[: 8 if known < 4 else 16 if known < 6 else 24]
@@ -59,7 +59,7 @@ def make_rules(readable: list[str], writable: list[str], known: int) -> int:
 def _allow(rules: int, path: str, allowed: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):

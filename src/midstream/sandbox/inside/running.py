@@ -9,8 +9,8 @@ import types
 
 # Part of the protocol with the host, which imports these from here.
 PLAIN, PROGRAM = range(2)  # kinds of requests
-REASONS = ("killed", "ok", "raised", "timeout", "output_limit", "memory")
-KILLED, OK, RAISED, TIMEOUT, OUTPUT_LIMIT, MEMORY = range(len(REASONS))
+REASONS = ("killed", "ok", "raised", "timeout", "output_limit", "memory", "disk")
+KILLED, OK, RAISED, TIMEOUT, OUTPUT_LIMIT, MEMORY, DISK = range(len(REASONS))
 MEMORY_EXIT = 77  # exit code of a child that is out of memory: it may not even be able to write its answer
 ERROR_LIMIT = 2000  # characters of an error's description
 FRAMES = 3  # innermost frames shown of a traceback
@@ -68,7 +68,7 @@ def execute(source: str, limit: int, given: dict[str, object]) -> tuple[int, str
             failure = describe(error, source)[-ERROR_LIMIT:]
     printed = output.getvalue().removesuffix("\n")
     if output.cut:
-        return OUTPUT_LIMIT, f"{printed}\n[output cut after {limit} characters]"
+        return OUTPUT_LIMIT, printed  # the host adds that it is cut
     if failure:
         return RAISED, f"{printed}\n{failure}" if printed else failure
     return OK, printed

@@ -31,6 +31,7 @@ CLONE_NAMESPACES = 0x7E020080
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks, size of a pipe; not: who gets signals
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # is it a terminal, bytes waiting, blocking, close
 PR_SET_NAME = 15
+O_TMPFILE = 0x400000  # a file that never has a name, so that no directory shows it was made
 AF_UNIX, SOCK_STREAM, SOCK_TYPE = 1, 1, 0xF
 
 # One instruction: code, operand, where to jump if it holds and if not (None: the next). A string is a label.
@@ -54,6 +55,8 @@ def checks() -> dict[str, list[Step]]:
         "prlimit64": [_load(0), *null, _load(2), *null, _load(2, high=True), (EQUAL, 0, "allow", "refuse")],
         "fcntl": one_of(1, FCNTL),
         "ioctl": one_of(1, IOCTL),
+        "open": [_load(1), (ANY_BIT, O_TMPFILE, "refuse", "allow")],
+        "openat": [_load(2), (ANY_BIT, O_TMPFILE, "refuse", "allow")],
         "socketpair": [
             _load(0),
             (EQUAL, AF_UNIX, None, "refuse"),

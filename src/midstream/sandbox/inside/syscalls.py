@@ -14,7 +14,7 @@ NEW_CALLS = 424  # from here on numbers are the same everywhere, and callers mus
 # Allowed whatever the arguments: files, what files are, directories, waiting, memory, threads, signals of the process
 # itself, time, who and where, what a pair of sockets needs.
 PLAIN = """
-read 0 63 | write 1 64 | open 2 - | openat 257 56 | creat 85 - | close 3 57 | close_range 436 436 | lseek 8 62
+read 0 63 | write 1 64 | creat 85 - | close 3 57 | close_range 436 436 | lseek 8 62
 pread64 17 67 | pwrite64 18 68 | readv 19 65 | writev 20 66 | preadv 295 69 | pwritev 296 70 | preadv2 327 286
 pwritev2 328 287 | sendfile 40 71 | copy_file_range 326 285 | truncate 76 45 | ftruncate 77 46 | fsync 74 82
 fdatasync 75 83 | fadvise64 221 223 | flock 73 32 | dup 32 23 | dup2 33 - | dup3 292 24
@@ -50,7 +50,7 @@ getsockname 51 204 | getpeername 52 205 | getsockopt 55 209 | recvfrom 45 207 | 
 # Allowed with some arguments only: `seccomp.checks` says which.
 CHECKED = """
 clone 56 220 | kill 62 129 | tgkill 234 131 | prctl 157 167 | prlimit64 302 261 | fcntl 72 25 | ioctl 16 29
-socketpair 53 199 | sendto 44 206
+open 2 - | openat 257 56 | socketpair 53 199 | sendto 44 206
 """
 # What the sandbox itself calls; foreign code may not.
 OWN = """

@@ -41,6 +41,8 @@ HEADER = 5  # bytes before a request's code and an answer's text
 PAGE = mmap.PAGESIZE
 MEGABYTE = 1024 * 1024
 OPEN_FILES = 64
+WATCH_MS = 10  # between two looks at what a child has written to a disk
+SECTOR = 512  # bytes of a block in `ru_oublock`
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
 PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
 SYMPY = "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x**2, x), sympy.solve(x**2 - 1, x), sympy.sin(x).diff(x)"
@@ -74,16 +76,21 @@ class Zygote:
         self.child = 0
         self.channel: int | None = None  # of the program that runs
         self.id = os.getpid()
-        self.scratch = os.open(settings.scratch, os.O_RDONLY | os.O_DIRECTORY)
-        if os.listdir(self.scratch):
+        if os.listdir(settings.scratch):
             raise OSError(f"the scratch directory {settings.scratch} holds files, which would be removed")
-        os.chdir(self.scratch)
-        self.confinement = None
+        self.confinement = self.namespaces = None
         if settings.landlock is not None:
             from .confinement import Confinement
+            from .namespaces import Namespaces
 
             places = [*settings.packages, *settings.readable, sys.prefix, sys.exec_prefix]
-            self.confinement = Confinement(places, settings.scratch, settings.landlock)
+            self.confinement = Confinement(places, settings.landlock)
+            try:  # noqa: SIM105 - contextlib is not imported here, as in `limit`
+                self.namespaces = Namespaces(settings.scratch, settings.disk_mb, own=settings.own_namespaces)
+            except OSError:
+                pass  # the directory itself has to do, and what a child writes to it is counted
+        self.watched = self.confinement is not None and self.namespaces is None
+        self.scratch = self.open_scratch()
         self.held, self.holding = os.pipe()
         self.woken, waking = os.pipe()
         for end in (self.held, self.woken, waking):
@@ -96,44 +103,73 @@ class Zygote:
         self.events.register(source, 0)  # only the end of it: another request may come early
         self.memory = address_space() + settings.memory_mb * MEGABYTE
 
-    def serve(self) -> None:
-        """Read, fork, wait, clean up, answer."""
-        while (size := self.receive()) is not None:
-            self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
-            self.child = os.fork()
-            if not self.child:
-                self.run_child(size)
-            if self.channel is not None:
-                os.close(self.channel)
-            expired, status, used_s = self.wait()
-            try:  # the child reports its confinement, which it does before it runs anything foreign
-                os.read(self.held, 1)
-            except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
-                raise OSError("a child was not confined") from error
-            answer = self.answer(status, expired or used_s >= math.ceil(self.settings.timeout_s))
-            scratch.empty(self.scratch)
-            send(self.sink, answer)
+    def open_scratch(self) -> int:
+        """Open the scratch directory that is there now, for this process and its children."""
+        os.chdir(self.settings.scratch)
+        if self.confinement is not None:
+            self.confinement.allow(".")
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
-    def wait(self) -> tuple[bool, int, float]:
-        """Wait for the child; returns whether its time ran out, its status, its CPU-seconds.
+    def serve(self) -> None:
+        """Answer requests until the host closes the input."""
+        while (size := self.receive()) is not None:
+            self.call(size)  # a function, so that its variables are gone when the next child is forked
+
+    def call(self, size: int) -> None:
+        """Fork, wait, clean up, answer."""
+        self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
+        if self.namespaces is not None:
+            self.namespaces.prepare(self.scratch)
+        self.child = os.fork()
+        if not self.child:
+            self.run_child(size)
+        if self.channel is not None:
+            os.close(self.channel)
+        exceeded, status = self.wait()
+        try:  # the child reports its confinement, which it does before it runs anything foreign
+            os.read(self.held, 1)
+        except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
+            raise OSError("a child was not confined") from error
+        answer = self.answer(exceeded, status)
+        if self.namespaces is None:
+            scratch.empty(self.scratch)
+        elif self.namespaces.renew(self.scratch):
+            self.scratch = self.open_scratch()
+        send(self.sink, answer)
+
+    def wait(self) -> tuple[int | None, int]:
+        """Wait for the child; returns the limit that it exceeded (`running.TIMEOUT`, `DISK`, or None) and its status.
 
         Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
-        until = time.monotonic() + running.WALL_FACTOR * self.settings.timeout_s
+        exceeded, most = None, self.settings.disk_mb * MEGABYTE
+        until = math.inf
+        if self.channel is None:
+            until = time.monotonic() + running.WALL_FACTOR * self.settings.timeout_s
         while True:
-            left_ms = None if self.channel is not None else 1000 * max(0.0, until - time.monotonic())
-            ready = [fd for fd, _ in self.events.poll(left_ms)]
+            left_ms = 1000 * max(0.0, until - time.monotonic())
+            if self.watched:
+                left_ms = min(left_ms, WATCH_MS)
+            ready = [fd for fd, _ in self.events.poll(None if left_ms == math.inf else left_ms)]
             if self.woken in ready:
                 os.read(self.woken, 64)
             gone = self.source in ready
-            expired = gone or not ready
-            if expired:
+            if not ready and time.monotonic() >= until:
+                exceeded = running.TIMEOUT
+            elif not ready and self.watched and written(self.child) > most:
+                exceeded = running.DISK
+            ended = gone or exceeded is not None
+            if ended:
                 os.kill(self.child, signal.SIGKILL)
-            child, status, usage = os.wait4(self.child, 0 if expired else os.WNOHANG)
+            child, status, usage = os.wait4(self.child, 0 if ended else os.WNOHANG)
             if gone:
                 raise HostGone
             if child:
-                return expired, status, usage.ru_utime + usage.ru_stime
+                if usage.ru_utime + usage.ru_stime >= math.ceil(self.settings.timeout_s):
+                    exceeded = running.TIMEOUT
+                if self.watched and usage.ru_oublock * SECTOR > most:
+                    exceeded = running.DISK
+                return exceeded, status
 
     def run_child(self, size: int) -> None:
         """Read the request in this fresh child and run its code, leave the answer in shared memory, and end.
@@ -150,7 +186,7 @@ class Zygote:
             limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, which names the reason, then SIGKILL
             limit(resource.RLIMIT_AS, self.memory)
             if self.confinement is not None:
-                self.confinement.enter(self.id)
+                self.confinement.enter(self.id, watched=self.watched)
             os.write(self.holding, b"+")
             nothing = os.open(os.devnull, os.O_RDWR)  # opened here: flags and locks set on the zygote's would stay
             for standard in range(CHANNEL):
@@ -170,14 +206,17 @@ class Zygote:
         finally:
             os._exit(0)
 
-    def answer(self, status: int, expired: bool) -> bytes | memoryview:
+    def answer(self, exceeded: int | None, status: int) -> bytes | memoryview:
         """The child's answer, or the reason why it left none."""
         size = int.from_bytes(self.shared[1:HEADER], "big")
-        # Anything else was forged by code.
-        if running.KILLED < self.shared[0] < len(running.REASONS) and size <= len(self.shared) - HEADER:
-            return memoryview(self.shared)[: HEADER + size]
         code = os.waitstatus_to_exitcode(status)
-        if expired or code == -signal.SIGXCPU:
+        # Anything else was forged by code, whose text may be forged too: the host cuts it (`Worker.result`).
+        said = self.shared[0] in (running.OK, running.RAISED, running.OUTPUT_LIMIT)
+        if said and size <= len(self.shared) - HEADER and code == 0 and exceeded is None:
+            return memoryview(self.shared)[: HEADER + size]
+        if exceeded == running.DISK:
+            return frame(running.DISK, f"OSError: more than {self.settings.disk_mb} MB written to files")
+        if exceeded == running.TIMEOUT or code == -signal.SIGXCPU:
             return frame(running.TIMEOUT, f"TimeoutError: not finished after {self.settings.timeout_s:g} s")
         if code == running.MEMORY_EXIT:
             return frame(running.MEMORY, "MemoryError: out of memory")
@@ -201,6 +240,18 @@ class Zygote:
                 socket.detach()
             self.channel = int.from_bytes(carried[:size], sys.byteorder)
         return int.from_bytes(header[1:], "big")
+
+
+def written(child: int) -> int:
+    """The bytes of files and directories that a process wrote to disks, deleted or not; 0 if it has ended.
+
+    The kernel counts pages when they are changed, by a call or through memory.
+    """
+    try:
+        with open(f"/proc/{child}/io", "rb", 0) as file:
+            return int(file.read().split()[11])
+    except OSError:
+        return 0
 
 
 def frame(reason: int, text: str) -> bytes:
@@ -294,7 +345,7 @@ def main() -> None:
     sys.path += settings.packages
     limit(resource.RLIMIT_FSIZE, settings.disk_mb * MEGABYTE)
     limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_CORE, 1)  # no file is that small, and of 1 byte the kernel does not start a handler either
     found = warm_up(settings.libraries)
     zygote = Zygote(settings, source, sink)
     confined = zygote.confinement
@@ -307,7 +358,10 @@ def main() -> None:
         pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
     finally:
         try:
-            scratch.empty(zygote.scratch)
+            if zygote.namespaces is None:
+                scratch.empty(zygote.scratch)
+            else:
+                zygote.namespaces.remove()
             os.rmdir(settings.scratch)
         except OSError:
             pass  # a mount point (a sandbox's own file system goes with it anyway), or the host removes it

@@ -1,0 +1,79 @@
+"""A file system and a process id for each call, which show nothing of the calls before it.
+
+A call writes into a tmpfs over the scratch directory, in a mount namespace of the zygote's own. The kernel bounds its
+bytes and its files, whatever code deletes, maps or keeps open. With it goes all that a later call could see of it:
+files, inode numbers, times, free space.
+"""
+
+import os
+
+from .kernel import libc
+
+NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # of unshare
+NOSUID, NODEV, NOATIME, DETACH = 2, 4, 1024, 2
+BLOCK = 4096
+LAST_PID = "/proc/sys/kernel/ns_last_pid"
+
+
+class Namespaces:
+    """Mounts a tmpfs of `megabytes` over `place`, with room for one file for each of its blocks.
+
+    `own`: this process has its namespaces already, and the rights of their administrator (bubblewrap gave them).
+    Raises `OSError` if a rule of the system forbids it; nothing has changed then.
+    """
+
+    def __init__(self, place: str, megabytes: int, *, own: bool) -> None:
+        self._place = place.encode()
+        size = megabytes * 1024 * 1024
+        self._options = f"size={size},nr_inodes={size // BLOCK},mode=700".encode()
+        self._own, self._id = own, str(os.getpid()).encode()
+        # Tried in a child: where code may become a new user but not mount (AppArmor), there is no way back.
+        child = os.fork()
+        if not child:
+            try:
+                self._enter()
+                self.remove()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            raise OSError("no file system can be mounted here")
+        self._enter()
+        self._last_pid = os.open(LAST_PID, os.O_WRONLY) if own else None
+        if own:
+            libc("umount2", b"/proc", DETACH)
+
+    def _enter(self) -> None:
+        if not self._own:
+            user, group = os.getuid(), os.getgid()
+            libc("unshare", NEW_USER | NEW_MOUNTS)
+            for name, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        self._mount()
+
+    def _mount(self) -> None:
+        libc("mount", b"tmpfs", self._place, b"tmpfs", NOSUID | NODEV | NOATIME, self._options)
+
+    def prepare(self, scratch: int) -> None:
+        """Make the next child's view the same as every child's: its process id, the times of its directory."""
+        os.utime(scratch, ns=(0, 0))
+        if self._last_pid is not None:
+            os.pwrite(self._last_pid, self._id, 0)
+
+    def renew(self, scratch: int) -> bool:
+        """Replace the file system, whose root is open as `scratch`, if anything was made in it; returns whether.
+
+        Whatever is made in a directory sets its time, and files without a name are refused (`seccomp`).
+        """
+        if os.fstat(scratch).st_mtime_ns == 0:
+            return False
+        os.close(scratch)  # once nothing uses it, its device number is free for the next one
+        os.chdir("/")
+        self.remove()
+        self._mount()
+        return True
+
+    def remove(self) -> None:
+        """Unmount the file system; the empty directory beneath it is there again."""
+        libc("umount2", self._place, DETACH)
