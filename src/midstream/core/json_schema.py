@@ -24,11 +24,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from jsonschema import Draft3Validator, Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
@@ -61,44 +62,24 @@ _BASES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/([\w.-]+)")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
+T = TypeVar("T")
 _Verdict: TypeAlias = tuple[str, str]  # "fits", "wrong" (the arguments) or "unusable" (the schema), and why
 
 
 def schema_error(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """`schema_error_async` for callers without an event loop."""
+    return blocking(schema_error_async(arguments, schema))
+
+
+async def schema_error_async(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
     """What is wrong with `arguments` under a JSON schema, in words, or None. Remote references are never fetched.
 
-    Arguments that cannot be checked within `CLOCK_S` are wrong (`UNFINISHED`). It may block for that time, so callers
-    in an event loop use `schema_error_async`.
+    Arguments that cannot be checked within `CLOCK_S` are wrong (`UNFINISHED`).
 
     Raises:
         ToolServerError: the schema is invalid, or no process could be started; neither is the model's fault.
     """
-    verdict = _prepared(arguments, schema)
-    if isinstance(verdict, bytes):
-        verdict = _read(_FORKER.ask(verdict))
-    return _problem(verdict, schema)
-
-
-async def schema_error_async(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """`schema_error` without blocking the event loop."""
-    verdict = _prepared(arguments, schema)
-    if isinstance(verdict, bytes):
-        verdict = _read(await _FORKER.ask_async(verdict))
-    return _problem(verdict, schema)
-
-
-def unusable_schema(schema: Mapping[str, Any]) -> str | None:
-    """The reason why arguments cannot be checked under a schema, or None; may block for `CLOCK_S`."""
-    verdict = _prepared(None, schema)
-    if isinstance(verdict, bytes):
-        verdict = _read(_FORKER.ask(verdict))
-    if verdict == ("wrong", UNFINISHED):
-        return f"it cannot be checked within {CLOCK_S:g} s"
-    return verdict[1] if verdict[0] == "unusable" else None
-
-
-def _problem(verdict: _Verdict, schema: Mapping[str, Any]) -> str | None:
-    kind, why = verdict
+    kind, why = await _verdict(arguments, schema)
     if kind == "unusable":
         raise ToolServerError(
             f"a tool's schema cannot be used: {why}",
@@ -109,57 +90,63 @@ def _problem(verdict: _Verdict, schema: Mapping[str, Any]) -> str | None:
     return why or None
 
 
-# --- in process -------------------------------------------------------------------------------------------------------
+async def unusable_schema(schema: Mapping[str, Any]) -> str | None:
+    """The reason why arguments cannot be checked under a schema, or None."""
+    kind, why = await _verdict(None, schema)
+    return why if kind == "unusable" else f"it cannot be checked within {CLOCK_S:g} s" if why == UNFINISHED else None
 
 
-class _Schema:
-    """A schema, compiled once."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @cached_property
-    def schema(self) -> Any:
-        """The schema itself."""
-        return json.loads(self.text)
-
-    @cached_property
-    def nodes(self) -> float:
-        """See `_nodes`; infinite for a text that is too long to look at."""
-        with suppress(TypeError):  # a `$schema` that is no text
-            if len(self.text) <= _LONGEST_HERE:
-                return _nodes(self.schema, validator_for(self.schema, default=Draft202012Validator))
-        return math.inf
-
-    @cached_property
-    def validator(self) -> Validator:
-        """The validator; an invalid schema raises `SchemaError`."""
-        kind = validator_for(self.schema, default=Draft202012Validator)
-        kind.check_schema(self.schema)
-        return kind(self.schema, registry=Registry())
+def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of this module in an event loop of another thread, and wait for its result."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
-_compiled = lru_cache(maxsize=256)(_Schema)
-
-
-def _prepared(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> _Verdict | bytes:
-    """The verdict if it takes little work, else the request for a process of its own; no arguments: of the schema."""
+async def _verdict(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> _Verdict:
+    """The verdict on arguments, or on the schema itself if there are none."""
     try:
         text = json.dumps(schema)
-        compiled = _compiled(text)
-        visits = compiled.nodes * _size(arguments)
+        visits = _nodes(text) * _size(arguments)
     except (TypeError, ValueError, RecursionError) as failure:  # no JSON, or too deep
         return "unusable", f"{type(failure).__name__}: {failure}"
     if visits <= _MOST_VISITS or not hasattr(socket, "send_fds"):  # Windows has no fork
-        return _judged(compiled, arguments)
+        return _judged(text, arguments)
     written = json.dumps(arguments)
     if len(written) > LONGEST:
         return "wrong", f"they have {len(written)} characters, more than {LONGEST}"
-    return f"[{json.dumps(text)}, {written}]".encode()
+    reply = await _FORKER.ask(f"[{json.dumps(text)}, {written}]".encode())
+    if not reply:
+        raise ToolServerError(
+            "no process to check a tool's arguments in",
+            code="worker-not-started",
+            cause="this machine is short of memory or processes",
+            fix="free some memory",
+        )
+    if len(reply) == 1:
+        return "wrong", UNFINISHED
+    kind, why = json.loads(reply[1:])
+    return kind, why
 
 
-def _nodes(schema: Any, kind: type[Validator]) -> float:
+# --- in process -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _validator(text: str) -> Validator:
+    """The validator of a schema's JSON text, made once; an invalid schema raises `SchemaError`."""
+    schema = json.loads(text)
+    kind = validator_for(schema, default=Draft202012Validator)
+    kind.check_schema(schema)
+    return kind(schema, registry=Registry())
+
+
+@lru_cache(maxsize=1024)
+def _nodes(text: str) -> float:
     """The nodes of a schema with all references expanded; infinite above `_MOST_NODES` and for any other keyword."""
+    if len(text) > _LONGEST_HERE:
+        return math.inf
+    schema = json.loads(text)
+    kind = validator_for(schema, default=Draft202012Validator)
     count, waiting = 0, [schema]
     while waiting:
         node = waiting.pop()
@@ -206,11 +193,11 @@ def _size(value: Any) -> int:
     return count
 
 
-def _judged(compiled: _Schema, arguments: Mapping[str, Any] | None) -> _Verdict:
+def _judged(text: str, arguments: Mapping[str, Any] | None) -> _Verdict:
     """Check the arguments under a schema; without arguments, the schema and all its references."""
-    schema = compiled.schema
     try:
-        validator = compiled.validator
+        validator = _validator(text)
+        schema: Any = validator.schema
         if arguments is None:
             resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
             for reference in _references(schema):
@@ -258,19 +245,8 @@ class _Forker:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def ask(self, request: bytes) -> bytes:
-        """What a new process answers; its first byte says that it started."""
-        reply = b""
-        with self._channel() as channel, suppress(OSError):  # it was ended, or never started
-            channel.settimeout(_START_S)
-            channel.sendall(request)
-            channel.shutdown(socket.SHUT_WR)
-            while piece := channel.recv(1 << 16):
-                reply += piece
-        return reply
-
-    async def ask_async(self, request: bytes) -> bytes:
-        """`ask` without blocking the event loop."""
+    async def ask(self, request: bytes) -> bytes:
+        """What a new process answers: nothing if it never started, one byte if it was ended."""
         reply, loop = b"", asyncio.get_running_loop()
         with self._channel() as channel, suppress(OSError):
             channel.setblocking(False)
@@ -282,14 +258,13 @@ class _Forker:
         return reply
 
     def _channel(self) -> socket.socket:
-        """Our end of a channel to a new process. The program is started before the first and if it was killed."""
+        """Our end of a channel to a new process; it closes unanswered if none can be started, or too many wait."""
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            if self._process is None or self._process.poll() is not None:
+        with theirs, self._lock, suppress(OSError):
+            if self._process is None or self._process.poll() is not None:  # the first check, or it was killed
                 self._start()
             assert self._control is not None
-            with suppress(OSError):  # it ended at this moment, or too many wait: the channel then closes unanswered
-                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+            socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
         return ours
 
     def _start(self) -> None:
@@ -297,7 +272,7 @@ class _Forker:
         self._control, other = socket.socketpair()
         self._control.setblocking(False)
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        with other, suppress(OSError):  # no process: every channel closes unanswered
+        with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __spec__.name],
                 stdin=other.fileno(),
@@ -309,32 +284,15 @@ class _Forker:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the program and every process that it forked."""
-        atexit.unregister(self.close)
+        """End the program; what it forked ends by its own clock."""
         if self._control is not None:
             self._control.close()
-        if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
             self._process.wait()
 
 
 _FORKER = _Forker()
-
-
-def _read(reply: bytes) -> _Verdict:
-    """The verdict in a process's answer; one that said nothing more than that it started was ended by a limit."""
-    if not reply:
-        raise ToolServerError(
-            "no process to check a tool's arguments in",
-            code="worker-not-started",
-            cause="this machine is short of memory or processes",
-            fix=f"see its output: {sys.executable} -m {__spec__.name} < /dev/null; free some memory",
-        )
-    if len(reply) == 1:
-        return "wrong", UNFINISHED
-    kind, why = json.loads(reply[1:])
-    return kind, why
 
 
 def main() -> None:
@@ -344,7 +302,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with suppress(ValueError, OSError):  # a lower limit holds already
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MB << 20, _MEMORY_MB << 20))
-    unusable_schema({"properties": {}})  # what the libraries prepare on first use, before the forks
+    _judged("{}", {})  # what the libraries prepare on first use, before the forks
     gc.freeze()
     control, running = socket.socket(fileno=0), 0
     while True:
@@ -367,7 +325,7 @@ def _answer(channel: socket.socket) -> None:
     channel.sendall(b"+")
     with channel.makefile("rb") as file:
         text, arguments = json.loads(file.read())
-    channel.sendall(json.dumps(_judged(_Schema(text), arguments)).encode())
+    channel.sendall(json.dumps(_judged(text, arguments)).encode())
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from typing_extensions import TypedDict  # pydantic requires this one before Pyt
 from midstream.core.component import Context, ToolConfig
 from midstream.core.data import whole
 from midstream.core.errors import InfrastructureError, RecipeError, ToolServerError, UsageError
-from midstream.core.json_schema import unusable_schema
+from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.protocols import Tool, ToolResult
 
 P = ParamSpec("P")
@@ -401,7 +401,7 @@ class FunctionConfig(ToolConfig):
                 cause="a tool has name, description, parameters, timeout_s, output_tokens, call and close",
                 fix="name a typed function with a docstring: docs/own-tool.md",
             )
-        if why := unusable_schema(found.parameters):
+        if why := blocking(unusable_schema(found.parameters)):
             raise RecipeError(
                 f"the parameters of {self.function} cannot be used: {why}",
                 code="tool-schema-invalid",

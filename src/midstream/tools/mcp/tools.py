@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
@@ -25,7 +24,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from midstream.core.component import Context, ToolConfig
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, UnsupportedError
-from midstream.core.json_schema import unusable_schema
+from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.protocols import ToolResult
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ MAX_ERROR = 1000  # characters of a server's own text in an error
 MAX_NAME = 64  # characters: what model servers allow for a function's name
 MAX_DESCRIPTION = 1000  # of a tool; of a parameter half of it
 MAX_SCHEMA = 20_000  # as JSON
-_CHECKS = 32  # schemas at a time
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")  # and direction marks
 warn = logging.getLogger("midstream.tools").warning
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -327,9 +325,11 @@ def offer(wanted: Sequence[Tool], prefix: str) -> tuple[dict[str, Tool], dict[st
     names = Counter(identifier(prefix + tool.name) for tool in wanted)
     offered: dict[str, Tool] = {}
     refused: dict[str, str] = {}
-    with ThreadPoolExecutor(_CHECKS) as pool:  # a check can last until its clock ends it
-        bad_schemas = list(pool.map(bad_schema, [tool.input_schema for tool in wanted]))
-    for tool, bad in zip(wanted, bad_schemas, strict=True):
+
+    async def reasons() -> list[str | None]:
+        return await asyncio.gather(*(bad_schema(tool.input_schema) for tool in wanted))
+
+    for tool, bad in zip(wanted, blocking(reasons()), strict=True):
         name = identifier(prefix + tool.name)
         if not re.search(r"[A-Za-z0-9]", tool.name):
             reason = "its name has no letter and no digit"
@@ -360,7 +360,7 @@ def clean(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[:limit] + " ..."
 
 
-def bad_schema(schema: dict[str, Any]) -> str | None:
+async def bad_schema(schema: dict[str, Any]) -> str | None:
     """The reason why a schema cannot be used for a tool's arguments, or None."""
     if why := unfit(schema):
         return f"its schema: {why}"
@@ -368,7 +368,7 @@ def bad_schema(schema: dict[str, Any]) -> str | None:
         return f"its schema is longer than {MAX_SCHEMA} characters"
     if schema.get("type") != "object":
         return f"its schema is of type {schema.get('type')!r}, not object"
-    why = unusable_schema(schema)
+    why = await unusable_schema(schema)
     return f"its schema is not a JSON schema that is complete in itself: {why}" if why else None
 
 
