@@ -13,12 +13,11 @@ import argparse
 import asyncio
 import json
 
-from rich.console import Console
-
 from midstream.agents import prompted
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.protocols import Engine, Request
 from midstream.core.task import Task
+from midstream.core.terminal import Terminal
 from midstream.engines.openai import engine as openai_compatible
 from midstream.engines.scripted import ScriptedEngine
 from midstream.report.tables import trajectory_view
@@ -83,7 +82,7 @@ async def main(engine: Engine) -> None:
     finally:
         await environment.close()
     [trajectory] = group.trajectories
-    Console().print(trajectory_view(trajectory))
+    Terminal().print(trajectory_view(trajectory))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from midstream.core.errors import MidstreamError, RecipeError
+from midstream.core.terminal import Terminal
 from midstream.recipe.schema import Recipe
 from midstream.report.study_tables import StudyRow, study_tables
 from midstream.runs.files import atomic_write
@@ -48,8 +47,8 @@ def run(study: Callable[[argparse.Namespace], None], options: argparse.Namespace
 
 def reporter(options: argparse.Namespace) -> Callable[[str], None]:
     """A function that prints what is done now, unless `--quiet`."""
-    console = Console(stderr=True)
-    return lambda text: None if options.quiet else console.print(text, markup=False, highlight=False)
+    console = Terminal(stderr=True)
+    return lambda text: None if options.quiet else console.print(text, highlight=False)
 
 
 def records(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
@@ -69,7 +68,7 @@ def print_tables(found: Mapping[str, Sequence[StudyRow]], titles: Mapping[str, t
         title, head = titles[name]
         for place, table in enumerate(study_tables(rows, head, title)):
             table.title = table.title if place == 0 else None
-            Console().print(table)
+            Terminal().print(table)
 
 
 def require_set(recipe: Recipe) -> None:

@@ -24,13 +24,13 @@ from statistics import fmean
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
+from midstream.core.terminal import Terminal
 from midstream.practice.budget import Budget
 from midstream.practice.ledger import Ledger
 from midstream.practice.library import Library
@@ -126,9 +126,9 @@ def study_gate(options: argparse.Namespace) -> None:
         print(json.dumps(record))
         return
     if "gate" in parts:
-        Console().print(gate_table(record["gate"]))
+        Terminal().print(gate_table(record["gate"]))
     if "controls" in parts:
-        Console().print(control_table(record["controls"], recipe.practice.gate.error_rate))
+        Terminal().print(control_table(record["controls"], recipe.practice.gate.error_rate))
 
 
 def _gate(options: argparse.Namespace, report: Callable[[str], None]) -> list[dict[str, Any]]:

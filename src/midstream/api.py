@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.console import Console
 from rich.text import Text
 
 from midstream.core import lessons
@@ -38,6 +37,7 @@ from midstream.core.errors import MidstreamError, RecipeError, RunError, UsageEr
 from midstream.core.events import AgentBuilt, Listener, Note, Phase, RunEvent, Work
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.task import Task
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.engines.local.settings import require_torch
 from midstream.evaluation import result_name
@@ -88,7 +88,7 @@ Comparable = RunDirectory | str | Path
 def print_warnings(event: RunEvent) -> None:
     """The default listener: print warnings on standard error."""
     if isinstance(event, Note):
-        Console(stderr=True).print(Text(visible(f"warning: {event.text}"), "bold yellow"), soft_wrap=True)
+        Terminal(stderr=True).print(Text(visible(f"warning: {event.text}"), "bold yellow"), soft_wrap=True)
 
 
 def train(

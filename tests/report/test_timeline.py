@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from midstream.core.events import TurnEvent
 from midstream.core.stream_template import load_template
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Call, ErrorInfo, Observation, Trajectory, Usage
-from midstream.report.timeline import Screen, Timeline, elapsed
+from midstream.report.timeline import Timeline, elapsed
 from support.fake_run import broken, solved
 from support.streams import cut_stream, dialogue_stream, math_stream, reply, unclosed_stream
 
@@ -16,17 +17,17 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 ASKED = Call(role="planner", completion="...", usage=Usage(prompt_tokens=1000, completion_tokens=20, cost_usd=0.002))
 
 
-def pipe(width: int = 100) -> Screen:
-    return Screen(file=io.StringIO(), force_terminal=False, width=width)
+def pipe(width: int = 100) -> Terminal:
+    return Terminal(file=io.StringIO(), force_terminal=False, width=width)
 
 
-def terminal(width: int = 80, height: int = 24) -> Screen:
-    return Screen(
+def terminal(width: int = 80, height: int = 24) -> Terminal:
+    return Terminal(
         file=io.StringIO(), force_terminal=True, width=width, height=height, _environ={"TERM": "xterm-256color"}
     )
 
 
-def written(console: Screen) -> str:
+def written(console: Terminal) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -235,7 +236,7 @@ def test_a_closed_pipe_is_an_error_that_can_be_caught():
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        Screen(file=Closed()).print("anything")
+        Terminal(file=Closed()).print("anything")
 
 
 def test_elapsed():
@@ -269,7 +270,7 @@ def drive_stream(shown: Timeline, trajectory: Trajectory) -> None:
         emit(last, "answer", trajectory.answer)
 
 
-def streamed(trajectory: Trajectory, console: Screen | None = None) -> list[str]:
+def streamed(trajectory: Trajectory, console: Terminal | None = None) -> list[str]:
     console = console or pipe()
     with Timeline(console, trajectory.question, template=load_template("artist-math")) as shown:
         drive_stream(shown, trajectory)

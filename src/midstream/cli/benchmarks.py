@@ -20,8 +20,8 @@ from midstream.cli import options as shared
 from midstream.core.component import parse_component
 from midstream.core.errors import UsageError
 from midstream.core.task import Task
+from midstream.core.terminal import Terminal
 from midstream.recipe.check import task_source
-from midstream.report.timeline import Screen
 from midstream.report.turn_rows import fields, plain
 from midstream.tasks import benchmarks as known
 from midstream.tasks import file
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.quiet:
         print("\n".join(names))
     else:
-        Screen().print(screen)
+        Terminal().print(screen)
     return 0
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
+from midstream.core.terminal import Terminal
 from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted, visible
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"compared": records, "notes": notes}))
         return 0
-    console = Console()
+    console = Terminal()
     for compared in comparison.runs:
         resolved: Any = compared.run.info().resolved
         agent = resolved.get("agent", {})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
+from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_result
+from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import changed_recipe
 from midstream.report import tables
 from midstream.report.run_results import next_steps, run_limits, samples
@@ -33,15 +34,15 @@ def run(options: argparse.Namespace) -> int:
     show_result(run, as_json=options.json)
     if options.json:
         return 0
-    console, resolved = Console(), run.info().resolved
-    console.print("[bold]One held-out question, turn by turn[/bold]\n")
+    console, resolved = Terminal(), run.info().resolved
+    console.print(Text("One held-out question, turn by turn\n", "bold"))
     for _, trajectory in samples(run)[-1:]:
         console.print(tables.trajectory_view(trajectory, template=template_of(resolved)))
     seconds = sum(timing.cpu_s for timing in run.timings.read())
-    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)", markup=False)
-    console.print("\n[bold]Limits[/bold]")
-    console.print(run_limits(resolved), markup=False)
-    console.print("\n[bold]Next[/bold]")
+    console.print(f"\nReport: {run.report_path}   (training steps took {seconds:.0f} CPU-seconds)")
+    console.print(Text("\nLimits", "bold"))
+    console.print(run_limits(resolved))
+    console.print(Text("\nNext", "bold"))
     for line in next_steps(run):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
     return 0

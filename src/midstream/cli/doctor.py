@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from rich.console import Console
 from rich.text import Text
 
 from midstream.cli import options as shared
+from midstream.core.terminal import Terminal
 from midstream.doctor.checks import check_machine
 from midstream.doctor.roles import check_any_role, examine, unreached
 from midstream.recipe.build import Build
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         machine = asyncio.run(check_machine(build, named=named))
     sound = all(check.status != "failed" for check in machine)
     reached = not any(check.code in _REACHED and check.status == "failed" for check in machine)
-    console = Console()
+    console = Terminal()
     if not options.json:
         console.print(machine_screen(machine), crop=False)
     if named and reached:
@@ -62,5 +62,5 @@ def run(options: argparse.Namespace) -> int:
     else:
         failed = "The roles were not examined: a key or a server failed."
         examine_one = "Examine a model: midstream doctor --model NAME --base-url URL"
-        console.print(failed if named else examine_one, markup=False, highlight=False, soft_wrap=True)
+        console.print(failed if named else examine_one, highlight=False, soft_wrap=True)
     return 0 if found.works else 1

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import IO
 
 import rich.progress
-from rich.console import Console
 
 from midstream.cli import options as shared
 from midstream.core.data import unfit
 from midstream.core.errors import RecipeError, StorageError, UsageError
+from midstream.core.terminal import Terminal
 from midstream.report.numbers import counted
 from midstream.tasks.records import Faults, shorten
 from midstream.tools.local_search import Document, build_index, open_index, passages
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         lines: IO[bytes] = sys.stdin.buffer
         if source is not None and sys.stderr.isatty() and not (options.quiet or options.json):
-            console = Console(stderr=True)
+            console = Terminal(stderr=True)
             lines = stack.enter_context(rich.progress.open(source, "rb", console=console, transient=True))
         elif source is not None:
             lines = stack.enter_context(source.open("rb"))

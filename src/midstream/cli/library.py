@@ -14,13 +14,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from midstream import api
 from midstream.cli import options as shared
 from midstream.core.errors import MidstreamError, UsageError
 from midstream.core.events import Phase, RunEvent
+from midstream.core.terminal import Terminal
 from midstream.practice.commit import read_library
 from midstream.practice.library import Library, render_modules
 from midstream.practice.library_text import edited, to_json, to_markdown
@@ -244,4 +245,4 @@ def _print_change(options: argparse.Namespace, before: Library, after: Library, 
 
 
 def _print(renderable: RenderableType) -> None:
-    Console().print(renderable, soft_wrap=isinstance(renderable, Text))
+    Terminal().print(renderable, soft_wrap=isinstance(renderable, Text))

@@ -11,6 +11,7 @@ from importlib import import_module
 from itertools import pairwise
 
 from midstream.core.errors import MidstreamError, UsageError
+from midstream.core.terminal import clean_output
 from midstream.core.version import __version__
 
 COMMANDS = {
@@ -52,9 +53,14 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parse(words)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
+    with clean_output():
+        return _run(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    options = _parse(words)
     try:
         _check_words(words)
         return import_module(f"midstream.cli.{options.command}").run(options)
@@ -66,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{note}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at exit
         return 0
     except OSError as error:
         print(f"error[system]: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from midstream import api
 from midstream.core.events import AgentBuilt, Listener, RunEvent
+from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
@@ -69,13 +70,13 @@ def agent_changes(options: argparse.Namespace) -> AgentChanges:
 
 def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None]:
     """Show on standard error that work is under way."""
-    return nullcontext() if silent else Console(stderr=True).status(words)
+    return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
 
 
 @contextmanager
 def progress(options: argparse.Namespace) -> Iterator[Listener]:
     """Show a run on standard error while it works; with `--quiet` its warnings only."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with ExitStack() as screen:
         display: Listener = api.print_warnings  # until the agent is built
 
@@ -86,7 +87,7 @@ def progress(options: argparse.Namespace) -> Iterator[Listener]:
                 return
             for name, value in (("sandbox ", event.sandbox), ("tools   replayed from ", event.replay)):
                 if value and not options.quiet:
-                    console.print(name + value, markup=False, highlight=False, soft_wrap=True)
+                    console.print(name + value, highlight=False, soft_wrap=True)
             if event.work in ("training", "practice", "evaluation"):
                 display = screen.enter_context(terminal_progress(event.work, console, quiet=options.quiet))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from midstream import api
 from midstream.cli import options as shared
 from midstream.cli.show import show_evaluation, show_result
+from midstream.core.terminal import Terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     show_result(run, as_json=options.json)
     if not options.json:
-        Console().print(f"Report: {run.report_path}", markup=False, soft_wrap=True)
+        Terminal().print(f"Report: {run.report_path}", soft_wrap=True)
     return 0

@@ -11,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from midstream.cli import options as shared
 from midstream.core.errors import RunError, UsageError
+from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(trajectory.model_dump_json())
         else:
-            Console().print(tables.trajectory_view(trajectory, template=template_of(info.resolved)))
+            Terminal().print(tables.trajectory_view(trajectory, template=template_of(info.resolved)))
     elif options.tasks or options.wrong or options.page:
         _show_tasks(run, wrong=options.wrong, page=options.page, as_json=options.json)
     elif options.json:
@@ -63,11 +63,11 @@ def run(options: argparse.Namespace) -> int:
     elif info.kind == "evaluation":
         show_evaluation(run)
     elif info.kind == "practice":
-        console = Console()
+        console = Terminal()
         console.print(practice_tables.practice_view(practice_data(run, whole=False)))
         _print_resume(console, run)
     else:
-        console, training = Console(), run_recipe(run).training
+        console, training = Terminal(), run_recipe(run).training
         metrics, evaluations = run.metrics.read(), run.evaluations.read()
         steps = training.steps if training else 0
         console.print(tables.run_summary(str(run.root), info.recipe_name, steps, metrics, evaluations))
@@ -77,14 +77,14 @@ def run(options: argparse.Namespace) -> int:
 
 def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what changed from before to after training or practice."""
-    console, data = Console(), practice_data(run, whole=False) if run.info().kind == "practice" else None
+    console, data = Terminal(), practice_data(run, whole=False) if run.info().kind == "practice" else None
     if as_json:
         learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read()), **learned}))
         return
     if data:
         console.print(practice_tables.result_view(data))
-        console.print("\n[bold]Next[/bold]")
+        console.print(Text("\nNext", "bold"))
         for line in data.next_steps:
             console.print(Text(f"  {line}"), soft_wrap=True)
         return
@@ -103,22 +103,20 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(found)}))
         return
-    info, console = run.info(), Console()
+    info, console = run.info(), Terminal()
     asked = info.evaluation or EvaluationInfo()
     what = f"step {asked.step} of {asked.run}" if asked.run else "its agent as it is"
     agent: Any = info.resolved.get("agent")
     if agent and agent.get("library"):
         what += f", with the lessons of {agent['library']}"
-    console.print(
-        f"recipe  {info.recipe_name}, seed {info.seed}: {what}", markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(f"recipe  {info.recipe_name}, seed {info.seed}: {what}", highlight=False, soft_wrap=True)
     if found:
         console.print(evaluation_view(found))
     for name, count in Counter(record.set for record in results.read(run.results_path)).items():
         console.print(Text(visible(f"under way: {name}, {counted(count, 'run')} so far")))
     if any(result.errors for result in found):
         command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
-        console.print(f"to run again what ended in errors: {command}", markup=False, soft_wrap=True)
+        console.print(f"to run again what ended in errors: {command}", soft_wrap=True)
     _show_status(run)
 
 
@@ -135,7 +133,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
             fix=f"midstream show {shlex.quote(str(run.root))} shows its status",
         )
     # What is not on the page is not read, and nothing is held: an evaluation may have 100,000 runs.
-    console, separator = Console(), "["
+    console, separator = Terminal(), "["
     for result in chosen:
         evaluated = evaluated_trajectories(run, result)
         entries = enumerate(evaluated.entries())
@@ -156,13 +154,13 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
 
 
 def _show_status(run: RunDirectory) -> None:
-    console, status = Console(), run.status()
+    console, status = Terminal(), run.status()
     why = f": {visible(status.message)}" if status.message else ""
     console.print(Text(f"status  {status.state}{why}"))
     _print_resume(console, run)
 
 
-def _print_resume(console: Console, run: RunDirectory) -> None:
+def _print_resume(console: Terminal, run: RunDirectory) -> None:
     if run.status().state in ("interrupted", "failed"):
         console.print(Text(f"resume with: midstream resume {shlex.quote(str(run.root))}"), soft_wrap=True)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from midstream import api
 from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, TurnEvent
+from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, agent_recipe
 from midstream.report.numbers import visible
-from midstream.report.timeline import Screen, Timeline
+from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
 
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             nonlocal timeline
             if isinstance(event, AgentBuilt) and not silent:
                 template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
-                timeline = Timeline(Screen(), options.question, event.sandbox, replay, template)
+                timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template)
                 screen.enter_context(timeline)
             elif isinstance(event, TurnEvent) and timeline is not None:
                 timeline.listen(event)

@@ -6,9 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from midstream.cli import options as shared
+from midstream.core.terminal import Terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from midstream.runs.files import atomic_write
     from midstream.study import read_study, rows, run_arms
 
-    study, progress = read_study(options.file), Console(stderr=True)
+    study, progress = read_study(options.file), Terminal(stderr=True)
     root = Path(options.out or f"runs/study-{study.name}")
     found = run_arms(
         study,
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         seeds=study.seeds if options.seeds is None else options.seeds,
         only=options.only,
         overrides=options.overrides,
-        report=lambda text: None if options.quiet else progress.print(text, markup=False, highlight=False),
+        report=lambda text: None if options.quiet else progress.print(text, highlight=False),
     )
     compared = rows(study, found)
     record = [{"name": row.name, "metric": row.metric, "values": row.values} for row in compared]
@@ -47,5 +46,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for place, table in enumerate(study_tables(compared, "arm", study.title or study.name)):
         table.title = table.title if place == 0 else None
-        Console().print(table)
+        Terminal().print(table)
     return 0

@@ -26,6 +26,7 @@ from midstream.core.data import unfit
 from midstream.core.errors import UsageError
 from midstream.core.json_schema import schema_error
 from midstream.core.protocols import Tool
+from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool
 from midstream.doctor.installed import extra_state
 from midstream.engines.openai.providers import PROVIDERS
@@ -33,7 +34,6 @@ from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
 from midstream.report.numbers import visible
-from midstream.report.timeline import Screen
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
 
@@ -89,7 +89,7 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
                 elif options.quiet:
                     print(visible(called.text))
                 else:
-                    Screen().print(called_screen(called))
+                    Terminal().print(called_screen(called))
             else:
                 _print_views(_made_views(build, name), options)
             return
@@ -246,7 +246,7 @@ def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *, one_
         for place, screen in enumerate([tools_screen(views)] if one_table else map(tool_screen, views)):
             if place:
                 print()
-            Screen().print(screen, crop=False)
+            Terminal().print(screen, crop=False)
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class MidstreamError(Exception):
         self.what, self.cause, self.fix = what, cause, fix
         self.code = code or self.code
         lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
-        super().__init__("\n".join(lines))
+        # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
+        super().__init__("\n".join(line.replace("\n", "\n    ") for line in lines))
 
 
 class UsageError(MidstreamError):

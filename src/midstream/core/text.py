@@ -26,6 +26,15 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+# Controls except newline and tab, line separators, bidirectional overrides, lone surrogates, annotations, tags.
+_STEERING = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"
+)
+# Characters without width. Scripts and emoji need them; next to ASCII they make two names look like one.
+_ZERO_WIDTH = r"\xad\u061c\u180e\u200b-\u200f\u2060-\u2065\ufeff"
+_HIDDEN = re.compile(
+    rf"[{_ZERO_WIDTH}]*[{_STEERING}][{_STEERING}{_ZERO_WIDTH}]*|(?<=[!-~])[{_ZERO_WIDTH}]+|[{_ZERO_WIDTH}]+(?=[!-~])"
+)
 PLACE = re.compile(r"\{\{(\w+)\}\}")  # of a value in a prompt
 _FENCE = "```"
 _PYTHON = ("python", "python3", "py")
@@ -52,6 +61,20 @@ def unicode_escape(match: re.Match[str]) -> str:
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Replace each `{{name}}` by its value; a place inside a value is left as text."""
     return PLACE.sub(lambda place: values[place[1]], template)
+
+
+def visible(text: str) -> str:
+    r"""Text of others made safe to show: what would steer a terminal, or deceive its reader, is written out as `\x1b`.
+
+    Text that is JSON stays JSON of the same meaning: it holds none of the characters below U+0020 that are written out,
+    and the others have the form that JSON gives them.
+    """
+
+    def written_out(match: re.Match[str]) -> str:
+        units = match[0].encode("utf-16-be", "surrogatepass").hex()
+        return re.sub("....", lambda unit: f"\\x{unit[0][2:]}" if unit[0] < "0020" else f"\\u{unit[0]}", units)
+
+    return _HIDDEN.sub(written_out, text.replace("\r\n", "\n"))
 
 
 def shorten(text: str, limit: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from midstream.core.text import shorten as shorten
+from midstream.core.text import visible as visible
 
 Point = tuple[float, float]
 
@@ -19,18 +19,6 @@ _T_95 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# Characters that steer a terminal or reorder text: controls except newline and tab, bidi overrides, lone surrogates.
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def visible(text: str) -> str:
-    r"""Model or tool text made safe to show: what would steer the terminal or page is written out, e.g. `\x1b`."""
-
-    def written_out(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-    return _HIDDEN.sub(written_out, text.replace("\r\n", "\n"))
 
 
 def cut(text: str, limit: int) -> str:

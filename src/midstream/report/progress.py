@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from midstream.core import events
 from midstream.core.metrics import EvaluationResult, Spent, StepMetrics, tool_use
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.estimates import value
 from midstream.report.evaluation_tables import is_greedy, summary_line, where
@@ -334,7 +335,7 @@ class EvaluationView(RunView):
 class Progress:
     """The listener that shows a run. Leaving its context, also by an error or Ctrl-C, restores the terminal."""
 
-    def __init__(self, view: RunView, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, view: RunView, console: Terminal, *, quiet: bool = False) -> None:
         self.view = view
         self._console, self._quiet = console, quiet
         self._live: Live | None = None
@@ -389,7 +390,7 @@ class Progress:
         )
 
 
-def terminal_progress(kind: Kind, console: Console, *, quiet: bool = False) -> Progress:
+def terminal_progress(kind: Kind, console: Terminal, *, quiet: bool = False) -> Progress:
     """The listener for `console`: live on a terminal, plain lines elsewhere, warnings alone if `quiet`."""
     views = {"training": TrainingView, "practice": PracticeView, "evaluation": EvaluationView}
     return Progress(views[kind](), console, quiet=quiet)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.spinner import Spinner
@@ -32,6 +32,7 @@ from rich.text import Text
 from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Trajectory
 from midstream.report import turn_rows
 from midstream.report.numbers import counted, duration, troubles, visible
@@ -47,20 +48,12 @@ _MOST_TEXT_LINES = 6
 _MOST_LINES = 12  # of a row that stays on screen
 
 
-class Screen(Console):
-    """A console that raises for a closed pipe, where rich would end the program."""
-
-    def on_broken_pipe(self) -> None:
-        """Called where a write failed."""
-        raise BrokenPipeError
-
-
 class Timeline:
     """Shows one run: a `core.events.TurnListener` in `listen`, a context manager that gives the terminal back."""
 
     def __init__(
         self,
-        console: Console,
+        console: Terminal,
         question: str,
         sandbox: str = "",
         replay: Path | None = None,

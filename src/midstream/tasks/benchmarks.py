@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -247,7 +248,8 @@ def _from_hub(benchmark: Benchmark, config: str, split: str, revision: str | Non
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(repository, config or None, split=split, revision=revision)
+        with redirect_stderr(sys.__stderr__):  # its progress bars are carriage returns, which are cleaned elsewhere
+            return datasets.load_dataset(repository, config or None, split=split, revision=revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         code, fix = "hub-changed", f"look at {page}; pin a `revision` that works, or {file}"
