@@ -70,7 +70,6 @@ from midstream.recipe.overrides import (
 )
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, recipes_directory, to_toml, with_overrides
 from midstream.recipe.sessions import session_of, validation_settings
-from midstream.report.numbers import visible
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import rollout
@@ -88,7 +87,7 @@ Comparable = RunDirectory | str | Path
 def print_warnings(event: RunEvent) -> None:
     """The default listener: print warnings on standard error."""
     if isinstance(event, Note):
-        Terminal(stderr=True).print(Text(visible(f"warning: {event.text}"), "bold yellow"), soft_wrap=True)
+        Terminal(stderr=True).print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
 
 
 def train(

@@ -11,9 +11,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from midstream.cli.main import main
+from midstream.core.terminal import Terminal
 from midstream.doctor import checks
 from midstream.report.doctor import Check, machine_screen
 from support.llm_server import LLMServer
@@ -28,7 +28,7 @@ LONG = "/a/very/long/path/" * 8
 
 
 def shown(*found: Check, width: int = 80) -> str:
-    console = Console(file=StringIO(), width=width)
+    console = Terminal(file=StringIO(), width=width)
     console.print(machine_screen(found), crop=False)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
@@ -72,7 +72,7 @@ def test_little_room_is_enough_for_the_demo() -> None:
 
 
 def test_what_a_server_says_cannot_steer_the_terminal() -> None:
-    text = shown(check("MS502", "failed", "\x1b[2J[bold]x", "\x1b]0;x\x07"))
+    text = shown(check("MS502", "failed", "[bold]x\x1b[2J", "\x1b]0;x\x07"))
     assert "\x1b" not in text
     assert "[bold]x" in text
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from midstream.core.terminal import Terminal
 from midstream.report.doctor import (
     JSON_SCHEMA,
     TOKEN_IDS,
@@ -40,7 +40,7 @@ def result(name: str, cases: list[CaseResult], **fields: object) -> RoleResult:
 def printed(roles: list[RoleResult], probes: tuple[Probe, ...] = (IDS, SCHEMA), width: int = 80) -> str:
     advice = advice_on(roles, probes)
     works = all(role.standing != "cannot" for role in roles)
-    console = Console(file=io.StringIO(), width=width)
+    console = Terminal(file=io.StringIO(), width=width)
     console.print(screen(Diagnosis(recipe="r", roles=tuple(roles), probes=probes, advice=advice, works=works)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

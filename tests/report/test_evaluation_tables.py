@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from midstream.core.metrics import EvaluationResult
+from midstream.core.terminal import Terminal
 from midstream.report import evaluation_tables
 from midstream.report.evaluation_tables import evaluation_table, evaluation_view, summary_line
 from support.fake_run import evaluation, evaluations
@@ -40,7 +40,7 @@ def test_success_is_averaged_over_seeds():
 
 
 def shown(renderable, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console = Terminal(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from midstream.core.terminal import Terminal
 from midstream.evaluation.pairs import Evaluated, Paired, compare
 from midstream.practice.commit import Version
 from midstream.practice.library import Effect, Lesson, Library
@@ -17,7 +18,7 @@ from support.practice_runs import made_up, view
 
 
 def shown(what: RenderableType, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console = Terminal(file=io.StringIO(), width=width, color_system=None)
     console.print(what)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

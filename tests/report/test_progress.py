@@ -3,7 +3,6 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from rich.console import Console
 
 from midstream.core.events import (
     BudgetSpent,
@@ -17,6 +16,7 @@ from midstream.core.events import (
     TrajectoriesFinished,
 )
 from midstream.core.metrics import EvaluationResult, StepMetrics
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.report.progress import EvaluationView, Kind, Progress, terminal_progress
 from support.evaluations import evaluated
@@ -28,22 +28,22 @@ KINDS = ("training", "practice", "evaluation")
 UPDATES = made_up(4).updates
 
 
-def terminal(width: int = 100, height: int = 40) -> Console:
+def terminal(width: int = 100, height: int = 40) -> Terminal:
     # A dumb terminal cannot draw, so the kind is fixed here.
     environ = {"TERM": "xterm-256color"}
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height, _environ=environ)
+    return Terminal(file=io.StringIO(), force_terminal=True, width=width, height=height, _environ=environ)
 
 
-def pipe() -> Console:
-    return Console(file=io.StringIO(), force_terminal=False, width=60)
+def pipe() -> Terminal:
+    return Terminal(file=io.StringIO(), force_terminal=False, width=60)
 
 
-def written(console: Console) -> str:
+def written(console: Terminal) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def last_panel(console: Console) -> str:
+def last_panel(console: Terminal) -> str:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n")
     return text[text.rindex("╭") :]
 
@@ -198,7 +198,7 @@ PANELS = {
 }
 
 
-def shows(console: Console, width: int, expected: Sequence[str]) -> str:
+def shows(console: Terminal, width: int, expected: Sequence[str]) -> str:
     panel = last_panel(console)
     assert max(map(len, panel.splitlines())) <= width
     for text in expected:
@@ -322,8 +322,8 @@ def test_a_resumed_run_starts_where_it_stopped_and_hostile_text_does_nothing(kin
     console = make()
     with terminal_progress(kind, console) as listener:
         listener(RunStarted(recipe="r", directory="run", total=100, done=50, sets=1))
-        listener(SetStarted(place=1, name="evil \x1b]0;title\x07 [red]", total=10))
-        listener(Phase("evil \x1b]0;title\x07 [red]"))
+        listener(SetStarted(place=1, name="evil [red] \x1b]0;title\x07", total=10))
+        listener(Phase("evil [red] \x1b]0;title\x07"))
     assert {"training": "step 5", "practice": "update 5", "evaluation": "50"}[kind] in written(console)
     assert "\x1b]0;" not in written(console)
     assert "[red]" in written(console)

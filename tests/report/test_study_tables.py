@@ -6,13 +6,13 @@ import io
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from midstream.core.terminal import Terminal
 from midstream.report.study_tables import StudyRow, study_tables
 
 
 def shown(renderable: object, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console = Terminal(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -4,9 +4,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from midstream.core.metrics import EvaluationResult, ToolUse
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Pair, Paired, Side
 from midstream.report import tables
@@ -15,7 +15,7 @@ from support.fake_run import broken, evaluation, evaluations, lost, metrics, sol
 
 
 def shown(renderable, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console = Terminal(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()
 
@@ -168,7 +168,7 @@ def paired(**changes) -> Paired:
 
 
 def shown_comparison(*found: Paired, tasks: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=80)
+    console = Terminal(file=io.StringIO(), width=80)
     console.print(compared_screen(LETTERS, found, tasks=tasks))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
@@ -228,7 +228,7 @@ def test_what_a_task_took_is_per_run_whatever_the_agent():
         success_without_errors=0.5, errors=0, by_family={}, turns_mean=2.5, prompt_tokens=20000, completion_tokens=900,
         tool_use=ToolUse(turns=50, errors=5, error_rate=0.1, calls={"python": 30, "search": 15}),
     )  # fmt: skip
-    console = Console(file=io.StringIO(), width=80)
+    console = Terminal(file=io.StringIO(), width=80)
     console.print(effort_table({"A": one, "B": one.model_copy(update={"cost_usd": 1.0})}, "s, greedy"))
     rows = [line.split() for line in console.file.getvalue().splitlines()]
     assert ["A", "2.50", "2.25", "10.0%", "1,000", "45", "-"] in rows

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from midstream.core.errors import StorageError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StreamMetrics
 from midstream.core.stream_template import load_template
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import ErrorInfo, Trajectory
 from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.html import save_page
@@ -280,7 +280,7 @@ def evaluated(**changes) -> EvaluationResult:
 
 
 def shown(renderable) -> str:
-    console = Console(file=io.StringIO(), width=80)
+    console = Terminal(file=io.StringIO(), width=80)
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

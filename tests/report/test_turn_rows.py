@@ -6,11 +6,11 @@ import io
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from rich.text import Text
 
 from midstream.core.metrics import StreamMetrics
 from midstream.core.stream_template import Template, load_template
+from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Action, Call, Command, Observation, Trajectory, Turn
 from midstream.report.html import sample_runs
 from midstream.report.tables import trajectory_view
@@ -94,7 +94,7 @@ CALLING = Template.model_validate(
 
 
 def shown(trajectory: Trajectory, template: Template | None = MATH, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = Terminal(file=io.StringIO(), width=width)
     console.print(trajectory_view(trajectory, template=template))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

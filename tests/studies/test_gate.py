@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from rich.console import Console
 from studies.gate import gate_table, main
 
+from midstream.core.terminal import Terminal
 from studies import gate, library
 
 SMALL = (
@@ -66,7 +66,7 @@ def test_controls_count_the_runs_that_accepted_anything(tmp_path: Path, capsys: 
 
 def test_where_nothing_can_be_gained_there_is_no_share_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"harm": 0.0, "arm": "gate", "gains": [0.0, -0.01], "possible": 0.0, "lessons": 0.5, "rollouts": 7.0}
-    Console(width=80).print(gate_table([row]))
+    Terminal(width=80).print(gate_table([row]))
     shown = capsys.readouterr().out
     assert "1/2         -" in shown
     assert "-0.5 ± 6.4" in shown

@@ -17,7 +17,7 @@ from midstream.core.errors import UsageError
 from midstream.core.terminal import Terminal
 from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
-from midstream.report.numbers import counted, visible
+from midstream.report.numbers import counted
 from midstream.report.tables import compared_screen, effort_table, sentence
 
 _SETTINGS_SHOWN = 8
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         words = [agent.get("type", ""), Path(str(agent.get("template", ""))).stem]
         policies = [label([result], "") for result in compared.results.values()]
         described = ", ".join(filter(None, [" ".join(filter(None, words)), *dict.fromkeys(policies)]))
-        console.print(Text(visible(f"{letters[compared.name]}  {compared.name} ({described})")))
+        console.print(Text(f"{letters[compared.name]}  {compared.name} ({described})"))
     console.print()
     console.print(compared_screen(letters, comparison.found, tasks=options.tasks))
     for key in dict.fromkeys((paired.set_name, paired.sampling) for paired in comparison.found):
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             "so that all of them together hold in 95% of cases."
         )
     if notes:
-        console.print(Text(visible("\n" + "\n".join(notes)), "yellow"))
+        console.print(Text("\n" + "\n".join(notes), "yellow"))
     return 0
 
 

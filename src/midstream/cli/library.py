@@ -31,7 +31,6 @@ from midstream.recipe.library import EditableLibrary, check_shown, editable_libr
 from midstream.recipe.overrides import run_recipe, validation_recipe
 from midstream.recipe.schema import MODULES, to_toml
 from midstream.recipe.sessions import validation_settings
-from midstream.report.numbers import visible
 from midstream.report.practice_data import spent_text
 from midstream.report.practice_tables import diff_screen, library_screen, size_of, validation_screen, versions_screen
 
@@ -222,8 +221,8 @@ def validate_library(options: argparse.Namespace) -> int:
     else:
         _print(validation_screen(tested.library, tested.found, tested.agent))
         for note in tested.notes:
-            _print(Text(visible(f"warning: {note}"), "yellow"))
-        _print(Text(visible(f"{tested.where}, spent {spent_text(tested.spent)}")))
+            _print(Text(f"warning: {note}", "yellow"))
+        _print(Text(f"{tested.where}, spent {spent_text(tested.spent)}"))
         if harmful := [name for name, effect in tested.found.effects.items() if effect.interval[1] < 0]:
             command = f"midstream library edit {shlex.quote(str(split(tested.where)[0]))}"
             _print(Text(f"to delete what harms ({', '.join(harmful)}): {command}"))
@@ -237,10 +236,10 @@ def _print_change(options: argparse.Namespace, before: Library, after: Library, 
         print(json.dumps({**made, "proven_for": after.proven_for}))
         return 0
     _print(diff_screen(found, "nothing is changed"))
-    _print(Text(visible(f"{where}: {size_of(after)}")))
+    _print(Text(f"{where}: {size_of(after)}"))
     if before.proven_for and not after.proven_for and after.rendered:
         fix = f"midstream library validate {shlex.quote(str(split(where)[0]))}"
-        _print(Text(visible(f"unproven now, because prompts have changed: {fix}"), "yellow"))
+        _print(Text(f"unproven now, because prompts have changed: {fix}", "yellow"))
     return 0
 
 

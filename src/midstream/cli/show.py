@@ -19,7 +19,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import run_recipe
 from midstream.report import practice_tables, tables
 from midstream.report.evaluation_tables import comparisons, evaluation_view, task_list, task_records
-from midstream.report.numbers import counted, visible
+from midstream.report.numbers import counted
 from midstream.report.practice_data import PracticeData, practice_data
 from midstream.report.run_results import evaluated_trajectories
 from midstream.report.turn_rows import template_of
@@ -113,7 +113,7 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     if found:
         console.print(evaluation_view(found))
     for name, count in Counter(record.set for record in results.read(run.results_path)).items():
-        console.print(Text(visible(f"under way: {name}, {counted(count, 'run')} so far")))
+        console.print(Text(f"under way: {name}, {counted(count, 'run')} so far"))
     if any(result.errors for result in found):
         command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
         console.print(f"to run again what ended in errors: {command}", soft_wrap=True)
@@ -146,7 +146,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
             continue
         title = f"{result.set_name} {result.sampling}" + (", not right" if wrong else "")
         pages = f", page {page:,} of {math.ceil(len(places) / _PAGE):,}" if page else ""
-        console.print(Text(visible(f"{title}: {counted(len(places), 'run')}{pages}"), "bold"))
+        console.print(Text(f"{title}: {counted(len(places), 'run')}{pages}", "bold"))
         for part in task_list(listed):
             console.print(part)
     if as_json:
@@ -155,7 +155,7 @@ def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bo
 
 def _show_status(run: RunDirectory) -> None:
     console, status = Terminal(), run.status()
-    why = f": {visible(status.message)}" if status.message else ""
+    why = f": {status.message}" if status.message else ""
     console.print(Text(f"status  {status.state}{why}"))
     _print_resume(console, run)
 

@@ -12,7 +12,6 @@ from midstream.cli import options as shared
 from midstream.core.events import AgentBuilt, RunEvent, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, agent_recipe
-from midstream.report.numbers import visible
 from midstream.report.timeline import Timeline
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
@@ -70,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(trajectory.model_dump_json())
     elif options.quiet and trajectory.answer is not None:
-        print(visible(trajectory.answer))
+        print(trajectory.answer)
     elif options.quiet and trajectory.error is None:
         print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:
-        print(visible(f"error: {trajectory.error.type}: {trajectory.error.message}"), file=sys.stderr)
+        print(f"error: {trajectory.error.type}: {trajectory.error.message}", file=sys.stderr)
     return 0 if trajectory.status == "ok" else 1

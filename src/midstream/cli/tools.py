@@ -33,7 +33,6 @@ from midstream.engines.openai.providers import PROVIDERS
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
-from midstream.report.numbers import visible
 from midstream.report.tools import Called, Need, Setting, ToolView, called_screen, tool_screen, tools_screen
 
 
@@ -87,7 +86,7 @@ def _show_or_call(recipe: Recipe, options: argparse.Namespace) -> None:
                 if options.json:
                     print(called.model_dump_json())
                 elif options.quiet:
-                    print(visible(called.text))
+                    print(called.text)
                 else:
                     Terminal().print(called_screen(called))
             else:
@@ -241,7 +240,7 @@ def _print_views(views: Sequence[ToolView], options: argparse.Namespace, *, one_
     if options.json:
         print(json.dumps([view.model_dump() for view in views]))
     elif options.quiet:
-        print("\n".join(visible(view.name) for view in views))
+        print("\n".join(view.name for view in views))
     else:
         for place, screen in enumerate([tools_screen(views)] if one_table else map(tool_screen, views)):
             if place:
@@ -266,7 +265,7 @@ def _call(build: Build, options: argparse.Namespace, run_coroutine: Callable[...
         raise _refused(tool, problem, options.name)
     quiet = options.quiet or options.json or not sys.stderr.isatty()
     started = time.monotonic()
-    with shared.spinner(f"calling {visible(tool.name)}", silent=quiet):
+    with shared.spinner(f"calling {tool.name}", silent=quiet):
         result = run_coroutine(call_tool(tool, arguments))
     return Called(
         tool=tool.name,

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from midstream.core.data import Frozen
 from midstream.report.evaluation_tables import plain_table
-from midstream.report.numbers import counted, cut, listed, number, visible
+from midstream.report.numbers import counted, cut, listed, number
 
 Status = Literal["ok", "warning", "failed", "not checked"]
 DEMO = ("MS201", "MS301")  # what the offline demo cannot do without
@@ -50,16 +50,16 @@ def machine_screen(checks: Sequence[Check]) -> RenderableType:
         if skipped is not None and len(shown) > 1:
             shown = [shown[0].model_copy(update={"what": "server"})]
         for check in shown:
-            words = Text(visible(check.words), "dim" if check.status == "not checked" else "")
+            words = Text(check.words, "dim" if check.status == "not checked" else "")
             if check.fix and check.status == "ok":
-                words.append(f": {visible(check.fix)}", "dim")
+                words.append(f": {check.fix}", "dim")
             status = Text(check.status, _STATUS_COLORS[check.status])
-            table.add_row(status, Text(check.code, "dim"), Text(visible(check.what)), words)
+            table.add_row(status, Text(check.code, "dim"), Text(check.what), words)
     parts: list[RenderableType] = [Text("This machine", "bold"), table]
     for check in checks:
         if check.fix and check.status in ("warning", "failed"):
-            parts.append(Text(f"\nTo fix {check.code}, {visible(check.what)}:"))
-            parts.append(Text(f"  {visible(check.fix)}", "bold", no_wrap=True, overflow="ignore"))
+            parts.append(Text(f"\nTo fix {check.code}, {check.what}:"))
+            parts.append(Text(f"  {check.fix}", "bold", no_wrap=True, overflow="ignore"))
     failed, warnings = (sum(check.status == status for check in checks) for status in ("failed", "warning"))
     # Little room on the disk is enough for the demo, half an extra is not.
     lacking = [
@@ -230,8 +230,8 @@ def screen(diagnosis: Diagnosis) -> RenderableType:
                 title = f"{role.role}, {case.case}"
                 missed.append(Text.assemble((title, "yellow"), (f"  not: {', '.join(wrong)}", "dim")))
                 lines = _grid()
-                lines.add_row(Text("  wanted", "dim"), Text(visible(case.wanted)))
-                lines.add_row(Text("  said", "dim"), Text(visible(cut(" ".join(case.said.split()), _SAID_LIMIT))))
+                lines.add_row(Text("  wanted", "dim"), Text(case.wanted))
+                lines.add_row(Text("  said", "dim"), Text(cut(" ".join(case.said.split()), _SAID_LIMIT)))
                 missed.append(lines)
     conclusions = _grid()
     for role in roles:
@@ -239,12 +239,12 @@ def screen(diagnosis: Diagnosis) -> RenderableType:
         weak = [f"{name} {rate.right}/{rate.of}" for name, rate in role.rates.items() if rate.share < GOOD]
         cases = [case.case for case in role.cases if not all(case.checks.values())]
         because = role.skipped or ", ".join(weak) or (f"missed: {', '.join(cases)}" if cases else "")
-        conclusions.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(visible(because), "dim"))
+        conclusions.add_row(role.role, Text(role.standing, _COLORS[role.standing]), Text(because, "dim"))
     sections = {
         "Missed": missed,
         "Server": [probes_table(diagnosis.probes)] if diagnosis.probes else [],
         "Conclusion": [conclusions, Text(THRESHOLDS, "dim")],
-        "What to do": [Text(visible(line)) for line in diagnosis.advice],
+        "What to do": [Text(line) for line in diagnosis.advice],
     }
     for title, pieces in sections.items():
         if pieces:
@@ -260,7 +260,7 @@ def rates_table(roles: Sequence[RoleResult]) -> Table:
     models = list(dict.fromkeys(role.model for role in roles if role.model))
     wanted = "write a policy's stream" if roles[0].role == "policy" else "play AgentFlow's roles"
     heads = ("right", "asks", "median s", "tokens in", "out")
-    table = plain_table(Text(visible(f"Can {listed(models)} {wanted}?")), left=("role", "check"), right=heads)
+    table = plain_table(Text(f"Can {listed(models)} {wanted}?"), left=("role", "check"), right=heads)
     for role in (role for role in roles if role.cases):
         costs = [str(role.asks), number(role.median_s), f"{role.prompt_tokens:,}", f"{role.completion_tokens:,}"]
         for place, (check, rate) in enumerate(role.rates.items()):
@@ -279,7 +279,7 @@ def probes_table(probes: Sequence[Probe]) -> Table:
         answer, color = {True: ("yes", "green"), False: ("no", "red"), None: ("unknown", "yellow")}[probe.works]
         what = f"{probe.engine}: {probe.what}" if several else probe.what
         words = cut(" ".join(probe.words.split()), _SAID_LIMIT)
-        table.add_row(Text(visible(what)), Text(answer, color), Text(visible(words), "dim"))
+        table.add_row(Text(what), Text(answer, color), Text(words, "dim"))
     return table
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
-from midstream.report.numbers import counted, dollars, mean, number, percent, shorten, troubles, visible
+from midstream.report.numbers import counted, dollars, mean, number, percent, shorten, troubles
 from midstream.report.turn_rows import broken, fields, outcome_words, plain, stopped
 
 _NAME_WIDTH = 20
@@ -123,7 +123,7 @@ def evaluation_view(results: Sequence[EvaluationResult]) -> Group:
             table.add_section()
             for place, (name, value) in enumerate(result.reward_parts.items()):
                 named = "" if place else _named(result, results)
-                table.add_row(named, Text(visible(name)), number(value))
+                table.add_row(named, Text(name), number(value))
         parts.append(table)
     if notes := notes_on(results):
         parts.append(Text("\n".join(notes)))
@@ -202,7 +202,7 @@ def family_table(results: Sequence[EvaluationResult]) -> Table:
             table.add_section()
             for place, (name, family) in enumerate(result.by_family.items()):
                 numbers = (f"{family.tasks:,}", percent(family.success), f"{family.turns_mean:.2f}")
-                table.add_row("" if place else _named(result, results), Text(visible(name)), *numbers)
+                table.add_row("" if place else _named(result, results), Text(name), *numbers)
     return table
 
 
@@ -234,7 +234,7 @@ def tool_table(results: Sequence[EvaluationResult]) -> Table:
         if rest := names[_MOST_TOOLS:]:
             calls, share = (sum(of.get(name, 0) for name in rest) for of in (use.calls, use.share))
             shown.append(f"{counted(len(rest), 'other')} {calls:,} ({share:.0%})")
-        table.add_row(_named(result, results), Text(visible(", ".join(shown)) or "-"))
+        table.add_row(_named(result, results), Text(", ".join(shown) or "-"))
     return table
 
 
@@ -270,25 +270,25 @@ def set_table(title: str, *heads: str, second: str = "") -> Table:
 def _named(result: EvaluationResult, results: Sequence[EvaluationResult]) -> Text:
     """The set, with the sampling where `results` have several."""
     several = len({other.sampling for other in results}) > 1
-    return Text(visible(result.set_name + (f" {result.sampling}" if several else "")))
+    return Text(result.set_name + (f" {result.sampling}" if several else ""))
 
 
 def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
     """The source of the scores, the interval's method, the sampling, and what went wrong."""
     metrics: dict[str, list[str]] = {}
     for result in results:
-        metrics.setdefault(visible(result.metric), []).append(visible(result.set_name))
+        metrics.setdefault(result.metric, []).append(result.set_name)
     scored = [name if len(metrics) == 1 else f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in metrics.items()]
     notes = [f"scored by  {'; '.join(scored)}"] if scored else []
-    methods = dict.fromkeys(visible(result.interval_method) for result in results if result.interval_method)
+    methods = dict.fromkeys(result.interval_method for result in results if result.interval_method)
     notes += [f"interval   {', '.join(methods)}"] if methods else []
     if len({result.sampling for result in results}) == 1:
-        notes.append(f"sampling   {visible(results[0].sampling)}")
+        notes.append(f"sampling   {results[0].sampling}")
     for result in results:
         if result.errors:
-            notes.append(f"errors     {visible(f'{result.set_name} {result.sampling}')}: {loss(result)}")
+            notes.append(f"errors     {result.set_name} {result.sampling}: {loss(result)}")
             reasons = result.error_reasons.items()
-            notes += [f"           {count:,} x {shorten(visible(reason), 160)}" for reason, count in reasons]
+            notes += [f"           {count:,} x {shorten(reason, 160)}" for reason, count in reasons]
     if any(result.leaks for result in results):
         notes.append("leaks      runs in which a search repeated the question almost word for word")
     trouble = _troubles(results)
@@ -317,7 +317,7 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
     """One line an evaluation: a training run's, step by step."""
     sets = {where(result) for result in evaluations}
     one_set = len(sets) == 1
-    table = plain_table(Text(visible(f"Evaluations on {min(sets)}" if one_set else "Evaluations")), right=["step"])
+    table = plain_table(Text(f"Evaluations on {min(sets)}" if one_set else "Evaluations"), right=["step"])
     for head in ("policy", "sampling") if one_set else ("policy", "sampling", "set"):
         table.add_column(head)
     kinds = [judged for judged in (False, True) if any(result.judged == judged for result in evaluations)]
@@ -328,7 +328,7 @@ def evaluation_table(evaluations: Sequence[EvaluationResult]) -> Table:
         headline = Text(percent(result.success), "bold" if is_greedy(result) else "")
         table.add_row(
             "-" if result.step is None else str(result.step),
-            *(Text(visible(name)) for name in names),
+            *(Text(name) for name in names),
             *(headline if judged == result.judged else "-" for judged in kinds),
             str(result.tasks),
             Text(str(result.errors), "yellow" if result.errors else ""),
@@ -348,7 +348,7 @@ def task_list(trajectories: Iterable[Trajectory]) -> Iterator[RenderableType]:
     for trajectory in trajectories:
         reward = trajectory.reward
         style = "green" if reward and reward.value >= 1 else "yellow" if trajectory.error else "red"
-        yield Text(f"{'-' if reward is None else number(reward.value)}  {visible(trajectory.id)}", style)
+        yield Text(f"{'-' if reward is None else number(reward.value)}  {trajectory.id}", style)
         rows = [("question", plain(shorten(trajectory.question, _TEXT_LIMIT)))]
         if trajectory.error:
             rows.append(("error", plain(broken(trajectory.error), "yellow")))

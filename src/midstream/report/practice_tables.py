@@ -15,7 +15,7 @@ from midstream.practice.operations import Diff
 from midstream.practice.validation import Validation
 from midstream.report import practice_data
 from midstream.report.evaluation_tables import evaluation_table, plain_table, set_table
-from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten, visible
+from midstream.report.numbers import counted, cut, dollars, gain, gains, percent, shorten
 from midstream.report.practice_data import PracticeData, points, proven
 from midstream.report.tables import VERDICT_COLORS
 from midstream.report.turn_rows import fields, plain
@@ -30,7 +30,7 @@ _STYLES = {"active": "", "pinned": "bold", "vetoed": "dim strike"}
 def practice_view(data: PracticeData) -> Group:
     """Everything about a practice run that fits a screen: its updates, the tests, the library, the test sets."""
     rows = [
-        ("run", Text(visible(data.run), "bold")),
+        ("run", Text(data.run, "bold")),
         ("recipe", plain(data.title)),
         ("status", plain(data.status)),
         ("updates", f"{data.updates[-1].step if data.updates else 0} of {data.updates_planned} at most"),
@@ -59,7 +59,7 @@ def result_parts(data: PracticeData) -> list[RenderableType]:
 def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     """The library, the fates of the proposed changes, what was used and what was left out, each in a line."""
     library = data.library
-    rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {visible(proven(library))}"))]
+    rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {proven(library)}"))]
     if data.updates:
         total = practice_data.total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
@@ -139,12 +139,12 @@ def lesson_table(library: Library) -> RenderableType:
         table.add_column("effect in points\n(95% interval)", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     for lesson in practice_data.by_effect(library.lessons)[:_LESSONS_SHOWN]:
-        words = Text(visible(shorten(lesson.text, _TEXT_LIMIT)), "strike dim" if lesson.state == "vetoed" else "")
-        words.append(f"  {visible(practice_data.about(lesson))}", "not bold dim")
+        words = Text(shorten(lesson.text, _TEXT_LIMIT), "strike dim" if lesson.state == "vetoed" else "")
+        words.append(f"  {practice_data.about(lesson)}", "not bold dim")
         effect = "not measured"
         if lesson.effect is not None:
             effect = points(lesson.effect) + ("" if lesson.effect.alone else " *")  # measured together with others
-        table.add_row(Text(visible(cut(lesson.id, 8))), words, *([effect] if measured else []), f"{lesson.used:,}")
+        table.add_row(Text(cut(lesson.id, 8)), words, *([effect] if measured else []), f"{lesson.used:,}")
     more = len(library.lessons) - _LESSONS_SHOWN
     table.caption = Text(f"and {more:,} more: midstream library show, or the report", "dim") if more > 0 else None
     return table
@@ -156,7 +156,7 @@ def paired_table(compared: Sequence[Paired]) -> Table:
     table = set_table("Held-out tasks, without and with lessons", *heads)
     for pair in compared:
         table.add_row(
-            Text(visible(f"{pair.set_name} {pair.sampling}")),
+            Text(f"{pair.set_name} {pair.sampling}"),
             str(pair.tasks),
             percent(pair.first_success),
             Text(percent(pair.other_success), "bold"),
@@ -165,7 +165,7 @@ def paired_table(compared: Sequence[Paired]) -> Table:
             f"{pair.wins}/{pair.losses}/{pair.ties}",
         )
     lost = [f"{pair.set_name}: {counted(pair.left_out, 'task')} left out" for pair in compared if pair.left_out]
-    table.caption = Text(visible("; ".join(lost) + ", without a result on one side"), "yellow") if lost else None
+    table.caption = Text("; ".join(lost) + ", without a result on one side", "yellow") if lost else None
     return table
 
 
@@ -175,17 +175,17 @@ def paired_table(compared: Sequence[Paired]) -> Table:
 def library_screen(title: str, library: Library) -> Group:
     """Every lesson of a library, by module, with its origin, counters and measured effect."""
     parts: list[RenderableType] = [
-        Text(visible(title), "bold"),
-        Text(visible(proven(library)), "green" if library.proven_for else "yellow"),
+        Text(title, "bold"),
+        Text(proven(library), "green" if library.proven_for else "yellow"),
     ]
     modules: dict[str, list[tuple[str, Group]]] = {}
     for lesson in library.lessons:
         lines = filter(None, (_measured(lesson), came_from(lesson.origin), lesson.origin.why))
-        words = Text(visible(lesson.text), _STYLES[lesson.state])
-        facts = Group(words, *(Text(visible(line), "dim") for line in lines))
-        modules.setdefault(lesson.module, []).append((visible(lesson.id), facts))
+        words = Text(lesson.text, _STYLES[lesson.state])
+        facts = Group(words, *(Text(line, "dim") for line in lines))
+        modules.setdefault(lesson.module, []).append((lesson.id, facts))
     for module, rows in modules.items():
-        parts += [Text(), Text(visible(module), "bold cyan"), fields(rows, style="bold")]
+        parts += [Text(), Text(module, "bold cyan"), fields(rows, style="bold")]
     return Group(*parts) if modules else Group(*parts, Text(), Text("no lessons"))
 
 
@@ -223,10 +223,10 @@ def came_from(origin: Origin) -> str:
 def diff_screen(found: Diff, none: str) -> RenderableType:
     """What leads from one library to another; `none` is said where nothing does."""
     if found.empty:
-        return Text(visible(none), "dim")
+        return Text(none, "dim")
 
     def line(lesson: Lesson, style: str) -> Text:
-        return Text(visible(f"{lesson.module}: {lesson.text}"), style)
+        return Text(f"{lesson.module}: {lesson.text}", style)
 
     rows: list[tuple[Text, RenderableType]] = [
         *((Text(f"+ {lesson.id}", "green"), line(lesson, "green")) for lesson in found.added),
@@ -254,7 +254,7 @@ def versions_screen(versions: Sequence[Version]) -> Table:
         changes = [f"{kind} {' '.join(some)}" for kind, some in ids.items()]
         changes += [version.note] if version.note else []
         lessons = str(len(version.library.rendered))
-        table.add_row(str(version.number), by, lessons, yes, Text(visible("; ".join(changes))))
+        table.add_row(str(version.number), by, lessons, yes, Text("; ".join(changes)))
     return table
 
 
@@ -273,14 +273,14 @@ def validation_screen(library: Library, found: Validation, agent: str) -> Group:
     rows.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     for lesson in library.rendered:
         if effect := found.effects.get(lesson.id):
-            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(visible(lesson.text)))
+            texts = (points(effect), str(effect.helped), str(effect.harmed), Text(lesson.text))
             # Green where the interval is above 0, red where it is below.
             style = "green" if effect.interval[0] > 0 else "red" if effect.interval[1] < 0 else ""
             rows.add_row(lesson.id, *texts, style=style)
     evidence = f"Evidence {test.evidence:.1f} of the {test.needed:.1f} that are needed (natural logarithms)"
     return Group(
-        Text(visible(said), "green" if test.verdict == "better" else "yellow"),
-        Text(visible(f"Agent: {agent}. {evidence}{left_out}.")),
+        Text(said, "green" if test.verdict == "better" else "yellow"),
+        Text(f"Agent: {agent}. {evidence}{left_out}."),
         Text(),
         rows,
     )

@@ -35,7 +35,6 @@ from midstream.report.numbers import (
     sparkline,
     summed,
     troubles,
-    visible,
 )
 from midstream.report.practice_data import counts_text, fates_text, spent_text, total_fates
 
@@ -142,7 +141,7 @@ class TrainingView(RunView):
             reward.append(f"  last {len(recent)}: {mean(recent) or 0.0:.3f}", "not bold")
             tools = Text()
             for name, share in sorted(metrics.tool_use.share.items(), key=lambda item: -item[1]):
-                tools.append("  " if tools else "").append(visible(name)).append(f" {share:.0%}", "bold")
+                tools.append("  " if tools else "").append(name).append(f" {share:.0%}", "bold")
             habits = f"{percent(metrics.tool_use.error_rate)} of turns   {metrics.turns_mean:.2f} turns a run"
             pace = [f"{number(self._last.timing.tokens_per_s)} tokens/s", *sharing(metrics.sharing)]
             rows = [("reward", reward), *rows, ("tool errors", Text(habits)), ("tools", tools)]
@@ -182,12 +181,12 @@ class TrainingView(RunView):
             return Text("not evaluated yet", "dim")
 
         def when(result: EvaluationResult) -> str:
-            return f"at step {result.step}" if result.step is not None else f"({visible(result.policy)})"
+            return f"at step {result.step}" if result.step is not None else f"({result.policy})"
 
         best = self._best[newest.set_name, newest.sampling]
         text = Text(percent(newest.success), "bold green")
         text.append(f" {when(newest)}  best {percent(best.success)} {when(best)}", "not bold")
-        return text.append(f"  {visible(newest.set_name)}, {newest.sampling}", "dim not bold")
+        return text.append(f"  {newest.set_name}, {newest.sampling}", "dim not bold")
 
 
 class PracticeView(RunView):
@@ -234,8 +233,8 @@ class PracticeView(RunView):
         """Reward, a line for each set without and with lessons, lessons, changes and budget."""
         rows: Rows = []
         for (name, sampling), results in self._results.items():
-            scores = " -> ".join(f"{percent(result.success)} {visible(result.policy)}" for result in results)
-            line = Text(scores, "bold green").append(f"  {visible(name)}, {sampling}", "dim not bold")
+            scores = " -> ".join(f"{percent(result.success)} {result.policy}" for result in results)
+            line = Text(scores, "bold green").append(f"  {name}, {sampling}", "dim not bold")
             rows.append(("held-out", line))
         rows = rows or [("held-out", Text("not evaluated yet", "dim"))]
         if self._updates:
@@ -303,7 +302,7 @@ class EvaluationView(RunView):
         errors = Text(f"{self.errors:,}", "bold yellow" if self.errors else "")
         if self.errors:
             errors.append("  counted as wrong", "not bold dim")
-        calls = ", ".join(f"{visible(name)} {count:,}" for name, count in self.calls.most_common())
+        calls = ", ".join(f"{name} {count:,}" for name, count in self.calls.most_common())
         cost = f", {dollars(self.cost_usd)}" if self.cost_usd else ""
         return [
             ("success", Text(percent(self.success), "bold green").append(" so far", "not bold dim")),
@@ -359,9 +358,9 @@ class Progress:
         """Show an event. Warnings are printed in every mode, and stay above the live panel."""
         line = self.view.count(event)
         if isinstance(event, events.Note):
-            self._console.print(Text(f"warning: {visible(event.text)}", "bold yellow"), soft_wrap=True)
+            self._console.print(Text(f"warning: {event.text}", "bold yellow"), soft_wrap=True)
         elif line and not self._live and not self._quiet:
-            self._console.print(Text(visible(line)), soft_wrap=True)
+            self._console.print(Text(line), soft_wrap=True)
 
     def _panel(self) -> RenderableType:
         view = self.view
@@ -371,7 +370,7 @@ class Progress:
         # One line each, cut if need be: the panel keeps its height.
         rows.add_column(no_wrap=True, overflow="ellipsis")
         time_row = ("time", Text(f"{duration(view.elapsed_s)} elapsed{left}"))
-        for name, text in [*view.rows(), time_row, ("now", Text(visible(view.phase)))]:
+        for name, text in [*view.rows(), time_row, ("now", Text(view.phase))]:
             rows.add_row(name, text)
         label, done, total = view.bar()
         bar = Table.grid(padding=(0, 1), expand=True)
@@ -381,9 +380,9 @@ class Progress:
         bar.add_row(label, ProgressBar(total=max(1, total), completed=done), f"{done / max(1, total):4.0%}")
         return Panel(
             Group(bar, Text(), rows) if total else rows,
-            title=Text(f" {visible(view.recipe)} ", "bold"),
+            title=Text(f" {view.recipe} ", "bold"),
             title_align="left",
-            subtitle=Text(f" {visible(view.directory)} ", "dim"),
+            subtitle=Text(f" {view.directory} ", "dim"),
             subtitle_align="right",
             border_style="dim",
             width=min(self._console.width, 100),

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.report.evaluation_tables import plain_table
-from midstream.report.numbers import percent, t_interval, visible
+from midstream.report.numbers import percent, t_interval
 
 CAPTION = "mean over seeds ± half-width of the 95% Student t interval"
 SHORT = 16  # characters of a name that leaves room for four numbers on a terminal of 80; else three
@@ -38,12 +38,12 @@ def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]
             table.caption = f"percent, {CAPTION}" if as_percent else CAPTION
             table.add_column("seeds", justify="right", no_wrap=True)
             for metric in shown:
-                table.add_column(Text(visible(metric)), justify="right")
+                table.add_column(Text(metric), justify="right")
             for name in dict.fromkeys(row.name for row in picked if row.metric in shown):
                 found = {row.metric: row for row in picked if row.name == name and row.metric in shown}
                 seeds = sorted({len(row.values) for row in found.values()})
                 several = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-                table.add_row(Text(visible(name)), several, *(_interval(found.get(metric)) for metric in shown))
+                table.add_row(Text(name), several, *(_interval(found.get(metric)) for metric in shown))
             tables.append(table)
     return tables
 

@@ -28,7 +28,6 @@ from midstream.report.numbers import (
     shorten,
     summed,
     troubles,
-    visible,
 )
 from midstream.report.turn_rows import fields, plain
 
@@ -43,7 +42,7 @@ def before_after_table(before: Sequence[EvaluationResult], after: Sequence[Evalu
     both = [*before, *after]
     names = dict.fromkeys(where(result) for result in both)
     on = f" on {', '.join(names)}" if names else ""
-    table = plain_table(Text(visible(f"Success{on}: {label(before, 'before')} -> {label(after, 'after')}")))
+    table = plain_table(Text(f"Success{on}: {label(before, 'before')} -> {label(after, 'after')}"))
     table.add_column("family")
     table.add_column("tasks", justify="right", style="dim")
     comparison = Comparison(before, after)
@@ -56,7 +55,7 @@ def before_after_table(before: Sequence[EvaluationResult], after: Sequence[Evalu
             cells += [percent(first), Text(percent(last), "bold"), _colored(change(first, last))]
         if family is None:
             table.add_section()
-        table.add_row(Text("mean", "bold") if family is None else Text(visible(family)), str(tasks), *cells)
+        table.add_row(Text("mean", "bold") if family is None else Text(family), str(tasks), *cells)
     notes = []
     for result in both:
         name = f"{result.policy} {result.sampling}"
@@ -64,7 +63,7 @@ def before_after_table(before: Sequence[EvaluationResult], after: Sequence[Evalu
             notes.append(f"{name}: {loss(result)}")
         if trouble := troubles(result.request_failures, result.replies_repaired):
             notes.append(f"{name}: {trouble}")
-    table.caption = Text(visible("\n".join(notes)), "yellow") if notes else None
+    table.caption = Text("\n".join(notes), "yellow") if notes else None
     return table
 
 
@@ -82,7 +81,7 @@ def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResul
         for name in names
     }
     for name, (first, last) in sorted(shares.items(), key=lambda item: -(item[1][1] or 0.0)):
-        table.add_row(Text(visible(name)), percent(first), percent(last), change(first, last))
+        table.add_row(Text(name), percent(first), percent(last), change(first, last))
     table.add_section()
     rates = [mean([result.tool_use.error_rate for result in side]) for side in (before, after)]
     table.add_row("tool errors", *map(percent, rates), _colored(change(*rates), good="-"))
@@ -95,7 +94,7 @@ def tool_shift_table(before: list[EvaluationResult], after: list[EvaluationResul
 def trajectory_view(trajectory: Trajectory, template: Template | None = None) -> Group:
     """One task turn by turn, of a stream its parts by `template`; then answer, gold answer and reward."""
     stream = turn_rows.is_stream(trajectory)
-    parts: list[RenderableType] = [Text(visible(trajectory.question) or trajectory.task_id, "bold")]
+    parts: list[RenderableType] = [Text(trajectory.question or trajectory.task_id, "bold")]
     parts += [Text(turn_rows.LEGEND, "dim"), Text()] if stream else [Text()]
 
     def add(rows: Sequence[turn_rows.Row], *, labels: bool) -> None:
@@ -130,12 +129,12 @@ def reward_text(reward: Score | None) -> RenderableType:
     text = Text(number(reward.value), f"bold{color}")
     if len(reward.parts) <= _PARTS_IN_A_LINE:
         words = ", ".join(f"{name} {number(part)}" for name, part in reward.parts.items())
-        return text.append(f"  ({visible(words)})", "not bold dim") if words else text
+        return text.append(f"  ({words})", "not bold dim") if words else text
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, part in reward.parts.items():
-        table.add_row(Text(visible(name.replace("_", " "))), number(part))
+        table.add_row(Text(name.replace("_", " ")), number(part))
     return Group(text, table)
 
 
@@ -144,7 +143,7 @@ def run_summary(
 ) -> Group:
     """One run at a glance: how many of its `steps` are done, its last numbers, its evaluations, what was left out."""
     done = f"{metrics[-1].step if metrics else 0} of {steps}"
-    rows = [("run", Text(visible(name), "bold")), ("recipe", plain(recipe)), ("steps", done)]
+    rows = [("run", Text(name, "bold")), ("recipe", plain(recipe)), ("steps", done)]
     grid = fields([*rows, *(metrics_rows(metrics) if metrics else ())])
     return Group(grid, Text(), evaluation_table(evaluations)) if evaluations else Group(grid)
 
@@ -166,7 +165,7 @@ def metrics_rows(metrics: Sequence[StepMetrics]) -> list[tuple[str, RenderableTy
     errors += f", {retried:,} run again" if retried else ""
     trouble = troubles(total("request_failures"), total("replies_repaired"))
     left_out = summed(step.samples_left_out for step in metrics)
-    reasons = ", ".join(f"{visible(reason)} {count:,}" for reason, count in left_out.items())
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in left_out.items())
     rows: list[tuple[str, RenderableType]] = [
         ("reward", f"{number(last.reward_mean)} at the last step, {number(recent)} over the last 10"),
         ("its parts", plain(turn_rows.part_words(last.reward_parts) if len(last.reward_parts) > 1 else "")),
@@ -213,7 +212,7 @@ def compared_screen(letters: Mapping[str, str], found: Sequence[Paired], *, task
 def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Table:
     """What each side took for a task on one set and sampling, by letter: agents of any kind have these numbers."""
     heads = ("turns", "tool\ncalls", "tool\nerrors", "tokens\nin", "tokens\nout", "cost")
-    table = plain_table(Text(visible(title)), left=[""], right=heads)
+    table = plain_table(Text(title), left=[""], right=heads)
     for letter, result in results.items():
         runs = max(1, result.tasks * result.trials)
         table.add_row(
@@ -248,7 +247,7 @@ def success_table(letters: Mapping[str, str], several: Sequence[Paired]) -> Tabl
     head = several[0]
     against, level = f"against {letters[head.first]}", f"{head.level * 100:.4g}% interval"
     table = plain_table(
-        Text(visible(f"{head.set_name}, {head.sampling}: {head.metric}")),
+        Text(f"{head.set_name}, {head.sampling}: {head.metric}"),
         left=[""],
         right=["tasks", "success", against, level, "won", "lost", "tied"],
     )

@@ -81,9 +81,9 @@ class Timeline:
 
     def __enter__(self) -> Self:
         """Print the question, what holds code back, who answers for tools; on a terminal, start the live line."""
-        self._console.print(Text(visible(self._question), "bold"))
+        self._console.print(Text(self._question, "bold"))
         notes = [f"sandbox {self._sandbox}"] if self._sandbox else []
-        notes += [visible(f"tools   replayed from {self._replay}")] if self._replay else []
+        notes += [f"tools   replayed from {self._replay}"] if self._replay else []
         notes += [turn_rows.LEGEND] if self._template else []
         for note in notes:
             self._console.print(Text(note, "dim"))
@@ -136,7 +136,7 @@ class Timeline:
                     self._print_rows(part_rows(turn_rows.call_part(self._action, value)))
                 else:
                     self._step(turn_rows.command_rows(value))
-                self._begin(visible(value.tool))
+                self._begin(value.tool)
             case "observation":
                 rows = part_rows(turn_rows.output_part(value)) if policy else turn_rows.observation_rows(value)
                 # The calls that code made stand before its result, the last row; a stream's part has none of them.
@@ -236,7 +236,7 @@ class Timeline:
                 lines[_MOST_LINES - 1 :] = [Text("… (cut here; --json has all of it)", "dim")]
             for place, line in enumerate(lines):
                 line.rstrip()
-                label = f"  {visible(name) if place == 0 else '':<{_LABEL_WIDTH}}  "
+                label = f"  {name if place == 0 else '':<{_LABEL_WIDTH}}  "
                 gap = " " * (self._width - _INDENT - line.cell_len - len(note))
                 right = gap + note if note and place == 0 else ""
                 self._console.print(Text.assemble((label, "dim"), line, (right, "dim")), soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.core.data import Frozen
-from midstream.report.numbers import counted, visible
+from midstream.report.numbers import counted
 from midstream.report.turn_rows import fields
 
 _INDENT = (0, 0, 0, 2)
@@ -95,23 +95,23 @@ def tool_screen(tool: ToolView) -> RenderableType:
     arguments = fields(style="")
     arguments.add_column(overflow="fold")
     for name, words, description in rows_of(tool.parameters or {}):
-        arguments.add_row(Text(visible(name)), Text(visible(words), "dim"), Text(visible(description)))
+        arguments.add_row(Text(name), Text(words, "dim"), Text(description))
     parts: list[RenderableType] = [_block(tool, arguments if tool.parameters else None)]
     if tool.problem:
-        parts += [Text(), Text(visible(tool.problem), "red")]
+        parts += [Text(), Text(tool.problem, "red")]
     if tool.settings:
         settings: list[tuple[str, Text]] = []
         for setting in tool.settings:
-            value = Text(visible(_shown(setting.value)))
+            value = Text(_shown(setting.value))
             if setting.required:
                 value.append("  (required)", "dim")
             elif setting.value != setting.default:
-                value.append(f"  (default {visible(_shown(setting.default))})", "dim")
+                value.append(f"  (default {_shown(setting.default)})", "dim")
             settings.append((setting.name, value))
         parts.append(Text(f"\nSettings, in [tools.{tool.table}]", "bold"))
         parts.append(Padding(fields(settings, style=""), _INDENT))
     if tool.parameters is not None:
-        schema = Padding(Text(visible(_json(tool.parameters))), _INDENT)
+        schema = Padding(Text(_json(tool.parameters)), _INDENT)
         example = Text(f"  {_example(tool)}", no_wrap=True, overflow="ignore")
         parts += [Text("\nJSON schema of its arguments", "bold"), schema, Text("\nCall it", "bold"), example]
     return Group(*parts)
@@ -119,22 +119,22 @@ def tool_screen(tool: ToolView) -> RenderableType:
 
 def called_screen(called: Called) -> RenderableType:
     """The tool's answer, and below it whether the call worked and what it took."""
-    answer = Text(visible(called.text)) if called.text else Text("(empty)", "dim")
+    answer = Text(called.text) if called.text else Text("(empty)", "dim")
     foot = Text("ok" if called.ok else "not ok", "green" if called.ok else "red")
     words = [f"{called.duration_s:.2f} s"]
     words += [f"{counted(called.requests, 'request')} to a model"] if called.requests else []
     words += [f"sandbox {called.sandbox}"] if called.sandbox else []
-    return Group(answer, Text(), foot.append(visible("  " + "  ".join(words)), "dim"))
+    return Group(answer, Text(), foot.append("  " + "  ".join(words), "dim"))
 
 
 def _block(tool: ToolView, arguments: RenderableType | None = None) -> RenderableType:
-    head = Text(visible(tool.name), "bold cyan")
+    head = Text(tool.name, "bold cyan")
     if tool.type != tool.name:
         head.append(f"  {tool.type}", "dim")
     known = ", ".join(f"{name}: {words}" for name, words, _ in rows_of(tool.parameters or {})) or "none"
     if tool.parameters is None:
         known = f"known once it is made: midstream tools {tool.named}"
-    rows: list[tuple[str, RenderableType]] = [("arguments", arguments or Text(visible(known)))]
+    rows: list[tuple[str, RenderableType]] = [("arguments", arguments or Text(known))]
     limits = [f"{tool.timeout_s:g} s"] if tool.timeout_s is not None else []
     limits += [f"{tool.output_tokens:,} tokens of output"] if tool.output_tokens is not None else []
     if limits:
@@ -142,11 +142,11 @@ def _block(tool: ToolView, arguments: RenderableType | None = None) -> Renderabl
     for label, optional in (("needs", False), ("may use", True)):
         colors = {True: "green", False: "yellow" if optional else "red", None: "dim"}
         for place, need in enumerate(need for need in tool.needs if need.optional == optional):
-            text = Text(f"{visible(need.what)}: ").append(visible(need.state), colors[need.there])
+            text = Text(f"{need.what}: ").append(need.state, colors[need.there])
             if need.fix and need.there is not True:
-                text.append(f"\n{visible(need.fix)}", "bold" if need.there is False and not optional else "dim")
+                text.append(f"\n{need.fix}", "bold" if need.there is False and not optional else "dim")
             rows.append(("" if place else label, text))
-    return Group(head, Padding(Text(visible(tool.description)), _INDENT), Padding(fields(rows), _INDENT))
+    return Group(head, Padding(Text(tool.description), _INDENT), Padding(fields(rows), _INDENT))
 
 
 def rows_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -44,6 +44,7 @@ Row = tuple[str, Text]
 
 def plain(text: str, style: str = "") -> Text:
     """Model or tool text for the terminal: never markup, control characters written out, long text cut."""
+    # Cleaned here, although `Terminal` does: the timeline wraps these rows itself.
     return Text(visible(shorten(text, _TEXT_LIMIT)), style)
 
 
