@@ -405,6 +405,26 @@ def test_64_calls_at_once_each_get_their_own_answer():
     assert len({parent for parent, _ in answers}) == 2
 
 
+@confined
+def test_calls_leave_nothing_open_in_their_worker(tier: Tier):
+    def held(pid: int) -> tuple[int, int]:
+        mounts = Path(f"/proc/{pid}/mountinfo").read_text().count("\n")
+        return len(list(Path(f"/proc/{pid}/fd").iterdir())), mounts
+
+    async def go() -> None:
+        pool = make_pool(tier, workers=1, timeout_s=0.05)
+        await pool.run("open('f', 'w').close()")
+        before = {pid: held(pid) for pid in (os.getpid(), *processes(pool))}
+        for _ in range(20):
+            for code in ("open('f', 'w').close()", "1 / 0", "import os\nos._exit(3)", "[0] * 10**11"):
+                await pool.run(code)
+        await pool.run("import time\ntime.sleep(9)")
+        assert {pid: held(pid) for pid in (os.getpid(), *processes(pool))} == before
+        await pool.close()
+
+    asyncio.run(go())
+
+
 # --- workers that die -------------------------------------------------------------------------------------------------
 
 

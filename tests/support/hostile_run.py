@@ -25,6 +25,7 @@ from support.hostile_watch import Watch, descendants, within
 PROBE = "import os\nprint(2 + 2, os.listdir('.'), sorted(os.environ))\n# " + "remains " * 12_000
 HARMLESS = "import os\n{}\nprint('not confined')"
 REFUSED = ("open({note!r}).read()", "import socket\nsocket.socket()", "os.fork() or os._exit(0)")
+ANNOTATED = 2001  # characters that an error's description may add to what was printed
 NOT_CONFINED, UNSUPPORTED = 3, 4  # exit codes
 
 
@@ -61,6 +62,8 @@ async def attack(pool: PythonPool, snippet: Snippet, watch: Watch, *, running: b
     try:
         result = await pool.run(snippet.filled(watch.values()))
         effects = watch.effects(result.text)
+        if len(result.text) > pool._limits.output_limit + ANNOTATED:
+            effects.append(f"answered {len(result.text)} characters")
         text, reason = result.text, result.reason
     except SandboxError as error:
         effects, text, reason = [*watch.effects(""), f"broke the worker: {error.what}"], "", "error"

@@ -10,7 +10,8 @@ import os
 from .kernel import libc
 
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # of unshare
-NOSUID, NODEV, NOATIME, DETACH = 2, 4, 1024, 2
+READ_ONLY, NOSUID, NODEV, NOATIME = 1, 2, 4, 1024  # of mount
+DETACH = 2  # of umount2
 BLOCK = 4096
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
 
@@ -40,8 +41,7 @@ class Namespaces:
             raise OSError("no file system can be mounted here")
         self._enter()
         self._last_pid = os.open(LAST_PID, os.O_WRONLY) if own else None
-        if own:
-            libc("umount2", b"/proc", DETACH)
+        libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")  # the names of processes are none of code's business
 
     def _enter(self) -> None:
         if not self._own:

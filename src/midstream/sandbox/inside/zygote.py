@@ -116,7 +116,7 @@ class Zygote:
             self.call(size)  # a function, so that its variables are gone when the next child is forked
 
     def call(self, size: int) -> None:
-        """Fork, wait, clean up, answer."""
+        """Fork, wait, answer, clean up."""
         self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
         if self.namespaces is not None:
             self.namespaces.prepare(self.scratch)
@@ -132,10 +132,10 @@ class Zygote:
             raise OSError("a child was not confined") from error
         answer = self.answer(exceeded, status)
         if self.namespaces is None:
-            scratch.empty(self.scratch)
-        elif self.namespaces.renew(self.scratch):
-            self.scratch = self.open_scratch()
+            scratch.empty(self.scratch)  # first, so that whoever has the answer finds the directory empty
         send(self.sink, answer)
+        if self.namespaces is not None and self.namespaces.renew(self.scratch):
+            self.scratch = self.open_scratch()
 
     def wait(self) -> tuple[int | None, int]:
         """Wait for the child; returns the limit that it exceeded (`running.TIMEOUT`, `DISK`, or None) and its status.
