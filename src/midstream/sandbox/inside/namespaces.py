@@ -41,7 +41,9 @@ class Namespaces:
             raise OSError("no file system can be mounted here")
         self._enter()
         self._last_pid = os.open(LAST_PID, os.O_WRONLY) if own else None
-        libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")  # the names of processes are none of code's business
+        libc(
+            "mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b""
+        )  # the names of processes are none of code's business
 
     def _enter(self) -> None:
         if not self._own:
