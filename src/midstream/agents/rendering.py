@@ -35,8 +35,8 @@ MemoryStyle = Literal["json", "toon"]
 
 _USER_PART = "<!-- user -->\n"
 # TOON has no escape for `<` and the like: theirs are put on top of it, and where they already stand, on themselves.
-_ESCAPE = "u(003c|005[bc]|007f|00[89][0-9a-f]|202[89])"
-_UNSAFE_IN_TOON = re.compile(rf"[{BREAKS}<\[\\](?:(?<![<\[\\])|{BRACKETS}|(?<=\\)(?={_ESCAPE}))")
+_ESCAPE = "u(003[ce]|005[bcd]|007f|00[89][0-9a-f]|202[89])"
+_UNSAFE_IN_TOON = re.compile(rf"[{BREAKS}<>\[\]\\](?:(?<![<>\[\]\\])|{BRACKETS}|(?<=\\)(?={_ESCAPE}))")
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:

@@ -8,24 +8,43 @@ import re
 import warnings
 from collections.abc import Mapping
 
-# A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and a `[` that opens a token ([INST],
-# [/INST], [gMASK], [|user|]). Patterns start with one set of characters, so that `re` skips all others quickly.
-BRACKETS = r"(?<=<)(?![\s\d=])|(?<=\[)(?=\||/?\w{0,40}[A-Z]{2}\w{0,40}\])"
+# A `<` that opens a tag or token (not the less-than of "a < b" or "x<3"), and what opens a token otherwise: [INST],
+# [/INST], [gMASK], [|user|], [e~[, ]~b], >>ANSWER<<. Patterns start with one set of characters, so that `re` skips all
+# others quickly.
+BRACKETS = (
+    r"(?<=<)(?![\s\d=])|(?<=\[)(?=\||e~\[|unused\d|\w{1,9}_header_id\]|/?\w{0,40}[A-Z]{2}\w{0,40}\])"
+    r"|(?<=\])(?=[~!<])|(?<=>)(?=>[A-Z])"
+)
 # What JSON does not escape: Unicode line breaks, control characters, halves of a surrogate pair.
 BREAKS = r"\x7f-\x9f\u2028\u2029\ud800-\udfff"
-UNSAFE = re.compile(rf"[{BREAKS}<\[](?:(?<![<\[])|{BRACKETS})")
-# In running text, which nothing parses back, only tokens of known chat templates: "<div>", "a<b>", "[DNA]" stay.
-_TOKEN = re.compile(
-    r"""
-    <(?=  \|[^\s<>|]{1,60}\|>  |  ｜[^\s<>｜]{1,60}｜>                             # ChatML, Llama 3, GLM; DeepSeek
-       |  /?(?:s|bos|eos|pad|unk|sop|eop|BOS_TOKEN|EOS_TOKEN|seed:\w{1,20})>       # Llama 2, Gemma, GLM, Cohere, Seed
-       |  (?:start|end|beginning)_of_\w{1,20}>  |  </?SYS>>                        # Gemma; Llama 2
-       |  /?(?:think|tool_call|tool_response)> )                                   # Qwen and kin
-  | \[(?= \|\w{1,20}\|\]  |  [gs]MASK\]                                            # EXAONE; GLM
-       |  /?(?:INST|THINK|ARGS|CALL_ID|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{1,20})\] )    # Llama 2, Mistral
-    """,
-    re.VERBOSE,
-)
+UNSAFE = re.compile(rf"[{BREAKS}<>\[\]](?:(?<![<>\[\]])|{BRACKETS})")
+# In running text, which nothing parses back, only tokens of known chat templates: "<div>", "a<b>", "[DNA]" stay. By
+# opening character and family, the patterns of what follows; tests/support/chat_tokens.py has the tokens and sources.
+_TOKENS = {
+    "<": {
+        "ChatML, Llama, Phi, GLM, gpt-oss, Granite, Kimi, LFM2, Cohere, ERNIE and most others": r"\|[^\s<>|]{1,60}\|>",
+        "DeepSeek, Hunyuan": r"/?｜",
+        "Gemma 4": r"\|[a-z_]{1,20}>|[a-z_]{1,20}\|>",
+        "Gemma, MiniMax-01": r"(?:start|end|beginning)_(?:of|function)_\w{1,20}>|unused\d{1,4}>",
+        "Llama 2, T5, GLM, ERNIE": r"/?(?:s|bos|eos|pad|unk|sop|eop|cls|sep)>|</?SYS>>|mask:\d{1,3}>",
+        "Cohere": r"(?:BOS|EOS|PAD|UNK|CLS|SEP|MASK|EOP)(?:_TOKEN)?>",
+        "Nemotron, T5": r"SPECIAL_\d{1,4}>|extra_id_\d{1,4}>|/?(?:TOOLCALL|TOOL_RESPONSE|AVAILABLE_TOOLS)>",
+        "Ling, Ring": r"role>\s{0,9}(?i:system|human|user|assistant|observation|tool)",
+        "Baichuan, InternLM": r"reserved_\d{1,4}>|eo[ahs]>|TOKENS_UNUSED_\d{1,4}>",
+        "TeleChat, MiniCPM": r"_(?:start|system|user|bot|end)>|用户>|AI>",
+        "MiniMax, Seed, LongCat": r"/?(?:minimax:|mm:|seed:|longcat_)\w{1,30}>",
+        "Qwen and kin, GLM": r"/?(?:think|tool_call|tool_response|arg_key|arg_value)>",
+    },
+    "[": {
+        "EXAONE, BlueLM, GLM, MiniMax": r"\|\w{1,20}\|\]|[gs]MASK\]|e~\[",
+        "Mistral, Llama 2": r"/?(?:INST|THINK|ARGS|CALL_ID|(?:SYSTEM_P|MODEL_S|AVAILABLE_T|TOOL_)[A-Z]{1,20})\]",
+        "Kimi": r"(?:BOS|EOS|EOT|PAD|UNK)\]|(?:start|end)_header_id\]",
+        "InternLM, Pangu": r"(?:UNUSED_TOKEN_|unused)\d{1,4}\]",
+    },
+    "]": {"MiniMax": r"~!?b[\]\[]|![a-z]~\[|<\][^\[\]<>\n]{1,30}\[>\["},
+    ">": {"Falcon": r">(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"},
+}
+_TOKEN = re.compile("|".join(rf"\{opening}(?={'|'.join(rest.values())})" for opening, rest in _TOKENS.items()))
 # Controls except newline and tab, line separators, bidirectional overrides, lone surrogates, annotations, tags.
 _STEERING = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"
