@@ -252,6 +252,16 @@ def call(request: dict[str, Any]) -> None:
     if MODE == "late":
         time.sleep(1.0)
     send(answer)
+    while MODE == "notifies_without_end":
+        raw(b'{"jsonrpc":"2.0","method":"notifications/message"}\n' * 1000)
+    while MODE == "answers_without_end":
+        raw(b'{"jsonrpc":"2.0","id":999,"result":{}}\n' * 1000)
+    while MODE == "empty_lines_without_end":
+        raw(b"\n" * 65536)
+    while MODE == "line_without_end":
+        raw(MEGABYTE)
+    while MODE == "stderr_without_end":
+        sys.stderr.buffer.write(MEGABYTE)
     return None
 
 

@@ -26,11 +26,18 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self._send(405, b"", JSON)
+        mode = self.server.owner.mode
+        if mode == "get_endless_events":
+            return self._endless(NOTE * 1000)
+        if mode == "get_endless_error":
+            return self._endless(b"x" * 65536, 405)
+        return self._send(405, b"", JSON)
 
     def do_DELETE(self) -> None:
         self.server.owner.ended += 1
-        self._send(200, b"", JSON)
+        if self.server.owner.mode == "delete_endless":
+            return self._endless(b"x" * 65536)
+        return self._send(200, b"", JSON)
 
     def do_POST(self) -> None:
         owner = self.server.owner
@@ -40,6 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
         if owner.mode == "http_401":
             return self._send(401, b"who are you", "text/plain")
         method = request["method"]
+        if owner.mode == f"endless_at_{method}":
+            return self._endless(b"x" * 65536)
         if method == "initialize":
             owner.sessions += 1
             version = request["params"]["protocolVersion"]
@@ -84,6 +93,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, b"event: message\ndata: " + b"x" * 5_000_000, "text/event-stream")
             case "endless_json" | "endless_events":
                 self._endless(b"x" * 65536 if mode == "endless_json" else NOTE * 1000)
+            case "endless_line":
+                self._endless(b" " * 65536, kind="text/event-stream")
+            case "endless_lines":
+                self._endless(b":\n" * 32768, kind="text/event-stream")
+            case "endless_error":
+                self._endless(b"x" * 65536, 500)
+            case "endless_headers":
+                self._endless(b"x-more: " + b"x" * 65526 + b"\r\n", kind=None)
+            case "endless_interim":
+                self._endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, status=None)
             case "cut_json":
                 self._send(200, reply[:20], JSON, {"content-length": str(len(reply))})
                 self.close_connection = True
@@ -99,11 +118,14 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._send(200, reply, JSON)
 
-    def _endless(self, piece: bytes) -> None:
-        kind = JSON if piece.startswith(b"x") else "text/event-stream"
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.end_headers()
+    def _endless(self, piece: bytes, status: int | None = 200, kind: str | None = "") -> None:
+        """Send a piece again and again: in a body, or in the headers (`kind` None) or before them (`status` None)."""
+        if status is not None:
+            self.send_response(status)
+        if status is not None and kind is not None:
+            self.send_header("content-type", kind or (JSON if piece.startswith(b"x") else "text/event-stream"))
+            self.end_headers()
+        self.flush_headers()
         self.close_connection = True
         try:
             while not self.server.owner.closing:

@@ -23,6 +23,7 @@ from midstream.tools.mcp import session as mcp_session
 from midstream.tools.mcp import tools as mcp
 from midstream.tools.mcp import transports
 from support.errors import coded
+from support.peak_memory import growth_of_memory
 from support.processes import gone
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_servers" / "hostile.py"
@@ -61,7 +62,7 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "hangs": (None, "hangs: no result within 0.4 s"),
     "unfinished_line": (None, "hangs: no result within 0.4 s"),
     "endless_line": (None, "hangs: no result within 0.4 s"),
-    "endless_notifications": (None, "hangs: no result within 0.4 s"),
+    "endless_notifications": (None, "ended during a call(.|\n)*more than 16 MB that no request asked for"),
     "exits": (None, "exit code 1; its standard error ends: out of flux"),
     "closes_input": (None, "ended during a call(.|\n)*it closed its input"),
     "half_a_reply": (None, "ended during a call(.|\n)*exit code 4"),
@@ -106,7 +107,14 @@ LEFT_OUT: dict[str, str] = {
     "schema_deep": "more than 32 levels",
     "schema_wide": "longer than 20000 characters",
 }
-OTHERS = {"many_tools", "long_description", "name_with_newline", "schema_nested_pattern", "ignores_end"}
+OTHERS = {
+    "many_tools",
+    "long_description",
+    "name_with_newline",
+    "schema_nested_pattern",
+    "stderr_without_end",
+    "ignores_end",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +223,59 @@ def test_arguments_that_take_for_ever_to_check_are_refused_and_the_tool_stays():
     assert result.text == "echo: hi"
 
 
+FLOODS = {
+    "notifies_without_end": "more than 16 MB that no request asked for",
+    "answers_without_end": "more than 16 MB that no request asked for",
+    "empty_lines_without_end": "more than 16 MB that no request asked for",
+    "line_without_end": "wrote a line without an end",
+}
+
+
+def test_a_flood_between_calls_ends_the_session(monkeypatch):
+    """All at once: the first call succeeds, and the second has the error, except of a server that closes its output."""
+    monkeypatch.setattr(transports, "ENDLESS_BYTES", 1 << 26)
+
+    async def run(mode: str) -> list[ToolResult | ToolServerError]:
+        [tool] = tools = await asyncio.to_thread(connect, mode)
+        link, found = tool._server._link, [await outcome(tool)]
+        assert link is not None
+        while not link.ended.is_set():
+            await asyncio.sleep(0.05)
+        assert re.search(FLOODS[mode], link.diagnostics())
+        found.append(await outcome(tool))
+        await close(tools)
+        return found
+
+    async def all_of_them() -> list[list[ToolResult | ToolServerError]]:
+        async with asyncio.timeout(BOUND_S):
+            return await asyncio.gather(*map(run, FLOODS))
+
+    with growth_of_memory() as growth:
+        results = asyncio.run(all_of_them())
+    assert growth.mb < 64
+    for mode, (first, second) in zip(FLOODS, results, strict=True):
+        assert isinstance(first, ToolResult)
+        assert first.text == "echo: hi"
+        if mode != "line_without_end":
+            assert isinstance(second, ToolServerError)
+            assert second.code == "mcp-server-failed"
+            assert FLOODS[mode] in second.cause
+
+
+def test_a_flood_of_standard_error_waits_and_costs_little():
+    [tool] = tools = connect("stderr_without_end")
+
+    async def run() -> float:
+        await outcome(tool)
+        start = time.process_time()
+        await asyncio.sleep(1.0)
+        spent = time.process_time() - start
+        await close(tools)
+        return spent
+
+    assert asyncio.run(run()) < 0.5
+
+
 def test_an_included_tool_that_is_unusable_is_an_error():
     with pytest.raises(RecipeError, check=coded("mcp-tools-invalid", "'other'")):
         connect("schema_is_no_schema", include=("echo", "other"))
@@ -264,4 +325,4 @@ def test_a_server_that_ignores_every_sign_of_the_end_is_killed():
 def test_every_mode_is_tested():
     text = SERVER.read_text(encoding="utf-8")
     modes = {*re.findall(r'MODE == "(\w+)"', text), *re.findall(r'^        "(\w+)": \[other', text, re.MULTILINE)}
-    assert modes == {*CALLS, *REFUSED, *LEFT_OUT, *OTHERS}
+    assert modes == {*CALLS, *REFUSED, *LEFT_OUT, *FLOODS, *OTHERS}

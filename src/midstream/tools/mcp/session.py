@@ -148,8 +148,12 @@ class Server:
 
     async def _connected(self) -> _Connection:
         """The connection, opened again if it broke; concurrent callers wait for the same attempt."""
-        if self._connection is not None and not self._connection.link.ended.is_set():
-            return self._connection
+        connection = self._connection
+        if connection is not None and not connection.link.ended.is_set():
+            return connection
+        if connection is not None and connection.link.flooded:  # between calls: an error once, then a new connection
+            await self._leave()
+            raise self._broke(connection, "ended")
         if self._attempt is None:
 
             async def connect() -> _Connection:
@@ -272,6 +276,7 @@ class Server:
         return self._error("mcp-server-unusable", what, "it is not an MCP server, lacks something it needs, or is down")
 
     def _broke(self, connection: _Connection, what: str) -> ToolServerError:
+        connection.link.flooded = False  # reported
         known = self._clean(connection.link.diagnostics())
         return self._error("mcp-server-failed", what, known or "a problem of the server, or of something it needs")
 

@@ -3,8 +3,9 @@
 A server is another program, and may be broken or hostile. The SDK's stdio transport buffers a line of any length and
 logs lines that are not messages; its HTTP transport limits the events of a stream, but neither a JSON body nor the
 decompressed size; and it starts a task for every notification and request of a server. So a `Link` stands between the
-SDK and the server: it bounds a reply's size, drops what was not requested (progress, logs, changed lists), and answers
-a call with an error at once if its reply cannot be read, instead of letting it time out.
+SDK and the server: it bounds a reply's size, drops what was not requested (progress, logs, changed lists) and ends the
+session if that is a flood, and answers a call with an error at once if its reply cannot be read, instead of letting it
+time out.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ GRACE_S = 2.0  # for a server to end by itself after its input is closed
 TERM_S = 1.0  # and then after SIGTERM
 LAST_OUTPUT_S = 0.1  # for output that is still in the pipe when a server ends
 STDERR_BYTES = 4096
+STDERR_PAUSE_S = 0.001  # after each piece: a server that writes without an end waits, and not this thread
+FLOOD_BYTES = 16 << 20  # that no request asked for, since the last one, end the session
+LEAST_BYTES = 256  # that a line, piece or message counts as: its cost is not its length
+ENDLESS_BYTES = 1 << 29  # of one line
 STDERR_SHOWN = 600  # characters of it in an error
 NOISE_SHOWN = 300  # and of a line that is not a message
 
@@ -61,6 +66,7 @@ _ID_LAST = re.compile(_ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*\Z")
 CLOSE_S = 2.0  # for the request that closes the session
 _SESSION = "mcp-session-id"
 _JSON = {"content-type": "application/json"}
+_LEAST_PIECE = 64  # bytes that a piece of a reply counts as
 _ERROR_BYTES = 65536  # of the body of a refusal
 
 
@@ -74,6 +80,9 @@ class Link:
     def __init__(self, max_reply_mb: float, hide: Callable[[str], str]) -> None:
         self.ended = asyncio.Event()  # the server is gone or unusable, or is no longer needed
         self.session_lost = False  # the server does not know the session any more, and did not act on the request
+        self.flooded = False
+        self._pending: set[int | str] = set()  # our requests without a reply
+        self._unasked = 0  # bytes that answer none of them
         self._limit, self._fault, self._hide = int(max_reply_mb * (1 << 20)), "", hide
         self._open_requests = 0
         self._inbox: MemoryObjectSendStream[SessionMessage | Exception] | None = None
@@ -111,6 +120,10 @@ class Link:
 
     async def _deliver(self, item: SessionMessage) -> None:
         """Pass a message of the server to the SDK, unless it was not requested."""
+        if isinstance(item.message, JSONRPCResponse | JSONRPCError) and item.message.id in self._pending:
+            self._pending.discard(item.message.id)
+        elif not self.fits(0):
+            return
         if isinstance(item.message, JSONRPCNotification):
             return
         if isinstance(item.message, JSONRPCRequest):
@@ -136,9 +149,20 @@ class Link:
             {self._hide(name): self._hidden(item) for name, item in value.items()} if isinstance(value, dict) else value
         )
 
+    def fits(self, size: int) -> bool:
+        """Count what no request asked for; a flood of it ends the session."""
+        self._unasked += max(size, LEAST_BYTES)
+        if self._unasked > FLOOD_BYTES:
+            self.flooded = True
+            self.end(f"it sent more than {FLOOD_BYTES >> 20} MB that no request asked for")
+        return not self.flooded
+
     def _sent(self, message: JSONRPCMessage) -> None:
         """Note that a message went to the server: an answer makes room for another of its requests."""
-        if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
+        if isinstance(message, JSONRPCRequest):
+            self._unasked = 0
+            self._pending.add(message.id)
+        elif not isinstance(message, JSONRPCNotification):
             self._open_requests -= 1
 
     def _too_long(self, identifier: int | str | None) -> JSONRPCError:
@@ -196,6 +220,7 @@ class StdioLink(Link):
         async def keep_stderr(stderr: asyncio.StreamReader) -> None:
             while piece := await stderr.read(1 << 16):
                 self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
+                await asyncio.sleep(STDERR_PAUSE_S)
 
         async def send(stdin: asyncio.StreamWriter) -> None:
             async for item in self._outbox:
@@ -270,11 +295,14 @@ class StdioLink(Link):
             messages = messages_of(line) if whole else [self._too_long(found) for found in call_of(line)]
             if not messages and line.strip():
                 self._noise = line
+            answered = {message.id for message in messages if isinstance(message, JSONRPCResponse | JSONRPCError)}
+            if not answered & self._pending and not self.fits(len(line)):
+                return
             for message in messages:
                 await self._deliver(SessionMessage(message))
             if self.ended.is_set():
                 return
-        self.end("it closed its output")
+        self.end("it closed its output, or wrote a line without an end")
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
@@ -286,7 +314,10 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
 
 
 async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """(line, whether it is whole) of every line. Of one with more than `limit` bytes only both ends are kept."""
+    """(line, whether it is whole) of every line. Of one with more than `limit` bytes only both ends are kept.
+
+    A line of more than `ENDLESS_BYTES` is taken for the end of the stream.
+    """
     kept, size = bytearray(), 0
     while True:
         try:
@@ -297,6 +328,8 @@ async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[tu
             return
         kept += piece
         size += len(piece)
+        if size > ENDLESS_BYTES:
+            return
         if size > limit:
             del kept[_EDGE : max(_EDGE, len(kept) - _EDGE)]
         if complete:
@@ -344,19 +377,16 @@ class _BodyError(httpx2.StreamError):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body of at most `limit` bytes; `on_excess` is called before a longer one is abandoned."""
+    """A body that is abandoned once `fits`, called with the size of each piece, is False."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, limit: int, on_excess: Callable[[], None]) -> None:
-        self._stream, self._limit, self._on_excess = stream, limit, on_excess
+    def __init__(self, stream: httpx2.AsyncByteStream, fits: Callable[[int], bool]) -> None:
+        self._stream, self._fits = stream, fits
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
         try:
             async with aclosing(cast(AsyncGenerator[bytes], self._stream.__aiter__())) as pieces:
                 async for piece in pieces:
-                    size += len(piece)
-                    if size > self._limit:
-                        self._on_excess()
+                    if not self._fits(len(piece)):
                         raise _BodyError("too long")
                     yield piece
         except httpx2.TransportError as failure:
@@ -379,20 +409,33 @@ class _Client(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """`httpx2.AsyncClient.send` within the limits."""
-        posted = request.method == "POST"
-        if request.method == "DELETE":  # closes the session; nobody waits for it
-            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), CLOSE_S)
+        posted, closes = request.method == "POST", request.method == "DELETE"
+        if closes:  # the session; its body is not read
+            options["stream"] = True
         try:
-            response = await super().send(request, **options)
-        except httpx2.TransportError as failure:
+            async with asyncio.timeout(CLOSE_S if closes else self.timeout.read):  # interim responses may have no end
+                response = await super().send(request, **options)
+        except (httpx2.TransportError, TimeoutError) as failure:
             if not posted:
                 raise
             return _refusal(request, 502, f"{type(failure).__name__}: {failure}")
+        if closes:
+            await response.aclose()
+            return httpx2.Response(response.status_code, request=request)
         compressed = response.headers.get("content-encoding", "identity") != "identity"
         if posted and (compressed or response.status_code >= 400):
             return await self._refused(request, response, "a compressed body" if compressed else "")
-        if posted and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Bounded(response.stream, self._limit, lambda: self._link.too_long(request))
+        left = self._limit
+
+        def fits(size: int) -> bool:
+            nonlocal left
+            left -= max(size, _LEAST_PIECE)
+            if left < 0:
+                self._link.too_long(request)
+            return left >= 0
+
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _Bounded(response.stream, fits if posted else self._link.fits)
         return response
 
     async def _refused(self, request: httpx2.Request, response: httpx2.Response, why: str) -> httpx2.Response:
