@@ -52,6 +52,17 @@ def test_text_in_a_stream_has_no_special_tokens_and_is_what_it_says(text: str):
     assert PLAIN.decode(ids) == text
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_text_of_a_user_or_tool_cannot_become_a_special_token(role):
+    codec, marked = CHATS["headers"], "a" + "".join(SPECIAL) + "b"
+    ids, plain = (chat(codec, *messages((role, text))) for text in (marked, "ab"))
+    for token in codec.tokenizer.convert_tokens_to_ids(list(SPECIAL)):
+        assert ids.count(token) == plain.count(token)
+    assert r"a\u003c|im_start|>" in text_of(codec, ids).replace("\\\\", "\\")
+    said = messages(("user", "How high?"), ("assistant", "<|head|>"))
+    assert len(chat(codec, *said)) == len(chat(codec, *said[:1], *messages(("assistant", "")))) + 1  # what it wrote
+
+
 def test_a_token_that_is_not_special_stays_one():
     assert PLAIN.encode_text("<tool_call>") == (PLAIN.tokenizer.convert_tokens_to_ids("<tool_call>"),)
 

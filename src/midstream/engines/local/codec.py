@@ -6,6 +6,7 @@ of tool output do not depend on it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from midstream.core.errors import RecipeError
 from midstream.core.protocols import Request
+from midstream.core.text import unicode_escape
 from midstream.core.trajectory import Message
 from midstream.engines.local.pretrained import one_line
 
@@ -37,6 +39,11 @@ class TokenizerCodec:
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self.end_ids = tuple(end_ids) or ((self.tokenizer.eos_token_id,) if self.tokenizer.eos_token else ())
         self._known_roles: set[str] = set()
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        first = [
+            f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in special if len(text) > 2 and not text.isalnum()
+        ]
+        self._special = re.compile("|".join(first) or "(?!)")
         # Those of SentencePiece begin every text with a space of their own, which has no place inside a stream.
         self._adds_space = self.tokenizer.decode(self._plain("a") * 2) == "a a"
 
@@ -102,6 +109,16 @@ class TokenizerCodec:
         said = (Message(role="user", content=_ASKED), Message(role="assistant", content=_REPLY))
         return self._apply((*said, *messages), tokenize=False).partition(_REPLY)[2]
 
+    def _said(self, message: Message) -> dict[str, Any]:
+        """The message as chat templates take it. No text of a user or tool becomes a special token of the model.
+
+        Agents escape the tokens of chat templates known to them (`core.text.neutral`); this is for all others.
+        """
+        table = message.model_dump()
+        if message.role in ("user", "tool"):
+            table["content"] = self._special.sub(unicode_escape, message.content)
+        return table
+
     def _apply(self, messages: Sequence[Message], **settings: Any) -> Any:
         """Apply the chat template to messages before a reply: ids, or a text with `tokenize=False`."""
         if self.tokenizer.chat_template is None:
@@ -113,7 +130,7 @@ class TokenizerCodec:
             )
         try:
             return self.tokenizer.apply_chat_template(
-                [message.model_dump() for message in messages],
+                [self._said(message) for message in messages],
                 add_generation_prompt=True,
                 **({"return_dict": False} if settings.get("tokenize", True) else {}),
                 **settings,
