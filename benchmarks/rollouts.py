@@ -1,13 +1,14 @@
 """Trajectories per second, CPU and memory of AgentFlow against a local server of set latency.
 
-    python benchmarks/rollouts.py                        # 1, 8, 32, 64 and 256 at once, a few minutes
-    python benchmarks/rollouts.py --concurrency 1000     # memory of a thousand rollouts at once
+    python benchmarks/rollouts.py                                  # 1, 8, 32, 64 and 256 at once, a few minutes
+    python benchmarks/rollouts.py --concurrency 1000 --no-openai   # memory of a thousand rollouts at once
+    python benchmarks/rollouts.py --peer ../before/src             # and the midstream of another checkout
 
 All four modules are prompted, three turns, ten requests one after another in a trajectory; the tool is trivial and in
 process. The server is a process of its own that answers every request after --latency seconds with a reply of usual
 size. "bound" is concurrency / (10 x latency): what a client that costs nothing would reach. "bare" sends the same bytes
 over asyncio streams and looks at nothing in the replies; "openai" is the openai package's AsyncOpenAI with the same
-bodies, if it is installed. They take turns (A B A B ...); medians of --repeats. CPU is the client process's alone.
+bodies, if it is installed. Each client is a process of its own; they take turns (A B A B ...); medians of --repeats.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -193,52 +196,86 @@ def openai_sdk(port: int, requests: list[bytes]) -> Run:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-async def measure(port: int, requests: list[bytes], concurrency: int, repeats: int, latency_s: float) -> list[Row]:
-    """All clients at one concurrency, in turns."""
-    env = environment(port, concurrency)
-    clients: dict[str, Run] = {"midstream": lambda _, count: midstream(env, count), "bare": bare(port, requests)}
-    if importlib.util.find_spec("openai"):
-        clients["openai"] = openai_sdk(port, requests)
-    count = max(8, concurrency * max(1, min(4, 512 // concurrency)))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in clients}
-    rss_mb = dict.fromkeys(clients, 0.0)
-    await midstream(env, concurrency)  # connections are opened, modules imported
-    for _ in range(repeats):
-        for name, run in clients.items():
+def work(client: str, port: int) -> None:
+    """A client's process: for each line "CONCURRENCY COUNT" of its input, print seconds, CPU seconds, peak RSS."""
+    with asyncio.Runner() as runner:
+        env: Environment | None = None
+        requests = [] if client == "midstream" else runner.run(recorded_requests())
+        for line in sys.stdin:
+            concurrency, count = map(int, line.split())
+            if client == "midstream":
+                if env is None or env.config.concurrency != concurrency:
+                    env = environment(port, concurrency)
+                run = midstream(env, count)
+            else:
+                run = {"bare": bare, "openai": openai_sdk}[client](port, requests)(concurrency, count)
             wall, cpu = time.perf_counter(), time.process_time()
-            await run(concurrency, count)
-            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-            rss_mb[name] = rss_mb[name] or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    await env.close()
-    bound = concurrency / (REQUESTS * latency_s)
-    wall_s = {name: statistics.median(wall for wall, _ in taken) for name, taken in times.items()}
-    return [
-        Row(
-            client=name,
-            concurrency=concurrency,
-            trajectories=count,
-            per_s=count / wall_s[name],
-            of_bound=count / wall_s[name] / bound,
-            of_bare=wall_s["bare"] / wall_s[name],
-            cpu_ms=1000 * statistics.median(cpu for _, cpu in taken) / count,
-            peak_rss_mb=rss_mb[name],
-        )
-        for name, taken in times.items()
-    ]
+            runner.run(run)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            print(wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
 
 
-async def measure_all(port: int, arguments: argparse.Namespace) -> list[Row]:
-    requests = await recorded_requests()
+@contextmanager
+def process_of(name: str, port: int, source: Path | None) -> Iterator[Callable[[int, int], list[float]]]:
+    """A client's process, with midstream from `source` if given: called with concurrency and count, it measures."""
+    environment = dict(os.environ) | ({"PYTHONPATH": str(source.resolve())} if source else {})
+    client = "midstream" if name == "peer" else name
+    command = [sys.executable, __file__, "--client", client, "--port", str(port)]
+    with subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        stdin, stdout = process.stdin, process.stdout
+
+        def measured(concurrency: int, count: int) -> list[float]:
+            print(concurrency, count, file=stdin, flush=True)
+            return [float(number) for number in stdout.readline().split()]
+
+        try:
+            yield measured
+        finally:
+            stdin.close()
+
+
+def measure_all(port: int, arguments: argparse.Namespace) -> list[Row]:
+    """All clients at each concurrency, in turns."""
+    names = ["midstream", *(["peer"] if arguments.peer else []), "bare"]
+    if not importlib.util.find_spec("openai"):
+        print("openai is not installed: its row is left out")
+    elif not arguments.no_openai:
+        names.append("openai")
     titles = f"{'trajectories/s':>15}{'of bound':>10}{'of bare':>9}{'CPU ms each':>13}{'peak RSS MB':>13}"
     print(f"{'at once':>8} {'client':10}{titles}")
     rows: list[Row] = []
     for concurrency in arguments.concurrency:
-        for row in await measure(port, requests, concurrency, arguments.repeats, arguments.latency):
+        count = max(8, concurrency * max(1, min(4, 512 // concurrency)))
+        bound = concurrency / (REQUESTS * arguments.latency)
+        with ExitStack() as stack:
+            clients = {
+                name: stack.enter_context(process_of(name, port, arguments.peer if name == "peer" else None))
+                for name in names
+            }
+            for client in clients.values():
+                client(concurrency, concurrency)  # connections are opened, modules imported
+            taken = [{name: client(concurrency, count) for name, client in clients.items()}
+                     for _ in range(arguments.repeats)]  # fmt: skip
+        medians = {name: [statistics.median(part) for part in zip(*(turn[name] for turn in taken), strict=True)]
+                   for name in names}  # fmt: skip
+        for name, (wall_s, cpu_s, rss_mb) in medians.items():
+            row = Row(
+                client=name,
+                concurrency=concurrency,
+                trajectories=count,
+                per_s=count / wall_s,
+                of_bound=count / wall_s / bound,
+                of_bare=medians["bare"][0] / wall_s,
+                cpu_ms=1000 * cpu_s / count,
+                peak_rss_mb=rss_mb,
+            )
             cells = f"{row.per_s:15.1f}{row.of_bound:10.1%}{row.of_bare:9.1%}{row.cpu_ms:13.2f}{row.peak_rss_mb:13.0f}"
             print(f"{concurrency:8} {row.client:10}{cells}", flush=True)
             rows.append(row)
-    if not importlib.util.find_spec("openai"):
-        print("openai is not installed: its row is left out")
     return rows
 
 
@@ -248,17 +285,24 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.05, help="seconds before each reply")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--peer", type=Path, help="the src of another checkout, whose midstream is measured too")
+    parser.add_argument("--no-openai", action="store_true", help="leave out the openai package, which takes longest")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         asyncio.run(serve(arguments.latency, lambda port: print(port, flush=True)))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if arguments.client:
+        work(arguments.client, arguments.port)
+        return
     command = [sys.executable, __file__, "--serve", "--latency", str(arguments.latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            rows = asyncio.run(measure_all(int(server.stdout.readline()), arguments))
+            rows = measure_all(int(server.stdout.readline()), arguments)
         finally:
             server.kill()
     if arguments.json:

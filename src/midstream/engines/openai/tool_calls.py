@@ -24,7 +24,7 @@ from midstream.core.trajectory import Message
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BLOCK = re.compile(rf"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-_CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that tell two calls apart
+_CALL_SIZE, _LONGEST_ID = 1000, 100  # bytes that a call takes besides its text; characters that distinguish two calls
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the names that OpenAI accepts
 
 
