@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import sys
-import warnings
 
 import pytest
 from hypothesis import given
@@ -99,8 +98,6 @@ def write_everywhere(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stderr.writelines([text, "\n", text])
     logging.getLogger("midstream.test").warning("%s", text)
-    with warnings.catch_warnings(action="always"):
-        warnings.warn(text, stacklevel=1)
     Terminal(stderr=True).print(Text(text, "bold"))
     Terminal().print(text)
 
