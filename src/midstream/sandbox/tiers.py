@@ -123,6 +123,8 @@ def attempt(tier: Tier, image: str) -> str | MidstreamError:
         mechanisms.append(version or "bubblewrap")
     if hello["landlock"]:
         mechanisms.append(f"Landlock ABI {hello['landlock']}")
+    if hello["namespaces"]:
+        mechanisms.append("a file system for each call")
     return ", ".join([*mechanisms, f"seccomp allowlist of {hello['calls']} calls"])
 
 

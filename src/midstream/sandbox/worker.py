@@ -106,7 +106,7 @@ class Worker:
             other.close()
 
     async def ready(self) -> dict[str, Any]:
-        """Wait for the zygote; returns `libraries`, `landlock`, `calls`. Raises `SandboxError` if it did not start."""
+        """Wait for the zygote; returns its hello (`inside.zygote`). Raises `SandboxError` if it did not start."""
         if self._hello is None:
             try:
                 async with asyncio.timeout(START_S):

@@ -9,7 +9,7 @@ import os
 
 from .kernel import libc
 
-NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000  # of unshare
+NEW_MOUNTS, NEW_HOST_NAME, NEW_USER = 0x20000, 0x4000000, 0x10000000  # of unshare
 READ_ONLY, NOSUID, NODEV, NOATIME = 1, 2, 4, 1024  # of mount
 DETACH = 2  # of umount2
 BLOCK = 4096
@@ -28,31 +28,37 @@ class Namespaces:
         size = megabytes * 1024 * 1024
         self._options = f"size={size},nr_inodes={size // BLOCK},mode=700".encode()
         self._own, self._id = own, str(os.getpid()).encode()
+        self._last_pid = os.open(LAST_PID, os.O_WRONLY) if own and os.path.exists(LAST_PID) else None
         # Tried in a child: where code may become a new user but not mount (AppArmor), there is no way back.
         child = os.fork()
         if not child:
             try:
                 self._enter()
                 self.remove()
+                libc("umount2", b"/proc", DETACH)
                 os._exit(0)
             finally:
                 os._exit(1)
         if os.waitpid(child, 0)[1]:
             raise OSError("no file system can be mounted here")
         self._enter()
-        self._last_pid = os.open(LAST_PID, os.O_WRONLY) if own else None
-        libc(
-            "mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b""
-        )  # the names of processes are none of code's business
 
     def _enter(self) -> None:
         if not self._own:
             user, group = os.getuid(), os.getgid()
-            libc("unshare", NEW_USER | NEW_MOUNTS)
+            libc("unshare", NEW_USER | NEW_MOUNTS | NEW_HOST_NAME)
+            libc("sethostname", b"sandbox", len("sandbox"))
             for name, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
+        self._choose_next_id()
+        libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")  # code cannot read it, but would see its names
         self._mount()
+
+    def _choose_next_id(self) -> None:
+        """Give the next process the same id as every child, where ids are those of a namespace of this worker."""
+        if self._last_pid is not None:
+            os.pwrite(self._last_pid, self._id, 0)
 
     def _mount(self) -> None:
         libc("mount", b"tmpfs", self._place, b"tmpfs", NOSUID | NODEV | NOATIME, self._options)
@@ -60,8 +66,7 @@ class Namespaces:
     def prepare(self, scratch: int) -> None:
         """Make the next child's view the same as every child's: its process id, the times of its directory."""
         os.utime(scratch, ns=(0, 0))
-        if self._last_pid is not None:
-            os.pwrite(self._last_pid, self._id, 0)
+        self._choose_next_id()
 
     def renew(self, scratch: int) -> bool:
         """Replace the file system, whose root is open as `scratch`, if anything was made in it; returns whether.

@@ -4,12 +4,13 @@ It imports little besides the configured libraries, so that a fork has few pages
 JSON (`launch` writes them) and talks to the host through standard input and output, which are a socket, or, in a
 container, pipes (lengths are big-endian):
 
-    hello     an answer whose text is JSON: {"libraries": [...], "landlock": version, "calls": how many are allowed}
+    hello     an answer whose text is JSON: {"libraries": [...], "landlock": version, "calls": how many are allowed,
+              "namespaces": whether each call has a file system of its own}
     request   1 byte kind | 4 bytes length | code, UTF-8
     answer    1 byte reason (an index of `REASONS`) | 4 bytes length | text, UTF-8
 
 The child confines itself before it runs anything (`confinement`), leaves its answer in memory that it shares with the
-zygote, and ends at once; the zygote reaps it, empties the scratch directory, and sends the answer. If the child left
+zygote, and ends at once; the zygote reaps it, sends the answer, and empties the scratch directory. If the child left
 none, its exit status gives the reason: the clock, the memory limit, a signal. The zygote and its child end as soon as
 the other end of the input is closed, and whenever the zygote cannot guarantee a clean next child.
 
@@ -132,7 +133,7 @@ class Zygote:
             raise OSError("a child was not confined") from error
         answer = self.answer(exceeded, status)
         if self.namespaces is None:
-            scratch.empty(self.scratch)  # first, so that whoever has the answer finds the directory empty
+            scratch.empty(self.scratch)  # first: the reader of the answer finds it empty
         send(self.sink, answer)
         if self.namespaces is not None and self.namespaces.renew(self.scratch):
             self.scratch = self.open_scratch()
@@ -350,7 +351,8 @@ def main() -> None:
     zygote = Zygote(settings, source, sink)
     confined = zygote.confinement
     landlock, calls = (confined.landlock, confined.calls) if confined else (0, 0)
-    send(sink, frame(running.OK, json.dumps({"libraries": found, "landlock": landlock, "calls": calls})))
+    hello = {"libraries": found, "landlock": landlock, "calls": calls, "namespaces": zygote.namespaces is not None}
+    send(sink, frame(running.OK, json.dumps(hello)))
     os.dup2(nothing, 2)  # until here, stderr explains to the host why a worker did not start
     try:
         zygote.serve()
