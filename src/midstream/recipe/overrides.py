@@ -239,7 +239,7 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         )
     name, agent = "model", table["agent"] if planner_from_run else {}
     trained, *others = modules_of(agent)
-    if planner_from_run and others:
+    if planner_from_run:
         taken = (agent[trained].get("engine"), (table.get("training") or {}).get("weights"))
         name = "model" if "model" not in taken else "frozen"
         for module in others:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import Json, JsonValue, TypeAdapter, ValidationError
 
 from midstream.core.data import Frozen
 from midstream.core.errors import InfrastructureError, ToolServerError, UsageError
@@ -43,6 +43,8 @@ SCHEMA = (
 OUTER_TIMEOUT_S = 86_400.0  # of a recorded tool: the limit of the tool inside applies, and must end first
 NOTE_TOKENS = 64  # room for the note in a text that is already cut
 _CALLS = TypeAdapter(tuple[Call, ...])
+_TABLES = TypeAdapter(list[tuple[str, Json[dict[str, JsonValue]]]])
+_ANSWER = TypeAdapter(tuple[str, bool, Json[tuple[Call, ...]]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,13 +147,14 @@ class Recording:
             with self.file.access() as connection:
                 query = "SELECT face FROM tools WHERE origin = ? ORDER BY place"
                 specs = [ToolSpec.model_validate_json(text) for (text,) in connection.execute(query, (origin.key,))]
-                rows = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
+                found = connection.execute("SELECT DISTINCT recipe_table, settings FROM tools").fetchall()
+            rows = _TABLES.validate_python(found)
         except ValidationError as error:
             raise self.file.unusable(error) from error
         if specs:
             return [RecordedTool(spec, self, origin.relevant) for spec in specs]
         fix = f"record it with --record {self.directory}"
-        others = [json.loads(settings) for table, settings in rows if table == origin.table]
+        others = [settings for table, settings in rows if table == origin.table]
         if not others:
             raise UsageError(
                 f"{self.directory} holds no recording of [tools.{origin.table}]",
@@ -183,7 +186,8 @@ class Recording:
         with self.file.access() as connection:
             found = connection.execute("SELECT text, ok, calls FROM results WHERE key = ?", (key,)).fetchone()
         try:
-            return ToolResult(text=found[0], ok=bool(found[1]), calls=_CALLS.validate_json(found[2])) if found else None
+            text, ok, calls = _ANSWER.validate_python(found) if found else (None, False, ())
+            return None if text is None else ToolResult(text=text, ok=ok, calls=calls)
         except ValidationError as error:
             raise self.file.unusable(error) from error
 
