@@ -247,7 +247,7 @@ def test_every_check_keeps_its_clock(definitions: list[dict[str, Any]], value: J
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(SCHEMAS, min_size=6, max_size=6), VALUES)
 def test_many_more_checks_keep_their_clock(definitions: list[dict[str, Any]], value: JsonValue):
     _ends(definitions, value)

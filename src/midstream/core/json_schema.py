@@ -8,7 +8,7 @@ arguments stay below a bound. Each other check runs in its own process, which th
     host ── one byte with a socket ──> python -m midstream.core.json_schema ── fork ──> a process for each check
       └──────────────────────── [schema, arguments, ...], and the verdict ──────────────────────┘
 
-The first such check starts the program, which forks in a millisecond, holds no keys, and ends with the host.
+The first such check starts the program, which forks in some milliseconds, holds no keys, and ends with the host.
 """
 
 from __future__ import annotations
@@ -44,21 +44,19 @@ CLOCK_S = 1.0  # for a check in its own process; a usual one takes some millisec
 LONGEST = 2_000_000  # characters of arguments as JSON
 UNFINISHED = f"they cannot be checked within {CLOCK_S:g} s; write shorter or simpler values"
 _MOST_NODES = 1000  # of a schema that is checked in process: 0.1 ms each, once
-_LONGEST_HERE = 50_000  # characters of such a schema
 _MOST_VISITS = 10_000  # nodes of a schema x nodes of the arguments: up to 6 us each
 _PROCESSES = 32  # at a time; others wait for one of them to end
-_MEMORY_MB = 256
+_MEMORY_MB = 512
 _START_S = 30.0
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
-# Keywords whose validators look at a value once, by what they hold: schemas, one schema, or plain data.
-_SCHEMAS = frozenset(("allOf", "anyOf", "oneOf"))
-_SCHEMA = frozenset(("items", "additionalProperties", "not"))
-_DATA = frozenset(
+# Keywords that look at a value once, by what they hold: schemas, one schema, or plain data.
+_SCHEMAS, _SCHEMA = ("allOf", "anyOf", "oneOf"), ("items", "additionalProperties", "not")
+_DATA = (
     "type required enum const format multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
-    "minItems maxItems minProperties maxProperties".split()
-)
-_BASES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))  # change what a reference means
+    "minItems maxItems minProperties maxProperties"
+).split()
+_BASES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")  # change what a reference means
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/([\w.-]+)")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -103,7 +101,7 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _verdict(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> _Verdict:
-    """The verdict on arguments, or on the schema itself if there are none."""
+    """The verdict on arguments; if they are None, on the schema itself."""
     try:
         text = json.dumps(schema)
         visits = _nodes(text) * _size(arguments)
@@ -143,7 +141,7 @@ def _validator(text: str) -> Validator:
 @lru_cache(maxsize=1024)
 def _nodes(text: str) -> float:
     """The nodes of a schema with all references expanded; infinite above `_MOST_NODES` and for any other keyword."""
-    if len(text) > _LONGEST_HERE:
+    if len(text) > 64 * _MOST_NODES:  # too long to look at
         return math.inf
     schema = json.loads(text)
     kind = validator_for(schema, default=Draft202012Validator)
@@ -206,7 +204,7 @@ def _judged(text: str, arguments: Mapping[str, Any] | None) -> _Verdict:
     except OverflowError as failure:  # an integer that is too large for a float, as for `multipleOf`
         return "wrong", str(failure)
     except MemoryError:
-        raise
+        return "wrong", UNFINISHED
     except Exception as failure:  # noqa: BLE001 - what a hostile schema raises: no type, no reference, no pattern
         why = failure.message if isinstance(failure, SchemaError) else f"{type(failure).__name__}: {failure}"
         return "unusable", why[:300]
@@ -215,8 +213,7 @@ def _judged(text: str, arguments: Mapping[str, Any] | None) -> _Verdict:
         return "wrong", where + error.message[:300]
     known = schema.get("properties", {})
     open_ended = "properties" not in schema or "additionalProperties" in schema or "patternProperties" in schema
-    extra = [] if open_ended else sorted(set(arguments or ()) - set(known))
-    if extra:
+    if extra := [] if open_ended else sorted(set(arguments or ()) - set(known)):
         return "wrong", f"unknown arguments {', '.join(extra)[:200]} (known: {', '.join(known)})"
     return "fits", ""
 
@@ -321,6 +318,7 @@ def main() -> None:
 
 def _answer(channel: socket.socket) -> None:
     """Answer one request, in a process that the kernel ends when the clock does."""
+    os.nice(5)  # many that never end must not keep the program from forking, nor the host from its work
     signal.setitimer(signal.ITIMER_REAL, CLOCK_S)
     channel.sendall(b"+")
     with channel.makefile("rb") as file:

@@ -224,9 +224,9 @@ def test_arguments_that_take_for_ever_to_check_are_refused_and_the_tool_stays():
 
 
 FLOODS = {
-    "notifies_without_end": "more than 16 MB that no request asked for",
-    "answers_without_end": "more than 16 MB that no request asked for",
-    "empty_lines_without_end": "more than 16 MB that no request asked for",
+    "notifies_without_end": "more than 4 MB that no request asked for",
+    "answers_without_end": "more than 4 MB that no request asked for",
+    "empty_lines_without_end": "more than 4 MB that no request asked for",
     "line_without_end": "wrote a line without an end",
 }
 
@@ -234,6 +234,7 @@ FLOODS = {
 def test_a_flood_between_calls_ends_the_session(monkeypatch):
     """All at once: the first call succeeds, and the second has the error, except of a server that closes its output."""
     monkeypatch.setattr(transports, "ENDLESS_BYTES", 1 << 26)
+    monkeypatch.setattr(transports, "FLOOD_BYTES", 1 << 22)
 
     async def run(mode: str) -> list[ToolResult | ToolServerError]:
         [tool] = tools = await asyncio.to_thread(connect, mode)

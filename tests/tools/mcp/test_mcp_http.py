@@ -14,6 +14,7 @@ from midstream.core.protocols import ToolResult
 from midstream.core.tool_calls import call_tool
 from midstream.tools.mcp import session as mcp_session
 from midstream.tools.mcp import tools as mcp
+from midstream.tools.mcp import transports
 from support.errors import coded
 from support.mcp_servers.hostile_http import HostileHttp
 from support.peak_memory import growth_of_memory
@@ -90,8 +91,9 @@ def test_every_call_has_an_outcome(mode):
         assert server.ended >= 1
 
 
-def test_streams_without_end_outside_of_calls_cost_little_and_hold_up_nothing():
+def test_streams_without_end_outside_of_calls_cost_little_and_hold_up_nothing(monkeypatch):
     """The server's own stream, and answers to what is no call; one that floods ends the session."""
+    monkeypatch.setattr(transports, "FLOOD_BYTES", 1 << 22)
     clock = time.monotonic()
     modes = ("get_endless_error", "delete_endless", "endless_at_notifications/initialized", "get_endless_events")
 
@@ -114,7 +116,7 @@ def test_streams_without_end_outside_of_calls_cost_little_and_hold_up_nothing():
                 assert second == first
     assert isinstance(second, ToolServerError)
     assert second.code == "mcp-server-failed"
-    assert "more than 16 MB that no request asked for" in second.cause
+    assert "more than 4 MB that no request asked for" in second.cause
     assert growth.mb < 64
     assert time.monotonic() - clock < 20
 
