@@ -89,20 +89,20 @@ def redacted(text: str, key: str) -> str:
 
 def certificates() -> ssl.SSLContext:
     """The certificates that verify TLS. Raises `UsageError` if SSL_CERT_FILE has none."""
-    file = os.environ.get("SSL_CERT_FILE")
+    file = os.environ.get("SSL_CERT_FILE") or None
+    return _certificates(file, None if file else os.environ.get("SSL_CERT_DIR") or None)
+
+
+@lru_cache(maxsize=4)  # reading them takes 20 ms
+def _certificates(file: str | None, directory: str | None) -> ssl.SSLContext:
     try:
-        return _certificates(file, None if file else os.environ.get("SSL_CERT_DIR"))
+        context = ssl.create_default_context(cafile=file, capath=directory)
     except OSError as failure:  # an ssl.SSLError is one
         raise UsageError(
             f"the certificates in SSL_CERT_FILE={file!r} cannot be read: {failure}",
             code="certificates-invalid",
             fix="export SSL_CERT_FILE=<a .pem file of the certificates to trust>, or unset SSL_CERT_FILE",
         ) from failure
-
-
-@lru_cache(maxsize=4)  # reading them takes 20 ms
-def _certificates(file: str | None, directory: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=file or None, capath=directory or None)
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -119,39 +119,23 @@ def proxy_of(url: URL) -> URL | None:
         with suppress(ValueError):
             if ip_address(host) in ip_network(entry.strip("[]"), strict=False):
                 return None
-    try:
+    with suppress(ValueError):
         proxy = URL(named if "://" in named else f"http://{named}")
-        usable = (
-            proxy.scheme in ("http", "https")
-            and proxy.host
-            and proxy.port
-            and proxy.path == "/"
-            and named.isprintable()
-        )
-        if usable and ":" not in (proxy.user or ""):
+        plain = proxy.path == "/" and named.isprintable() and ":" not in (proxy.user or "")
+        if plain and proxy.scheme in ("http", "https") and proxy.host and proxy.port:
             return proxy
-        socks = proxy.scheme.startswith("socks")
-    except ValueError:
-        socks = False
-    # Never quote the address: of a misspelled one, any part may hold the password.
-    raise UnsupportedError(
+    raise UnsupportedError(  # without the address: of a misspelled one, any part may hold the password
         "the proxy that the environment names cannot be used",
         code="proxy-invalid",
-        cause="it is a SOCKS proxy, and midstream speaks HTTP to proxies"
-        if socks
-        else "http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT, with every "
-        "special character of NAME and PASSWORD percent-encoded",
-        fix="name an HTTP proxy (http_proxy, https_proxy), or export no_proxy=HOST"
-        if socks
-        else "correct the variable, or export no_proxy=HOST",
+        cause="http_proxy, https_proxy or all_proxy is not of the form http://[NAME:PASSWORD@]HOST:PORT: it is a SOCKS "
+        "proxy, or a special character of NAME or PASSWORD is not percent-encoded",
+        fix="correct the variable, name an HTTP proxy in place of a SOCKS proxy, or export no_proxy=HOST",
     )
 
 
 def session_for(proxy: URL | None, *, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
     """A session for one server, to be closed by the caller: no cookies, no limit of connections, bounded headers."""
-    credentials = None
-    if proxy and (proxy.user or proxy.password):
-        credentials = aiohttp.encode_basic_auth(proxy.user or "", proxy.password or "")
+    credentials = proxy and proxy.raw_user and aiohttp.encode_basic_auth(proxy.user or "", proxy.password or "")
     connector = aiohttp.TCPConnector(ssl=certificates(), limit=0, keepalive_timeout=_IDLE_S, resolver=resolver)
     return aiohttp.ClientSession(
         connector=connector,

@@ -245,14 +245,14 @@ def test_the_last_engine_to_close_closes_connections():
             one, other = engine_at(url), engine_at(url)
             await one.sample(HELLO)
             await other.sample(HELLO)
-            session = await endpoint_of(URL(url)).sessions.here()
+            session = await endpoint_of(URL(url).origin()).sessions.here()
             await one.close()
             assert not session.closed
             await other.close()
             await other.close()
             assert session.closed
             await one.sample(HELLO)  # joins again
-            assert not (await endpoint_of(URL(url)).sessions.here()).closed
+            assert not (await endpoint_of(URL(url).origin()).sessions.here()).closed
 
     asyncio.run(run())
     gc.collect()
@@ -279,7 +279,7 @@ def test_event_loops_in_several_threads_share_nothing():
             thread.join()
     gc.collect()  # an unclosed transport would warn here, and warnings are errors
     assert sorted(finished) == sorted([0, 1, 2] * 4)
-    assert all(session.closed for session, _ in endpoint_of(URL(server.base_url)).sessions._open.values())
+    assert all(session.closed for session, _ in endpoint_of(URL(server.base_url).origin()).sessions._open.values())
 
 
 def test_cancelled_requests_leave_no_connection_and_no_slot():
@@ -290,7 +290,7 @@ def test_cancelled_requests_leave_no_connection_and_no_slot():
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        session, slots = await endpoint_of(URL(server.base_url)).join(engine, 2)
+        session, slots = await endpoint_of(URL(server.base_url).origin()).join(engine, 2)
         assert (slots.borrowed_tokens, session.connector._acquired, session.connector._conns) == (0, set(), {})
 
     def slow(body: dict[str, Any]) -> dict[str, Any]:
@@ -437,7 +437,7 @@ def test_tls_goes_through_a_proxy(certificate: Path, monkeypatch: pytest.MonkeyP
 
 def test_another_kind_of_proxy_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1080")
-    with pytest.raises(UnsupportedError, check=coded("proxy-invalid", fix="http_proxy")):
+    with pytest.raises(UnsupportedError, check=coded("proxy-invalid", fix="name an HTTP proxy")):
         asyncio.run(engine_at("http://a.test/v1").sample(HELLO))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -40,10 +41,7 @@ class Endpoint:
             await self.sessions.close()
 
 
-_endpoints: dict[URL, Endpoint] = {}
-
-
-def endpoint_of(url: URL) -> Endpoint:
-    """The endpoint of an address: scheme, host and port count."""
-    origin = url.origin()
-    return _endpoints.setdefault(origin, Endpoint(origin))
+@cache
+def endpoint_of(origin: URL) -> Endpoint:
+    """The endpoint of a scheme, host and port."""
+    return Endpoint(origin)

@@ -10,8 +10,8 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -111,7 +111,7 @@ class Exchange:
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self._config, self._name = config, name
         self._base_url = config.base_url.rstrip("/")
-        self._endpoint = endpoint_of(URL(self._base_url, encoded=True))
+        self._endpoint = endpoint_of(URL(self._base_url, encoded=True).origin())
         self._reached = self._exact = False
 
     async def close(self) -> None:
@@ -121,17 +121,8 @@ class Exchange:
     async def post(self, path: str, body: dict[str, str]) -> tuple[int, str]:
         """Status and text of any answer. Raises `TransientError` or `EngineError`."""
         session, _ = await self._endpoint.join(self, self._config.max_concurrency)
-        try:
-            async with (
-                asyncio.timeout(self._config.timeout_s),
-                self._post(session, path, json.dumps(body).encode()) as response,
-            ):
-                text = (await _whole(response)).decode("utf-8", "replace")
-        except aiohttp.ClientError as failure:
-            self._broken(failure)
-        except TimeoutError as failure:
-            raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
-        self._reached = True
+        async with self._answer(session, path, json.dumps(body).encode()) as (response, _):
+            text = (await _whole(response)).decode("utf-8", "replace")
         return response.status, redacted(text[:LONGEST_WORDS], self._key())
 
     async def reply(self, asked: Outgoing, emit: Emit) -> Reply:
@@ -140,24 +131,17 @@ class Exchange:
         data: dict[str, Any] | None = None
         session, slots = await self._endpoint.join(self, self._config.max_concurrency)
         try:
-            async with (
-                slots,  # the time that a request waits for its slot does not count
-                asyncio.timeout(self._config.timeout_s) as clock,
-                self._post(session, asked.path, asked.body) as response,
-            ):
-                self._reached = True
+            # The time that a request waits for its slot does not count.
+            async with slots, self._answer(session, asked.path, asked.body) as (response, clock):
                 if response.status == 200 and "event-stream" in response.headers.get("content-type", ""):
                     await self._read_stream(response, streamed, model, emit, clock)
                 else:
                     body = await _whole(response)
                     data = decoded(body)
                     self._check(response.status, data, body, model, retry_after_s(response.headers))
-        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
-            if not streamed.done:
-                self._broken(failure)
-        except TimeoutError as failure:
-            if not streamed.done:
-                raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
+        except TransientError:
+            if not streamed.done:  # else the reply is whole, and only its connection is lost
+                raise
         try:
             reply = checked_reply(streamed.whole() if data is None else data, token_ids=self._config.token_ids)
         except UnsupportedError as failure:
@@ -231,10 +215,14 @@ class Exchange:
     def _key(self) -> str:
         return os.environ.get(self._config.api_key_env, "").strip() if self._config.api_key_env else ""
 
-    def _post(
+    @asynccontextmanager
+    async def _answer(
         self, session: aiohttp.ClientSession, path: str, body: bytes
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send one request; the answer can be read until the block ends. A redirect could carry the key elsewhere."""
+    ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """Send one request; its answer can be read in the block, which has `timeout_s` seconds.
+
+        Raises `TransientError` or `EngineError` for everything that breaks below the protocol, also in the block.
+        """
         key = self._key()
         if not (key.isascii() and key.isprintable()):
             raise RecipeError(
@@ -245,7 +233,16 @@ class Exchange:
             )
         headers = _HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS
         url = URL(f"{self._base_url}/{path}", encoded=True)  # sent as it is written
-        return session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
+        # A redirect could carry the key to another server.
+        sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
+        try:
+            async with asyncio.timeout(self._config.timeout_s) as clock, sent as response:
+                self._reached = True
+                yield response, clock
+        except aiohttp.ClientError as failure:  # before TimeoutError: a connection's time-out is both
+            self._broken(failure)
+        except TimeoutError as failure:
+            raise TransientError(f"no whole answer within {self._config.timeout_s:g} s") from failure
 
     def _broken(self, failure: Exception) -> NoReturn:
         """Raise the error of a broken connection: final if the server was never reached, else worth another attempt."""
