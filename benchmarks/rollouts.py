@@ -200,15 +200,17 @@ def work(client: str, port: int) -> None:
     """A client's process: for each line "CONCURRENCY COUNT" of its input, print seconds, CPU seconds, peak RSS."""
     with asyncio.Runner() as runner:
         env: Environment | None = None
-        requests = [] if client == "midstream" else runner.run(recorded_requests())
+        peer = None
+        if client != "midstream":
+            peer = {"bare": bare, "openai": openai_sdk}[client](port, runner.run(recorded_requests()))
         for line in sys.stdin:
             concurrency, count = map(int, line.split())
-            if client == "midstream":
+            if peer:
+                run = peer(concurrency, count)
+            else:
                 if env is None or env.config.concurrency != concurrency:
                     env = environment(port, concurrency)
                 run = midstream(env, count)
-            else:
-                run = {"bare": bare, "openai": openai_sdk}[client](port, requests)(concurrency, count)
             wall, cpu = time.perf_counter(), time.process_time()
             runner.run(run)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from ipaddress import ip_address, ip_network
@@ -24,6 +25,7 @@ from weakref import WeakSet
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from anyio import CapacityLimiter
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -135,7 +137,9 @@ def proxy_of(url: URL) -> URL | None:
 
 def session_for(proxy: URL | None, *, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
     """A session for one server, to be closed by the caller: no cookies, no limit of connections, bounded headers."""
-    credentials = proxy and proxy.raw_user and aiohttp.encode_basic_auth(proxy.user or "", proxy.password or "")
+    credentials = None
+    if proxy and (proxy.user or proxy.password):
+        credentials = aiohttp.encode_basic_auth(proxy.user or "", proxy.password or "")
     connector = aiohttp.TCPConnector(ssl=certificates(), limit=0, keepalive_timeout=_IDLE_S, resolver=resolver)
     return aiohttp.ClientSession(
         connector=connector,
@@ -164,43 +168,62 @@ async def _send(
         raise aiohttp.ClientConnectionError(str(failure) or "the connection broke") from failure
 
 
-class Sessions:
-    """Connections to one server: a session in each event loop that asks for one."""
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """What the users of an endpoint share in one event loop; `closer` closes the session."""
+
+    session: aiohttp.ClientSession
+    closer: AsyncGenerator[aiohttp.ClientSession]
+    slots: CapacityLimiter
+    limits: dict[object, int]  # of each user
+
+
+class Endpoint:
+    """Connections to one server, and slots for concurrent requests. Event loops share nothing."""
 
     def __init__(self, url: URL) -> None:
         self._url = url
-        self._open: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[object]]] = {}
-        _sessions.add(self)
+        self._loops: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        _endpoints.add(self)
 
-    async def here(self) -> aiohttp.ClientSession:
-        """The running loop's session, opened at first use."""
+    async def join(self, user: object, limit: int) -> tuple[aiohttp.ClientSession, CapacityLimiter]:
+        """The running loop's session and slots; the smallest limit of all users in this loop applies."""
         loop = asyncio.get_running_loop()
-        if loop not in self._open:
-            opened = _opened(proxy_of(self._url))
-            self._open[loop] = await anext(opened), opened
-            for closed in [known for known in self._open if known.is_closed()]:
-                await self._open.pop(closed)[0].close()
-        return self._open[loop][0]
+        if loop not in self._loops:
+            closer = _opened(proxy_of(self._url))
+            self._loops[loop] = _Connections(await anext(closer), closer, CapacityLimiter(limit), {})
+            for closed in [known for known in self._loops if known.is_closed()]:
+                await self._loops.pop(closed).session.close()
+        here = self._loops[loop]
+        if here.limits.get(user) != limit:
+            here.limits[user] = limit
+            here.slots.total_tokens = min(here.limits.values())
+        return here.session, here.slots
 
-    async def close(self) -> None:
-        """Close the running loop's session; a later request opens another."""
-        opened = self._open.pop(asyncio.get_running_loop(), None)
-        if opened is not None:
-            await opened[1].aclose()
+    async def leave(self, user: object) -> None:
+        """Remove `user` and its limit. The last user to leave closes the running loop's session."""
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is None or here.limits.pop(user, None) is None:
+            return
+        if here.limits:
+            here.slots.total_tokens = min(here.limits.values())
+        else:
+            del self._loops[asyncio.get_running_loop()]
+            await here.closer.aclose()
 
 
-_sessions: WeakSet[Sessions] = WeakSet()
+_endpoints: WeakSet[Endpoint] = WeakSet()
 
 
 @atexit.register
 def _close_forgotten() -> None:
     """Close what a caller forgot in a loop that `asyncio.run` did not end (a notebook's): aiohttp would complain."""
-    for loop, (session, _) in [opened for sessions in _sessions for opened in sessions._open.items()]:
+    for loop, here in [opened for endpoint in _endpoints for opened in endpoint._loops.items()]:
         if not loop.is_running():
-            (asyncio.run if loop.is_closed() else loop.run_until_complete)(session.close())
+            (asyncio.run if loop.is_closed() else loop.run_until_complete)(here.session.close())
 
 
 async def _opened(proxy: URL | None) -> AsyncGenerator[aiohttp.ClientSession]:
-    """Yield a session and close it when this generator is closed: `asyncio.run` does so if nobody calls `close`."""
+    """Yield a session and close it when this generator is closed: `asyncio.run` does so if nobody calls `leave`."""
     async with session_for(proxy) as session:
         yield session

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,8 +25,8 @@ from midstream.core import http
 from midstream.core.errors import EngineError, UnsupportedError, UsageError
 from midstream.core.protocols import Request
 from midstream.core.trajectory import Message
-from midstream.engines.openai.endpoint import endpoint_of
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
+from midstream.engines.openai.exchange import endpoint_of
 from support.errors import coded
 from support.llm_server import LLMServer, completion
 
@@ -245,14 +247,14 @@ def test_the_last_engine_to_close_closes_connections():
             one, other = engine_at(url), engine_at(url)
             await one.sample(HELLO)
             await other.sample(HELLO)
-            session = await endpoint_of(URL(url).origin()).sessions.here()
+            [here] = endpoint_of(URL(url).origin())._loops.values()
             await one.close()
-            assert not session.closed
+            assert not here.session.closed
             await other.close()
             await other.close()
-            assert session.closed
+            assert here.session.closed
             await one.sample(HELLO)  # joins again
-            assert not (await endpoint_of(URL(url).origin()).sessions.here()).closed
+            assert [here.session.closed for here in endpoint_of(URL(url).origin())._loops.values()] == [False]
 
     asyncio.run(run())
     gc.collect()
@@ -279,7 +281,27 @@ def test_event_loops_in_several_threads_share_nothing():
             thread.join()
     gc.collect()  # an unclosed transport would warn here, and warnings are errors
     assert sorted(finished) == sorted([0, 1, 2] * 4)
-    assert all(session.closed for session, _ in endpoint_of(URL(server.base_url).origin()).sessions._open.values())
+    assert all(here.session.closed for here in endpoint_of(URL(server.base_url).origin())._loops.values())
+
+
+FORGETFUL = """
+import asyncio, sys
+from support.http_engine import HELLO, engine_for
+from support.llm_server import LLMServer
+with LLMServer(lambda body: "ok") as server:
+    engine, loop = engine_for(server), asyncio.new_event_loop()
+    print(loop.run_until_complete(engine.sample(HELLO)).completion)
+    if sys.argv[1] == "closed":
+        loop.close()
+"""
+
+
+@pytest.mark.parametrize("loop", ["open", pytest.param("closed", marks=pytest.mark.slow)])
+def test_a_notebook_that_closes_nothing_ends_without_complaints(loop: str):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FORGETFUL, loop]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("ok\n", "")
 
 
 def test_cancelled_requests_leave_no_connection_and_no_slot():

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import aiohttp
@@ -21,10 +22,9 @@ from yarl import URL
 
 from midstream.core.errors import EngineError, PromptTooLongError, RecipeError, UnsupportedError
 from midstream.core.events import Emit
-from midstream.core.http import TransientError, redacted, retry_after_s
+from midstream.core.http import Endpoint, TransientError, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
-from midstream.engines.openai.endpoint import endpoint_of
 from midstream.engines.openai.providers import limit_field, refusal_advice, start_advice
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
@@ -100,6 +100,12 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
         body.setdefault("prompt", request.prompt if prompt_ids is None else list(prompt_ids))
     sent["base_url"] = config.base_url.rstrip("/")
     return Outgoing(path="chat/completions" if chat else "completions", body=json.dumps(body).encode(), sent=sent)
+
+
+@cache
+def endpoint_of(origin: URL) -> Endpoint:
+    """The connections to a scheme, host and port, which all engines there share."""
+    return Endpoint(origin)
 
 
 class Exchange:

@@ -26,7 +26,7 @@ from yarl import URL
 
 from midstream.core.data import Settings
 from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.http import Sessions, TransientError, redacted, retry, retry_after_s
+from midstream.core.http import Endpoint, TransientError, redacted, retry, retry_after_s
 from midstream.core.version import __version__
 
 T = TypeVar("T")
@@ -134,8 +134,7 @@ class Service:
             "Accept": "application/json",
             "Accept-Encoding": "gzip",
         }
-        self._semaphore = LoopSemaphore(config.concurrency)
-        self._sessions = Sessions(self._url)
+        self._endpoint = Endpoint(self._url)
 
     async def request(self, method: str, check: Check, **content: Any) -> Any:
         """The answer to one request; `content` is aiohttp's `params` or `json`.
@@ -144,8 +143,9 @@ class Service:
         """
 
         async def attempt() -> Any:
-            async with self._semaphore.here():
-                data, pause_s = await self._attempt(method, content)
+            session, slots = await self._endpoint.join(self._label, self._config.concurrency)
+            async with slots:
+                data, pause_s = await self._attempt(session, method, content)
             check(data, pause_s)
             return data
 
@@ -153,13 +153,15 @@ class Service:
 
     async def close(self) -> None:
         """Close the running loop's connections; a later request opens new ones."""
-        await self._sessions.close()
+        await self._endpoint.leave(self._label)
 
-    async def _attempt(self, method: str, content: Mapping[str, Any]) -> tuple[Any, float]:
+    async def _attempt(
+        self, session: aiohttp.ClientSession, method: str, content: Mapping[str, Any]
+    ) -> tuple[Any, float]:
         """The answer as JSON and its Retry-After; `TransientError` or `ToolServerError` for anything else."""
         key = self._key.read() if self._key else ""
         headers = self._headers | ({self._key.header: f"{self._key.scheme} {key}".strip()} if self._key else {})
-        session, body = await self._sessions.here(), bytearray()
+        body = bytearray()
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
