@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,6 +151,20 @@ def test_a_key_in_a_completion_reaches_no_trace(monkeypatch: pytest.MonkeyPatch)
     error = caught.value
     assert not error.retryable
     assert "sk-Ab3d" not in str(error) + error.calls[0].model_dump_json()
+
+
+def test_a_key_in_a_stream_is_not_shown_piece_by_piece(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-Ab3dEf6hIj9")
+    shown: list[str] = []
+    request = replace(HELLO, emit=lambda kind, value: shown.append(value))
+    with LLMServer(lambda body: "skip; your key is sk-Ab3dEf6hIj9, sk") as server, pytest.raises(EngineError) as caught:
+        asyncio.run(engine_for(server, stream=True).sample(request))
+    assert caught.value.code == "key-echoed"
+    assert "".join(shown) == "skip; your key is "
+    shown.clear()
+    with LLMServer(lambda body: "it begins with sk-Ab3, and ends with sk-Ab") as server:
+        asyncio.run(engine_for(server, stream=True).sample(request))
+    assert "".join(shown) == "it begins with sk-Ab3, and ends with sk-Ab"
 
 
 @pytest.mark.parametrize("key", ["x", "none", "EMPTY", "dummy-key"])

@@ -155,8 +155,17 @@ class Exchange:
                 raise
             raise TransientError(failure.what) from failure  # it gave ids before, so this is one broken answer
         self._exact = self._config.token_ids
+        self._refuse_key_in(f"{reply.text}\n{reply.finish_reason}")
+        if data is not None and self._config.stream:  # this server does not stream: all text at once
+            emit("text", reply.text)
+        return reply
+
+    def _refuse_key_in(self, text: str) -> int:
+        """Raise `EngineError` if the server's text holds the key; returns how many of its last characters begin one."""
         key = self._key()
-        if len(key) >= _SHORTEST_SECRET and key in reply.text:
+        if len(key) < _SHORTEST_SECRET:
+            return 0
+        if key in text:
             raise EngineError(
                 f"{self._name} at {self._base_url} answered with the key in ${self._config.api_key_env}",
                 code="key-echoed",
@@ -164,19 +173,18 @@ class Exchange:
                 fix="do not send this server a key, and make a new one",
                 retryable=False,
             )
-        if data is not None and self._config.stream:  # this server does not stream: all text at once
-            emit("text", reply.text)
-        return reply
+        return max(size for size in range(min(len(text), len(key)) + 1) if key.startswith(text[len(text) - size :]))
 
     async def _read_stream(
         self, response: aiohttp.ClientResponse, streamed: StreamedReply, model: str, emit: Emit, clock: asyncio.Timeout
     ) -> None:
         """Read events into `streamed` until its end: each piece within `timeout_s`, the whole within ten times that."""
-        received = 0
+        received, held = 0, ""  # bytes; text that may be the beginning of the key, which no screen may show
         parser, now, timeout_s = EventParser(), asyncio.get_running_loop().time, self._config.timeout_s
         latest = now() + _STREAM_TIMEOUTS * timeout_s
 
         def take(event: str) -> None:
+            nonlocal held
             if streamed.done:
                 return
             if event == DONE:
@@ -188,9 +196,11 @@ class Exchange:
             chunk = event_object(event)
             self._check(200, chunk, event.encode(), model)
             clock.reschedule(now() + timeout_s)
-            piece = streamed.add(chunk)
-            if piece:
-                emit("text", piece)
+            held += streamed.add(chunk)
+            shown = len(held) - self._refuse_key_in(held)
+            if shown:
+                emit("text", held[:shown])
+            held = held[shown:]
 
         async for chunk in response.content.iter_any():
             received += len(chunk)
@@ -200,6 +210,8 @@ class Exchange:
                 take(event)
         for event in parser.end():
             take(event)
+        if held:
+            emit("text", held)
 
     def _check(
         self, status: int, data: dict[str, Any], body: bytes | bytearray, model: str, pause_s: float = 0.0

@@ -185,7 +185,7 @@ class Service:
             cause, fix = "", "check the tool's base_url, and the key's credit"
             if 300 <= status < 400:
                 cause = "it has moved, and redirects are not followed"
-                fix = f"set the tool's base_url to {response.headers.get('location', '')!r}"
+                fix = f"set the tool's base_url to {_quote(response.headers.get('location', ''), key)!r}"
             elif status in (401, 402, 403) and self._key:
                 cause, fix = "the key is wrong or used up", f"export {self._key.env}=<a key that is valid>"
             elif status in (401, 403):
