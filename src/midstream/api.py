@@ -558,7 +558,8 @@ def _evaluate_in(
         with begun.lock(), _status_on_failure(begun), closing(store):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
             done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
-            store.retain(lambda name, failed: name not in done)
+            if done:
+                store.retain(lambda name, failed: name not in done)
             if retry_errors:
                 reopen(begun, evaluations, store)
             run_coroutine(evaluate_sets(begun, evaluations, store, listener))

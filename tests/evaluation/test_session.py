@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from midstream.core.errors import BudgetError, EngineError, InfrastructureError, StorageError
 from midstream.core.events import Note, RunEvent, RunFinished
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import Call, Trajectory
 from midstream.evaluation import SetConfig
 from midstream.evaluation.run import SetEvaluation
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.rollout import Environment, RolloutConfig
 from midstream.runs import RunDirectory
 from midstream.runs.info import collect_info
+from support.peak_memory import growth_of_memory
 from support.rollouts import TASKS, StubReward
 
 
@@ -117,6 +118,28 @@ def test_a_store_that_refuses_leaves_nothing_written_and_everything_kept(directo
     assert directory.evaluations.read() == []
     assert not list(directory.trajectories.root.iterdir())
     assert len(store.done(of(Agent()))) == len(TASKS)
+
+
+@dataclass
+class Wordy:
+    """Answers at once; every trajectory has some 170 kB of its own text."""
+
+    name: str = "wordy"
+    given: int = 0
+
+    async def run(self, task: Any, *_: Any, seed: int, **__: Any) -> Trajectory:
+        self.given += 1
+        call = Call(role="generator", completion=f"{self.given} " * 30_000)
+        return Trajectory(id=task.id, task_id=task.id, seed=seed, closing_calls=(call,))
+
+
+def test_memory_does_not_grow_with_the_number_of_trajectories(directory):
+    store = JournalStore(directory.results_path)
+    with growth_of_memory() as growth:
+        result = asyncio.run(evaluate_set(directory, replace(of(Wordy()), trials=50), store))  # 50 MB of text
+    assert result is not None
+    assert result.trials == 50
+    assert growth.mb < 25
 
 
 class Steps(Session):

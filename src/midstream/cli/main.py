@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import sys
@@ -70,6 +71,7 @@ def _run(words: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         for note in getattr(error, "__notes__", ()):  # how to resume the run
             print(f"\n{note}", file=sys.stderr)
+        gc.freeze()  # or Python looks for cycles in what a thousand trajectories leave, a second at exit
         return 130
     except BrokenPipeError:  # the reader of the output (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it flushes at exit
