@@ -145,19 +145,13 @@ class StudyFile(Settings):
     metrics: dict[str, Metric] = DEFAULT_METRICS
 
     @model_validator(mode="after")
-    def _directories_differ(self) -> StudyFile:
-        runs: dict[str, tuple[object, ...]] = {}
-        for arm in self.arms:
-            run = (arm.recipe, arm.overrides, arm.train)
-            if runs.setdefault(arm.runs, run) != run:
-                raise ValueError(f"two arms have runs in {arm.runs!r}: give one of them another `directory`")
-        return self
-
-    @model_validator(mode="after")
     def _names_differ(self) -> StudyFile:
         names = [name for arm in self.arms for name in (arm.name, arm.before) if name]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"two rows have the same name: {', '.join(twice)}")
+        runs = {(arm.runs, arm.recipe, arm.overrides, arm.train) for arm in self.arms}
+        if twice := [name for name, count in Counter(run[0] for run in runs).items() if count > 1]:
+            raise ValueError(f"two arms have runs in {twice[0]!r}: give one of them another `directory`")
         return self
 
 

@@ -39,8 +39,7 @@ _FIRST = (
     "agent.type", "agent.template", "tools", "agent.max_turns", "evaluation", "reward", "tasks", "rollout", "sandbox",
 )  # fmt: skip
 
-_MAX_EXTENDS = 32  # recipes that one extends, one after the other
-_MAX_PARTS = 32  # of a key of `--set`
+_MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
 
 # The modules of each kind of agent; the first is the one whose weights are trained.
 MODULES: dict[str, tuple[Kind, ...]] = {
@@ -248,9 +247,9 @@ def read_table(name: str) -> Table:
                 fix='e.g. extends = "agentflow-prompted"',
             )
         path = find_recipe(base, path)
-        if path in tables or len(tables) == _MAX_EXTENDS:
+        if path in tables or len(tables) == _MAX_DEPTH:
             raise RecipeError(
-                f"{path} extends itself" if path in tables else f"{name} extends more than {_MAX_EXTENDS} recipes",
+                f"{path} extends itself" if path in tables else f"{name} extends more than {_MAX_DEPTH} recipes",
                 code="extends-invalid",
                 fix="remove one `extends`",
             )
@@ -272,7 +271,7 @@ def with_overrides(table: Table, overrides: Sequence[str]) -> Table:
             values = {"value": text} if text.isprintable() else {}
         except ValueError as failure:
             problem = str(failure)
-        if not sign or not all(parts) or len(parts) > _MAX_PARTS or not key.isprintable():
+        if not sign or not all(parts) or len(parts) > _MAX_DEPTH or not key.isprintable():
             problem = "it is not of the form a.b=value"
         elif not problem and values.keys() != {"value"}:
             problem = "a line break or control character outside of quotes"

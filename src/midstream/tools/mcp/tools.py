@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from midstream.core.component import Context, ToolConfig
 from midstream.core.data import unfit
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError
 from midstream.core.json_schema import blocking, unusable_schema
 from midstream.core.protocols import ToolResult
 
@@ -123,14 +122,13 @@ class McpConfig(ToolConfig):
     def check_machine(self, where: str) -> None:
         """Check the SDK, and that the command exists; the server is not started."""
         super().check_machine(where)
-        program = self.command[0] if self.command else sys.executable
-        if shutil.which(program if os.sep not in program else self.cwd / program if self.cwd else program) is None:
-            raise RecipeError(
-                f"{where}.command: there is no program {program!r}",
-                code="command-not-found",
-                cause="it is not installed, or not on PATH",
-                fix="install it, or give the program's absolute path as the first word of `command`",
-            )
+        for program in self.command[:1]:
+            if shutil.which(self.cwd / program if self.cwd and os.sep in program else program) is None:
+                raise RecipeError(
+                    f"{where}.command: there is no program {program!r}",
+                    code="command-not-found",
+                    fix="install it, or give the program's absolute path as the first word of `command`",
+                )
 
     def build(self, context: Context) -> list[McpTool]:
         """Connect to the server and return its tools."""
@@ -146,12 +144,9 @@ def make(config: McpConfig, name: str) -> list[McpTool]:
         ToolServerError: the server does not come up or does not speak the protocol.
         UnsupportedError: the MCP SDK is not installed.
     """
-    try:
-        from midstream.tools.mcp.session import Server
-    except ImportError as failure:
-        raise UnsupportedError(
-            "the MCP SDK is not installed", code="missing-extra", fix="pip install 'midstream[mcp]'"
-        ) from failure
+    config.check_machine(f"tools.{name}")
+    from midstream.tools.mcp.session import Server  # needs the SDK
+
     passed = (*config.env_pass, *config.headers_env.values())
     for variable in passed:
         if not os.environ.get(variable, "").strip():

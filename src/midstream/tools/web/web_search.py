@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue
 
 from midstream.core.component import Context, ToolConfig
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
 from midstream.core.tool_calls import text_arguments
@@ -113,16 +113,10 @@ class Ddgs:
     """
 
     def __init__(self, config: WebSearchConfig) -> None:
-        try:
-            from ddgs import DDGS
-            from ddgs.engines import ENGINES
-        except ImportError as failure:
-            raise UnsupportedError(
-                f"{failure.name} is not installed",
-                code="missing-extra",
-                cause="web search without a key needs the extra `web`",
-                fix="pip install 'midstream[web]', or set provider = \"serper\" and export SERPER_API_KEY=<your key>",
-            ) from failure
+        config.check_machine('web search with provider = "ddgs"')
+        from ddgs import DDGS
+        from ddgs.engines import ENGINES
+
         backends, known = config.backends, sorted(ENGINES["text"])
         unknown = [name for name in backends if name not in (*known, "auto")]
         if unknown or not backends:  # ddgs itself would query all engines instead, and only log that
