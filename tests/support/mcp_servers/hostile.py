@@ -146,6 +146,8 @@ def call(request: dict[str, Any]) -> None:
     def error(value: Any) -> None:
         send({"id": number, "error": value})
 
+    if MODE == "dense_reply":
+        return raw(b'{"jsonrpc":"2.0","id":%d,"result":{"a":[' % number + b"[]," * 200_000 + b"1]}}\n")
     if MODE == "no_reply":
         return None
     if MODE == "hangs":
@@ -220,7 +222,7 @@ def call(request: dict[str, Any]) -> None:
         return result(text("echo: \x00"))
     if MODE == "deep_nesting":
         return raw(
-            b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number + b"[" * 100_000 + b"]" * 100_000 + b"}}\n"
+            b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number + b"[" * 10_000 + b"]" * 10_000 + b"}}\n"
         )
     if MODE == "windows_lines":
         return raw(json.dumps({"jsonrpc": "2.0", **answer}).encode() + b"\r\n")

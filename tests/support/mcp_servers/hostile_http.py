@@ -89,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, BOMB, JSON, {"content-encoding": "gzip"})
             case "long_json":
                 self._send(200, b'{"jsonrpc":"2.0","id":%d,"result":"' % number + b"x" * 5_000_000, JSON)
+            case "dense_json":
+                self._send(200, b'{"jsonrpc":"2.0","id":%d,"result":[' % number + b"[]," * 200_000 + b"1]}", JSON)
             case "long_event":
                 self._send(200, b"event: message\ndata: " + b"x" * 5_000_000, "text/event-stream")
             case "endless_json" | "endless_events":

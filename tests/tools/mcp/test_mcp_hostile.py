@@ -52,6 +52,7 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "is_error": (False, "no such city"),
     "is_error_with_empty_content": (False, "without a message"),
     "error_of_the_arguments": (False, "text must rhyme"),
+    "dense_reply": (False, "more than 1 MB is not read"),
     "long_reply": (False, "more than 1 MB is not read"),
     "long_reply_id_last": (False, "more than 1 MB is not read"),
     "hundred_megabytes": (False, "more than 1 MB is not read"),

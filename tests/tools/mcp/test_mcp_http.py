@@ -26,6 +26,7 @@ CALLS: dict[str, tuple[bool | None, str]] = {
     "session_lost": (True, "echo: hi"),
     "session_lost_400": (True, "echo: hi"),
     "long_json": (False, "more than 1 MB is not read"),
+    "dense_json": (False, "more than 1 MB is not read"),
     "long_event": (False, "more than 1 MB is not read"),
     "endless_json": (False, "more than 1 MB is not read"),
     "endless_events": (False, "more than 1 MB is not read"),

@@ -61,7 +61,7 @@ class McpConfig(ToolConfig):
         connect_timeout_s: seconds to start, connect and list the tools
         timeout_s: seconds of one call
         output_tokens: the most tokens of a result; four characters count as a token
-        max_reply_mb: a longer reply is not read
+        max_reply_mb: a longer reply is not read; each list and object in it counts as 65 bytes
     """
 
     extra = "mcp"
