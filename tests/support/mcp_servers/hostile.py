@@ -221,9 +221,7 @@ def call(request: dict[str, Any]) -> None:
         raw(b"\x00\x00\x00\n")
         return result(text("echo: \x00"))
     if MODE == "deep_nesting":
-        return raw(
-            b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number + b"[" * 10_000 + b"]" * 10_000 + b"}}\n"
-        )
+        return raw(b'{"jsonrpc":"2.0","id":%d,"result":{"content":' % number + b"[" * 10_000 + b"]" * 10_000 + b"}}\n")
     if MODE == "windows_lines":
         return raw(json.dumps({"jsonrpc": "2.0", **answer}).encode() + b"\r\n")
     if MODE == "noise_among":
