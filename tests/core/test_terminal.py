@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from midstream.core import terminal
 from midstream.core.terminal import CleanStream, Terminal, clean_output
 from midstream.core.text import visible
 from support.escapes import HOSTILE, assert_clean
@@ -96,7 +98,7 @@ def test_text_that_is_written_out_has_its_place_in_a_table():
 def write_everywhere(text: str) -> None:
     """Everything but Rich by which a process writes to a terminal."""
     sys.stdout.write(text + "\n")
-    sys.stderr.writelines([text, "\n", text])
+    sys.stderr.write(text + "\n")
     logging.getLogger("midstream.test").warning("%s", text)
     Terminal(stderr=True).print(Text(text, "bold"))
     Terminal().print(text)
@@ -122,3 +124,9 @@ def test_every_other_way_to_the_terminal_is_cleaned(monkeypatch, live):
     output = streams["stdout"].getvalue() + streams["stderr"].getvalue()
     assert output.count("https://evil.example") >= 6
     assert_clean(output, styled=True)
+
+
+def test_no_module_has_a_console_of_its_own():
+    source = Path(terminal.__file__).parents[1]
+    found = [path.name for path in source.rglob("*.py") if re.search(r"\bConsole\(|\brich\.print\(", path.read_text())]
+    assert found == ["terminal.py"]

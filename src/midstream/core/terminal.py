@@ -74,11 +74,6 @@ class CleanStream:
         self.stream.write(visible(text))
         return len(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write each of the lines."""
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
         """Flush the stream."""
         self.stream.flush()
