@@ -64,6 +64,7 @@ from midstream.recipe.overrides import (
     changed_recipe,
     evaluation_recipe,
     has_weights,
+    recipe_changes,
     run_recipe,
     run_table,
     validation_recipe,
@@ -150,6 +151,13 @@ def resume(
             code="inputs-changed",
             cause="its results under several settings would be counted as one",
             fix="start over with another --out" + (f"; only {changeable}* may change" if kind == "practice" else ""),
+        )
+    if changed := recipe_changes(run):
+        raise UsageError(
+            f"{run.recipe_path} was changed (the run's own | now): {'; '.join(changed[:_SETTINGS_SHOWN])}",
+            code="inputs-changed",
+            cause="results under several settings would be counted as one",
+            fix=f"undo the change, or start over with it: midstream train {run.recipe_path} --out ANOTHER",
         )
     recipe = parse_recipe(with_overrides(run_table(run), overrides))
     if asked is not None:
@@ -313,6 +321,8 @@ def compare(first_run: Comparable, other_run: Comparable, *more_runs: Comparable
         for side in sides[1:]:
             try:
                 found.append(compare_pair(sides[0], side, comparisons=len(others)))
+            except RunError:  # damaged trajectories
+                raise
             except UsageError as error:
                 refused.append(error)
     if not found:
@@ -455,6 +465,7 @@ def _create_run(root: Path, build: Build, asked: EvaluationInfo | None = None) -
 
 def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listener) -> None:
     """Check that the lessons are those that the run began with, and emit its first events."""
+    run.require_whole()
     held, now = run.info().lessons, lessons.digest(build.lessons)
     if held != now:
         raise RunError(

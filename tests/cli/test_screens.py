@@ -96,6 +96,15 @@ def test_show(screen: Screen, finished_run: Path) -> None:
     screen("show", "run", trained=True)
 
 
+def test_verify(screen: Screen, finished_run: Path) -> None:
+    shutil.copytree(finished_run, "run")
+    screen("verify", "run")
+
+
+def test_report(screen: Screen, finished_run: Path) -> None:
+    screen("report", finished_run, "--out", "report.html")
+
+
 def test_study(screen: Screen) -> None:
     screen("study", "controls", "--seeds", "1", "--only", "Flow-GRPO", "--quiet", *SMALL, trained=True)
 

@@ -26,6 +26,8 @@ COMMANDS = {
     "benchmarks": "the benchmarks and training sets there are; one in full",
     "index": "search in your own documents",
     "show": "numbers of a run, or one of its trajectories turn by turn",
+    "report": "write the report of a run again",
+    "verify": "check every file of a run: is anything damaged or missing?",
     "compare": "which of several evaluations is better, by how much, how surely",
     "library": "what an agent has learned: look at its lessons, edit, test them",
     "study": "recipes and changes of them over several seeds, compared",
@@ -46,6 +48,7 @@ EXAMPLES = """examples:
   midstream benchmarks gpqa            what it asks, where its questions are
   midstream index build docs.jsonl     search in your own documents
   midstream show runs/demo             numbers; add an id for one trajectory
+  midstream verify runs/demo           is any file damaged or missing?
   midstream compare runs/a runs/b      is b better than a, and how sure is that?
   midstream library show runs/p        the lessons an agent has learned
   midstream study controls --seeds 3   a recipe next to its controls"""

@@ -24,6 +24,7 @@ from midstream.report.practice_data import PracticeData, practice_data
 from midstream.report.run_results import evaluated_trajectories
 from midstream.report.turn_rows import template_of
 from midstream.runs import EvaluationInfo, RunDirectory, results
+from midstream.runs.journal import skip_damage, warn_of_damage
 
 _PAGE = 100
 
@@ -58,7 +59,10 @@ def run(options: argparse.Namespace) -> int:
             data = practice_data(run, whole=False)
             record |= {"updates": [update.model_dump(mode="json") for update in data.updates], **_learned(data)}
         else:
-            record |= {"metrics": _dumped(run.metrics.read()), "evaluations": _dumped(run.evaluations.read())}
+            record |= {
+                "metrics": _dumped(run.metrics.read(skip_damage)),
+                "evaluations": _dumped(run.evaluations.read(skip_damage)),
+            }
         print(json.dumps(record))
     elif info.kind == "evaluation":
         show_evaluation(run)
@@ -68,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         _print_resume(console, run)
     else:
         console, training = Terminal(), run_recipe(run).training
-        metrics, evaluations = run.metrics.read(), run.evaluations.read()
+        metrics, evaluations = run.metrics.read(skip_damage), run.evaluations.read(skip_damage)
         steps = training.steps if training else 0
         console.print(tables.run_summary(str(run.root), info.recipe_name, steps, metrics, evaluations))
         _show_status(run)
@@ -80,7 +84,7 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
     console, data = Terminal(), practice_data(run, whole=False) if run.info().kind == "practice" else None
     if as_json:
         learned = {**_learned(data), "spent": data.spent.model_dump()} if data else {}
-        print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read()), **learned}))
+        print(json.dumps({"run": str(run.root), "evaluations": _dumped(run.evaluations.read(skip_damage)), **learned}))
         return
     if data:
         console.print(practice_tables.result_view(data))
@@ -88,7 +92,7 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
         for line in data.next_steps:
             console.print(Text(f"  {line}"), soft_wrap=True)
         return
-    sides = [(each.before, each.after) for each in comparisons(run.evaluations.read()) if each.after]
+    sides = [(each.before, each.after) for each in comparisons(run.evaluations.read(skip_damage)) if each.after]
     for before, after in sorted(sides, key=lambda side: side[0][0].set_name != "test"):  # the test set first
         if (name := before[0].set_name) != "validation":
             console.print(tables.before_after_table(before, after))
@@ -99,7 +103,7 @@ def show_result(run: RunDirectory, *, as_json: bool = False) -> None:
 
 def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     """Print what is evaluated, the numbers of every set that is done, and the progress of the current one."""
-    found = run.evaluations.read()
+    found = run.evaluations.read(skip_damage)
     if as_json:
         print(json.dumps({"run": str(run.root), "evaluations": _dumped(found)}))
         return
@@ -112,7 +116,7 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
     console.print(f"recipe  {info.recipe_name}, seed {info.seed}: {what}", highlight=False, soft_wrap=True)
     if found:
         console.print(evaluation_view(found))
-    for name, count in Counter(record.set for record in results.read(run.results_path)).items():
+    for name, count in Counter(record.set for record in results.read(run.results_path, warn_of_damage)).items():
         console.print(Text(f"under way: {name}, {counted(count, 'run')} so far"))
     if any(result.errors for result in found):
         command = f"midstream resume {shlex.quote(str(run.root))} --retry-errors"
@@ -122,7 +126,7 @@ def show_evaluation(run: RunDirectory, *, as_json: bool = False) -> None:
 
 def _show_tasks(run: RunDirectory, *, wrong: bool, page: int | None, as_json: bool) -> None:
     """Print the tasks of the last evaluations, or only those that are not right, or only one page of each list."""
-    found = run.evaluations.read()
+    found = run.evaluations.read(skip_damage)
     last = max((result.step or 0 for result in found), default=0)
     chosen = [result for result in found if run.info().kind == "evaluation" or result.step == last]
     if not chosen:

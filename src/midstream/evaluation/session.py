@@ -85,7 +85,7 @@ class JournalStore:
         """Remove the records for which `wanted` is false; it gets an evaluation's name and whether the run failed."""
         self.close()
         self._found = None
-        results.keep(self.path, wanted)
+        results.keep(self.path, wanted, self.report)
 
     def close(self) -> None:
         """Close the file; it opens again when something is kept."""
@@ -150,6 +150,7 @@ async def evaluate_set(
         )
     result = summary.result()
     run.evaluations.append(result)
+    run.seal()
     store.forget(evaluation)
     return result
 
@@ -239,7 +240,9 @@ def reopen(run: RunDirectory, evaluations: Sequence[SetEvaluation], store: Journ
             for trajectory in run.trajectories.open(part.name):
                 if trajectory.status == "ok":
                     store.keep(part, [trajectory])
+    run.unseal()
     filter_records(run.evaluations.path, lambda record: (record["set_name"], record["sampling"]) not in broken)
+    run.seal()
 
 
 # --- training and practice --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from midstream.core.protocols import Agent, Codec, Engine, LockstepEngine, Reque
 from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.practice.settings import BudgetConfig
-from midstream.runs.journal import Journal, read_models
+from midstream.runs.journal import Journal, read_models, skip_damage
 
 HELD_BACK = 1.25  # times the use of the first evaluation is kept for the last one, whose prompts hold lessons
 _COST_UNITS = 10**11  # costs are added up in billionths of a cent, as integers, so that a sum does not depend on order
@@ -189,8 +189,8 @@ def _total(entries: Iterable[Entry]) -> Spent:
 
 
 def read_spent(path: Path) -> dict[tuple[str, str], Spent]:
-    """What a run has used by its `ledger/spent.jsonl`, by phase and role; changes nothing."""
-    latest = {entry.number: entry for entry in read_models(path, Entry)}  # the use after the reservation
+    """What a run has used by its `ledger/spent.jsonl`, by phase and role, without damaged entries."""
+    latest = {entry.number: entry for entry in read_models(path, Entry, skip_damage)}  # the use after the reservation
     found = defaultdict[tuple[str, str], list[Entry]](list)
     for entry in latest.values():
         found[entry.phase, entry.role].append(entry)

@@ -34,9 +34,9 @@ from midstream.practice.ledger import Cache, Ledger
 from midstream.practice.library import Library, next_number
 from midstream.practice.library_text import from_json, from_markdown, to_json, to_markdown
 from midstream.practice.operations import Operation, Outcome
-from midstream.runs import RunDirectory
+from midstream.runs import RunDirectory, checksums
 from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.journal import Journal, Report, read_models
+from midstream.runs.journal import Journal, OnDamage, Report, raise_damage, read_models, skip_damage, warn
 from midstream.runs.lock import exclusive_lock
 
 
@@ -101,9 +101,9 @@ class UpdateRecord(Frozen):
         )
 
 
-def read_updates(run: RunDirectory) -> list[UpdateRecord]:
-    """All updates of a run in order; an empty list before the first. Raises `RunError` if damaged."""
-    return read_models(run.updates_path, UpdateRecord)
+def read_updates(run: RunDirectory, on_damage: OnDamage = raise_damage) -> list[UpdateRecord]:
+    """All updates of a run in order; an empty list before the first. Damage: as `read_records`."""
+    return read_models(run.updates_path, UpdateRecord, on_damage)
 
 
 class MadeUpdate(Frozen):
@@ -133,7 +133,7 @@ class Committer:
 
     def commit(self, update: MadeUpdate) -> None:
         """Write an update to disk, completely."""
-        atomic_write(self.path, update.model_dump_json().encode() + b"\n")
+        atomic_write(self.path, checksums.add(update.model_dump_json().encode() + b"\n"))
         self._complete(update)
 
     def recover(self) -> None:
@@ -142,10 +142,11 @@ class Committer:
         if not self.path.exists():
             return
         try:
-            update = MadeUpdate.model_validate_json(self.path.read_bytes())
-        except ValidationError as error:
+            update = MadeUpdate.model_validate(checksums.read_object(self.path.read_bytes()))
+        except ValueError as error:
+            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             fix = f"delete it: midstream resume {self.run.root} makes the update again from what is in the ledger"
-            raise damaged(self.path, error.errors()[0]["msg"], fix) from error
+            raise damaged(self.path, problem, fix) from error
         if self._in_history(update) or self.history.get().number == update.before:
             self._complete(update)
         else:
@@ -161,10 +162,11 @@ class Committer:
                 run.trajectories.write(f"gate-{record.step}", played)
             if record.version != update.before and not self._in_history(update):
                 self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
-            if all(timing.step != record.step for timing in run.timings.read()):
+            if all(timing.step != record.step for timing in run.timings.read(skip_damage)):
                 run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
             with Journal(run.updates_path) as journal:
                 journal.append(record)
+        run.seal()
         self.ledger.clear()
         self.path.unlink()
 
@@ -281,12 +283,20 @@ class History:
         return versions
 
 
+def name_damage(path: Path) -> None:
+    """Warn of damage in the run whose directory, or whose library's, `path` is; any other path has none."""
+    for directory in (path, path.parent):
+        if (directory / "run.json").exists():
+            RunDirectory.open(directory)
+
+
 def read_library(path: Path) -> Library:
     """The library in a JSON or Markdown (.md) file, or the current one of a run directory or of its `library/`.
 
     Raises `RunError` without a library, `UsageError` if the file does not hold one.
     """
     if path.is_dir():
+        name_damage(path)
         for directory in (path / "library", path):
             if (directory / VERSIONS).exists() and (version := History(directory).current()):
                 return version.library
@@ -297,6 +307,13 @@ def read_library(path: Path) -> Library:
             fix="name the run directory of `midstream train RECIPE` with [practice], or a library file",
         )
     text = read_text(path, error=RunError, fix="name a practice run, or a .json or .md file with a library")
+    try:
+        checksums.read_object(text.encode())
+    except ValueError:
+        if f'"{checksums.FIELD}"' in text:
+            warn(
+                f"{path} is not as midstream wrote it: it was edited, or is damaged; restore it if you did not edit it"
+            )
     try:
         return from_markdown(text) if path.suffix.lower() in (".md", ".markdown") else from_json(text)
     except UsageError as failure:

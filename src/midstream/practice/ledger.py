@@ -118,11 +118,12 @@ class Ledger:
             return
         directory.mkdir(parents=True, exist_ok=True)
         if retry_errors:  # before reading: the file must not keep what memory has dropped
-            results.keep(directory / ROLLOUTS, lambda scope, failed: not failed)
+            results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
             place = result.trajectory.task_id, result.trajectory.rollout_index
             self._trajectories.setdefault(result.set, {})[place] = result.trajectory
-        self._replies = {reply.key: reply.calls for reply in read_models(directory / REPLIES, Reply)}
+        replies = read_models(directory / REPLIES, Reply, lambda error: report(f"{error.what}; it is asked again"))
+        self._replies = {reply.key: reply.calls for reply in replies}
 
     def kept(self, scope: str) -> dict[Place, Trajectory]:
         """The trajectories of a piece of work so far, by task and index."""

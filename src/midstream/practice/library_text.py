@@ -12,7 +12,9 @@ text, and an edit leaves it unchanged.
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
@@ -34,6 +36,7 @@ from midstream.practice.library import (
     with_lessons,
 )
 from midstream.practice.operations import Operation, Outcome, Rules, applied, screened
+from midstream.runs import checksums
 
 _HEAD = """# Lessons
 
@@ -149,12 +152,17 @@ def edited(library: Library, text: str, rules: Rules) -> tuple[Library, list[Out
 
 
 def to_json(library: Library) -> str:
-    """Write the whole library as JSON: `from_json(to_json(library)) == library`."""
-    return f"{library.model_dump_json(indent=2)}\n"
+    """Write the whole library as JSON with a checksum: `from_json(to_json(library)) == library`."""
+    return checksums.add(f"{library.model_dump_json(indent=2)}\n".encode()).decode()
 
 
 def from_json(text: str) -> Library:
-    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is no library."""
+    """Read a library from JSON, unproven if its lessons were edited since; raises `UsageError` if it is no library.
+
+    The checksum is not compared: a person may have edited the file.
+    """
+    with suppress(ValueError):
+        text = json.dumps({key: value for key, value in json.loads(text).items() if key != checksums.FIELD})
     try:
         library = Library.model_validate_json(text)
     except ValidationError as failure:

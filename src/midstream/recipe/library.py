@@ -16,7 +16,7 @@ from pathlib import Path
 from midstream.core.errors import RecipeError, UsageError
 from midstream.core.lessons import NO_LESSONS, Lessons
 from midstream.core.stream_template import load_template
-from midstream.practice.commit import VERSIONS, History, read_library
+from midstream.practice.commit import VERSIONS, History, name_damage, read_library
 from midstream.practice.library import Library, identity, render_modules
 from midstream.practice.library_text import to_json
 from midstream.practice.operations import Operation
@@ -50,6 +50,7 @@ def split(named: str | Path) -> tuple[Path, int | None]:
 
 def history(path: Path) -> History:
     """The versions of a practice run's library; `path` is the run, or the library's directory in it."""
+    name_damage(path)
     own = path / _DIRECTORY
     return History(path if (path / VERSIONS).exists() else own)
 

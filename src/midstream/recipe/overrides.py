@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
@@ -15,7 +16,17 @@ from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml
 from midstream.recipe.check import check, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
-from midstream.recipe.schema import Recipe, Table, merge, modules_of, parse_recipe, read_table, with_overrides
+from midstream.recipe.schema import (
+    Recipe,
+    Table,
+    differing_settings,
+    merge,
+    modules_of,
+    parse_recipe,
+    read_table,
+    to_toml,
+    with_overrides,
+)
 from midstream.runs import RunDirectory
 from midstream.runs.directory import damaged_recipe
 
@@ -66,6 +77,12 @@ def run_table(run: RunDirectory) -> Table:
 def run_recipe(run: RunDirectory) -> Recipe:
     """The resolved recipe of a run."""
     return parse_recipe(run_table(run))
+
+
+def recipe_changes(run: RunDirectory) -> list[str]:
+    """The settings in which a run's recipe.toml differs from the recipe that it began with, as "key: its own | now"."""
+    began = parse_toml(to_toml(run.info().resolved))
+    return differing_settings(began, to_jsonable_python(run_table(run), inf_nan_mode="strings"))
 
 
 def has_weights(run: RunDirectory) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.core.errors import UsageError
+from midstream.core.errors import RunError, UsageError
 from midstream.core.metrics import EvaluationResult, Spent
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
@@ -23,6 +23,7 @@ from midstream.report.html import PageData, run_info
 from midstream.report.numbers import dollars, gain, gains, number, summed
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
+from midstream.runs.journal import skip_damage, warn_of_damage
 
 PRACTICE_LIMITS = """An interval shows how far the choice of tasks could move a result, not how another seed of the
 whole run would turn out. A lesson's effect was measured while its update was tested, among the lessons of that time;
@@ -85,7 +86,11 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
     """All that is shown of a run; not `whole`: without the trajectories that only the report needs."""
     info, status = run.info(), run.status()
     config = PracticeConfig.model_validate(info.resolved["practice"])
-    versions, updates, evaluations = History(run.library_dir).all(), read_updates(run), run.evaluations.read()
+    versions, updates, evaluations = (
+        History(run.library_dir).all(),
+        read_updates(run, skip_damage),
+        run.evaluations.read(skip_damage),
+    )
     costs = read_spent(run.ledger_dir / "spent.jsonl")
     # Without an account of costs, the last update knows what was spent until then.
     parts = list(costs.values()) or [update.spent for update in updates[-1:]]
@@ -100,6 +105,8 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         try:
             compared.append(compare(first, last))
         except UsageError as error:
+            if isinstance(error, RunError):
+                warn_of_damage(error)
             notes.append(f"{first.result.set_name} {first.result.sampling} is not compared: {error.what}")
     engines: Any = info.resolved.get("engines", {})
     simulated = any(engine.get("type") == "simulated" for engine in engines.values())

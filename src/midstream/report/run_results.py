@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation import result_name
@@ -16,6 +18,7 @@ from midstream.report.practice_page import render_practice
 from midstream.report.training_page import ReportData, render_report
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
+from midstream.runs.journal import skip_damage, warn
 from midstream.runs.segments import Segment
 
 _PLANNER = """The planner has half a million parameters and a closed vocabulary: it plans for this made-up world and
@@ -37,13 +40,17 @@ def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segme
 
 def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     """One test question before and after training: of those newly solved, the one with the most different actions."""
-    of_test = [result for result in run.evaluations.read() if result.set_name == "test"]
+    of_test = [result for result in run.evaluations.read(skip_damage) if result.set_name == "test"]
     kinds = [kind for comparison in comparisons(of_test) for kind in comparison.by_kind()]
     found = [(before, after) for _, before, after in kinds if before and after]
     if not found:
         return []
     before, after = found[-1]  # greedy if that was evaluated
-    first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
+    try:
+        first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
+    except RunError as error:
+        warn(f"no question is shown before and after: {error}")
+        return []
 
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
         return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
@@ -87,13 +94,16 @@ def tools_used(resolved: Mapping[str, Any]) -> str:
     return "; ".join(texts) or "-"
 
 
-def write_report(run: RunDirectory) -> None:
-    """Write the run's self-contained HTML report. Raises `StorageError`."""
-    info = run.info()
+def write_report(run: RunDirectory, path: Path | None = None) -> None:
+    """Write the self-contained HTML report of a training or practice run to `path`, by default in the run's directory.
+
+    Damaged records are left out. Raises `StorageError`.
+    """
+    info, path = run.info(), path or run.report_path
     if info.kind == "practice":
-        save_page(run.report_path, render_practice(practice_data(run)))
+        save_page(path, render_practice(practice_data(run)))
         return
-    timings = run.timings.read()
+    timings = run.timings.read(skip_damage)
     data = ReportData(
         title=f"{info.recipe_name}, seed {info.seed}",
         recipe_toml=run.recipe(),
@@ -103,12 +113,12 @@ def write_report(run: RunDirectory) -> None:
             "CPU-seconds of training steps": round(sum(timing.cpu_s for timing in timings), 1),
             **info.packages,
         },
-        metrics=run.metrics.read(),
+        metrics=run.metrics.read(skip_damage),
         timings=timings,
-        evaluations=run.evaluations.read(),
+        evaluations=run.evaluations.read(skip_damage),
         samples=samples(run),
         template=template_of(info.resolved),
         limits=run_limits(info.resolved),
         next_steps=next_steps(run),
     )
-    save_page(run.report_path, render_report(data))
+    save_page(path, render_report(data))

@@ -9,10 +9,14 @@ many lines covers all of them. A checksum finds damage; it does not keep a perso
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 from zlib import crc32
 
+from pydantic_core import from_json
+
 FIELD = "checksum"
+_BLOCK = 1 << 20
 _MARK = b'"checksum":"'
 LENGTH = len(_MARK) + len('0123456789abcdef"}\n')
 
@@ -50,3 +54,20 @@ def problem_of(line: bytes, before: int | None) -> Literal["changed", "misplaced
     if line[-19:-11] != b"%08x" % crc32(line[:-LENGTH]) or crc_after(line) is None:
         return "changed"
     return "" if before is None or covers(line, before) else "misplaced"
+
+
+def read_object(data: bytes) -> Any:
+    """The object of a file that is one JSON object, without its checksum; `ValueError` if that is of other content."""
+    found = from_json(data)
+    if isinstance(found, dict) and found.pop(FIELD, None) is not None and add(remove(data)) != data:
+        raise ValueError("it is not as it was written")
+    return found
+
+
+def crc_of(path: Path, size: int | None = None) -> int:
+    """The CRC-32 of a file, or of its first `size` bytes."""
+    crc, left = 0, path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while block := file.read(min(_BLOCK, left)):
+            crc, left = crc32(block, crc), left - len(block)
+    return crc

@@ -19,20 +19,21 @@ run.lock                        held while training or evaluating
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from midstream.core.errors import RunError
 from midstream.core.metrics import EvaluationResult, StepMetrics, StepTiming
 from midstream.core.trajectory import Trajectory
-from midstream.runs import results
-from midstream.runs.checkpoint import Checkpoints
+from midstream.runs import checksums, results
+from midstream.runs.checkpoint import MANIFEST, Checkpoints
+from midstream.runs.damage import extent_of, file_damage, journal_damage
 from midstream.runs.files import atomic_write, damaged, storage_errors
-from midstream.runs.info import RunInfo, RunState, RunStatus, parse_info, utc_now
-from midstream.runs.journal import Records, filter_records
+from midstream.runs.info import Extent, RunInfo, RunState, RunStatus, parse_info, utc_now
+from midstream.runs.journal import Records, Report, filter_records, read_records, skip_damage, warn
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments
 
@@ -61,6 +62,11 @@ class RunDirectory:
         self.evaluations = Records(root / "evaluations.jsonl", EvaluationResult)
         self.trajectories = Segments(root / "trajectories")
         self.checkpoints = Checkpoints(root / "checkpoints")
+        # Those that only grow, but for `rewind`.
+        self.journals = (
+            self.metrics.path, self.timings.path, self.evaluations.path,
+            self.updates_path, self.library_dir / "versions.jsonl", self.ledger_dir / "spent.jsonl",
+        )  # fmt: skip
 
     @classmethod
     def create(cls, root: Path, info: RunInfo, recipe_toml: str) -> RunDirectory:
@@ -82,14 +88,20 @@ class RunDirectory:
                 raise _taken(root) from error
         atomic_write(run.recipe_path, recipe_toml.encode())
         # Last, because this file makes the directory a run.
-        atomic_write(run.info_path, info.model_dump_json(indent=2).encode() + b"\n")
+        atomic_write(run.info_path, checksums.add(info.model_dump_json(indent=2).encode() + b"\n"))
         return run
 
     @classmethod
-    def open(cls, root: Path) -> RunDirectory:
-        """An existing run. Raises `RunError` if `root` is missing, not a run, or of another format version."""
+    def open(cls, root: Path, report: Report = warn) -> RunDirectory:
+        """An existing run. Raises `RunError` if `root` is missing, not a run, or of another format version.
+
+        `report` receives a line of text for each damaged file, unless the run is at work (see `damage`).
+        """
         run = cls(root)
         parse_info(run.info_path)
+        if not is_locked(run.lock_path):
+            for error in run.damage().values():
+                report(f"{error.what}; {error.fix}")
         return run
 
     def info(self) -> RunInfo:
@@ -108,15 +120,117 @@ class RunDirectory:
         return exclusive_lock(self.lock_path)
 
     def set_status(self, state: RunState, message: str = "", *, step: int | None = None) -> None:
-        """Replace the status."""
-        status = RunStatus(state=state, message=message, step=step, updated_at=utc_now())
-        atomic_write(self.status_path, status.model_dump_json().encode() + b"\n")
+        """Replace the status; the state "finished" seals the run, exported weights included."""
+        status, before = (
+            RunStatus(state=state, message=message, step=step, updated_at=utc_now()),
+            self._written_status(),
+        )
+        whole = [path for path in self.policy_dir.rglob("*") if path.is_file()] if state == "finished" else []
+        files = before.files if before and state != "finished" else self._extents(before, whole)
+        self._write_status(status.model_copy(update={"files": files}))
+
+    def seal(self) -> None:
+        """Note the extents of the files in the status, if there is one: what is written now is to stay."""
+        if before := self._written_status():
+            self._write_status(before.model_copy(update={"files": self._extents(before)}))
+
+    def unseal(self) -> None:
+        """Forget the extents, before records are removed: a crash between this and the next `seal` is no damage."""
+        if before := self._written_status():
+            kept = {name: extent for name, extent in before.files.items() if name == self.recipe_path.name}
+            self._write_status(before.model_copy(update={"files": kept}))
+
+    def damage(self) -> dict[str, RunError]:
+        """The damage in the recipe, the status and the journals, and which other files are gone or of another size.
+
+        By the file's path in the directory. The content of trajectories, checkpoints and weights is not read.
+        """
+        found: dict[str, RunError | None] = {}
+        before = self._written_status()
+        if before is None and any(path.exists() for path in (self.status_path, *self.journals)):
+            problem = "it is not as it was written" if self.status_path.exists() else "the file is missing"
+            fix = f"midstream resume {self.root} writes it again"
+            found[self.status_path.name] = damaged(self.status_path, problem, fix)
+        files = dict(before.files) if before else {}
+        for path in self.journals:
+            name = path.relative_to(self.root).as_posix()
+            found[name] = journal_damage(path, files.pop(name, None))
+        for name, extent in files.items():
+            in_policy = name.startswith(f"{self.policy_dir.name}/")
+            found[name] = file_damage(self.root / name, extent, read=not in_policy)
+        return {name: error for name, error in found.items() if error is not None}
+
+    def extents(self) -> dict[str, Extent]:
+        """The extents of files when they were last known to be whole, by their path in the directory."""
+        status = self._written_status()
+        return status.files if status else {}
+
+    def require_whole(self) -> None:
+        """Raise the `RunError` of damage that resuming the run would not restore.
+
+        Training restores its records from a checkpoint before the damage; status and weights are written again, and
+        timings are for people only.
+        """
+        damage, steps, intact = self.damage(), self.checkpoints.steps(), self.intact_step()
+        harmless = {self.recipe_path.name, self.status_path.name, self.timings.path.name}  # `resume` compares settings
+        if self.info().kind == "training" and (not steps or intact is None or steps[0] <= intact):
+            harmless |= {self.metrics.path.name, self.evaluations.path.name}
+        for name, error in damage.items():
+            if (
+                name not in harmless
+                and not name.startswith("policy/")
+                and not (name.startswith("checkpoints/") and steps)
+            ):
+                raise error
+
+    def accept_damage(self) -> list[Path]:
+        """Remove damaged records of metrics, timings and evaluations; returns copies of these files as they were."""
+        copies: list[Path] = []
+        for path in (self.metrics.path, self.timings.path, self.evaluations.path):
+            if path.name in self.damage():
+                copies.append(path.with_name(f"{path.name}.damaged"))
+                if path.exists():
+                    shutil.copyfile(path, copies[-1])
+                    filter_records(path, lambda record: True, skip_damage)
+        self.seal()
+        return copies
+
+    def intact_step(self) -> int | None:
+        """The last step before the first damage in metrics, timings and evaluations; None if they are whole."""
+        damage, steps = self.damage(), list[int]()
+        for journal in (self.metrics, self.timings, self.evaluations):
+            if journal.path.name not in damage:
+                continue
+            last = 0
+            with suppress(RunError):
+                for _, _, record in read_records(journal.path):
+                    last = record.get("step") or last
+            # A step has one record of metrics and of timings, but several evaluations: not all of them may be left.
+            steps.append(last - (journal is self.evaluations))
+        return min(steps, default=None)
+
+    def _extents(self, before: RunStatus | None, more: Sequence[Path] = ()) -> dict[str, Extent]:
+        """The extents of all journals, the newest checkpoint's manifest and `more`; the recipe's never changes."""
+        manifests = [self.checkpoints.path(step) / MANIFEST for step in self.checkpoints.steps()[-1:]]
+        paths = [path for path in (self.recipe_path, *self.journals, *manifests, *more) if path.is_file()]
+        files = {path.relative_to(self.root).as_posix(): extent_of(path) for path in paths}
+        kept = before.files if before else {}
+        return files | {name: kept[name] for name in (self.recipe_path.name,) if name in kept}
+
+    def _write_status(self, status: RunStatus) -> None:
+        atomic_write(self.status_path, checksums.add(status.model_dump_json().encode() + b"\n"))
+
+    def _written_status(self) -> RunStatus | None:
+        """The content of the status file; None without one, and of a damaged one."""
+        try:
+            return RunStatus.model_validate(checksums.read_object(self.status_path.read_bytes()))
+        except (FileNotFoundError, ValueError):
+            return None
 
     def status(self) -> RunStatus:
         """The state of the run; "interrupted" without a status file, or if "running" has no live process behind it."""
-        try:
-            status = RunStatus.model_validate_json(self.status_path.read_bytes())
-        except (FileNotFoundError, ValidationError):
+        status = self._written_status()
+        if status is None:
             return RunStatus(state="interrupted", message="the run has left no status")
         if status.state == "running" and not is_locked(self.lock_path):
             update = {"state": "interrupted", "message": "the process ended without a status"}
@@ -134,12 +248,15 @@ class RunDirectory:
         A run resumed from the checkpoint of `step` repeats these steps. Evaluations without a step and their
         trajectories stay. If a crash interrupts this, the rewind of the next resume completes it.
         """
+        self.unseal()
         # Newest checkpoint first and before any record, so that there never is a checkpoint without its records.
         later = [saved for saved in self.checkpoints.steps() if saved > step]
         self.checkpoints.remove(later[::-1])
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
+            # `intact_step` saw to it that what is damaged is of later steps.
+            filter_records(path, lambda record: record.get("step") is None or record["step"] <= step, skip_damage)
         self.trajectories.remove_after(step)
+        self.seal()
 
 
 def damaged_recipe(path: Path, error: Exception) -> RunError:

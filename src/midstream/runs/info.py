@@ -19,6 +19,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import RunError
 from midstream.core.secrets import refuse_secrets, without_secrets
 from midstream.core.version import __version__
+from midstream.runs import checksums
 from midstream.runs.files import damaged
 
 RUN_FORMAT = 2
@@ -79,13 +80,25 @@ class RunInfo(Frozen):
         return "training" if self.resolved.get("practice") is None else "practice"
 
 
+class Extent(Frozen):
+    """The size of a file in bytes and its CRC-32; of a journal, which may have grown since, those of its first part."""
+
+    size: int
+    crc32: int
+
+
 class RunStatus(Frozen):
-    """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC."""
+    """The state of a run. `step` counts finished training steps, `updated_at` is ISO 8601 in UTC.
+
+    `files` holds the extents of files that were whole when this was written, by their path in the directory: what
+    checksums inside them cannot show is that they are gone, or were cut off between two records.
+    """
 
     state: RunState
     message: str = ""
     step: int | None = None
     updated_at: str = ""
+    files: dict[str, Extent] = {}
 
 
 def collect_info(
@@ -127,10 +140,11 @@ def collect_info(
 def parse_info(path: Path) -> RunInfo:
     """Read `run.json`. Raises `RunError` if it is missing, damaged, or of another format version."""
     try:
-        raw = from_json(path.read_bytes())
+        data = path.read_bytes()
+        raw = from_json(data)
         found = raw["format"]
         if found in (1, RUN_FORMAT):
-            return RunInfo.model_validate(raw)
+            return RunInfo.model_validate(checksums.read_object(data))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{path.parent} is not a run directory: it has no {path.name}",

@@ -41,8 +41,17 @@ _PROBLEMS = {
 
 
 def raise_damage(error: RunError) -> None:
-    """The default of `read_records`: do not read past damage."""
+    """Do not read past damage: the default of what reads records."""
     raise error
+
+
+def skip_damage(error: RunError) -> None:
+    """Read past damage without a word, because the caller has named it (`RunDirectory.open` does)."""
+
+
+def warn_of_damage(error: RunError) -> None:
+    """Read past damage with a warning."""
+    warn(f"{error.what}; {error.fix}")
 
 
 class Journal:
@@ -134,25 +143,31 @@ def read_models(path: Path, model: type[ModelT], on_damage: OnDamage = raise_dam
     return found
 
 
-def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage: OnDamage = raise_damage) -> int:
     """Atomically remove the records for which `keep` is false; of the others only checksums change.
 
-    Returns how many were removed. Raises as `read_records`.
+    Damaged ones are removed, too, if `on_damage` does not raise. Returns how many were removed, and damaged.
     """
-    removed = sum(not keep(record) for _, _, record in read_records(path))
+    damage: list[RunError] = []
+
+    def note(error: RunError) -> None:
+        on_damage(error)
+        damage.append(error)
+
+    removed = sum(not keep(record) for _, _, record in read_records(path, note))
 
     def kept() -> Iterator[bytes]:
         crc = 0
-        for _, line, record in read_records(path):
+        for _, line, record in read_records(path, skip_damage):
             if keep(record):
                 if checksums.crc_after(line) is not None:
                     line = checksums.add(checksums.remove(line), crc)
                 crc = crc32(line, crc)
                 yield line
 
-    if removed:
+    if removed or damage:
         atomic_write(path, kept())
-    return removed
+    return removed + len(damage)
 
 
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
@@ -240,9 +255,4 @@ def _repair_tail(path: Path, report: Report) -> int:
             end = start
         file.seek(max(0, end - checksums.LENGTH))
         crc = checksums.crc_after(file.read(checksums.LENGTH))
-        if crc is None:  # of an older midstream, or empty
-            file.seek(0)
-            crc = 0
-            while block := file.read(min(_BLOCK, end)):
-                crc, end = crc32(block, crc), end - len(block)
-    return crc
+    return checksums.crc_of(path, end) if crc is None else crc  # None: of an older midstream, or empty

@@ -17,7 +17,16 @@ from pydantic_core import from_json
 from midstream.core.data import problems_of
 from midstream.core.trajectory import Trajectory
 from midstream.runs.files import damaged
-from midstream.runs.journal import Journal, filter_records, read_records
+from midstream.runs.journal import (
+    Journal,
+    OnDamage,
+    Report,
+    filter_records,
+    raise_damage,
+    read_records,
+    warn,
+    warn_of_damage,
+)
 from midstream.runs.segments import Candidate, evaluation_name
 
 
@@ -47,10 +56,10 @@ class Result:
             raise damaged(path, f"line {number} has no trajectory: {problems_of(error)[0]}") from error
 
 
-def read(path: Path) -> Iterator[Result]:
-    """All records in order, one at a time. Raises `RunError` if the journal is damaged before its last line."""
+def read(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[Result]:
+    """All records in order, one at a time. Damage: as `read_records`; after a damaged one `start` is not known."""
     start = 0
-    for number, line, record in read_records(path):
+    for number, line, record in read_records(path, on_damage):
         match record:
             case {"set": str(name), "trajectory": {"id": str(found), "task_id": str(task), **rest} as trajectory}:
                 place, failed = (task, rest.get("rollout_index", 0)), rest.get("status") == "error"
@@ -73,7 +82,7 @@ def at(path: Path, starts: Iterable[int]) -> Iterator[Trajectory]:
 
 def candidates(path: Path) -> Iterator[Candidate]:
     """The records as `Segments.find` takes them."""
-    for result in read(path):
+    for result in read(path, warn_of_damage):
         yield evaluation_name(result.set), result.id, lambda result=result: result.trajectory
 
 
@@ -85,6 +94,10 @@ def append(journal: Journal, name: str, trajectories: Sequence[Trajectory]) -> N
     )
 
 
-def keep(path: Path, wanted: Callable[[str, bool], bool]) -> None:
-    """Remove the records for which `wanted(set name, ended in an error)` is false."""
-    filter_records(path, lambda record: wanted(record["set"], record["trajectory"].get("status") == "error"))
+def keep(path: Path, wanted: Callable[[str, bool], bool], report: Report = warn) -> None:
+    """Remove the records for which `wanted(set name, ended in an error)` is false, and damaged ones, with a report."""
+    filter_records(
+        path,
+        lambda record: wanted(record["set"], record["trajectory"].get("status") == "error"),
+        lambda error: report(f"{error.what}; that trajectory is run again"),
+    )
