@@ -210,7 +210,7 @@ FORGED = [
 @everywhere
 def test_an_answer_that_code_forges_keeps_the_limits(tier: Tier):
     codes = [f"{FORGE}\n{code}" for code, _, _ in FORGED]
-    results = run(*codes, "1", tier=tier, output_limit=100, timeout_s=0.1)
+    results = run(*codes, "1", tier=tier, output_limit=100, timeout_s=0.2)
     for result, (code, reason, text) in zip(results, FORGED, strict=False):
         assert (result.reason, text in result.text, len(result.text) < 140) == (reason, True, True), code
     assert results[-1].text == "1"
@@ -337,7 +337,7 @@ BEFORE = [
     "import os, tempfile\nwith tempfile.TemporaryFile() as file: file.write(b'x')\nos.listdir('.')",
     "import os\nfor i in range(50): os.close(os.open('.', os.O_TMPFILE | os.O_RDWR))",
     "import threading\nfor _ in range(20): threading.Thread(target=print).start()",
-    "while True: pass",
+    "import os\nsum(range(10**6))\nos.kill(os.getpid(), 9)",
     "import os\nos._exit(7)",
 ]
 
@@ -345,7 +345,7 @@ BEFORE = [
 @confined
 def test_a_call_sees_nothing_of_the_calls_before_it(tier: Tier):
     seen = SEEN.replace("PIDS", str(tier == "strong"))  # on standard they are the machine's
-    first, *others = run(*[code for before in ["1", *BEFORE] for code in (before, seen)][1:], tier=tier, timeout_s=0.1)
+    first, *others = run(*[code for before in ["1", *BEFORE] for code in (before, seen)][1:], tier=tier)
     assert first.ok
     same = re.compile(r"st_ctime=\d+")  # the time at which the call began
     for before, result in zip(BEFORE, others[1::2], strict=True):

@@ -101,22 +101,14 @@ def _spec_places(name: str) -> list[str]:
     return [os.path.dirname(inside[0])] if inside else [os.path.dirname(os.__file__)]
 
 
-def _zygote(
-    python: str,
-    tier: Tier,
-    limits: Limits,
-    scratch: str,
-    packages: list[str] | None,
-    *,
-    own_namespaces: bool = False,
-) -> tuple[str, ...]:
+def _zygote(python: str, tier: Tier, limits: Limits, scratch: str, packages: list[str] | None) -> tuple[str, ...]:
     """The command of the zygote with its settings (see `inside.zygote.Zygote`); no `packages`: that Python's own."""
     settings = limits.model_dump(include={"timeout_s", "memory_mb", "disk_mb", "output_limit", "libraries"})
     settings["packages"] = packages
     settings["readable"] = [*SYSTEM, *ROOT_LINKS, *([] if packages is None else _prefixes())]
     settings["landlock"] = LEAST_LANDLOCK[tier]
     settings["scratch"] = scratch
-    settings["own_namespaces"] = own_namespaces
+    settings["own_namespaces"] = tier == "strong"
     place = CONTAINER_PLACE if tier == "remote" else str(INSIDE.parent)
     return (python, *PYTHON_FLAGS, BOOT.format(place=place), json.dumps(settings))
 
@@ -139,8 +131,8 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     command += ["--die-with-parent", "--new-session", "--clearenv"]
     # The zygote, not the code, administers its namespaces (`inside.namespaces`); a bwrap with the set-user-ID bit
     # gives such rights to root alone.
-    administers = not os.getuid() or not os.stat(program).st_mode & stat.S_ISUID
-    command += ["--cap-add", "CAP_SYS_ADMIN", "--proc", "/proc"] if administers else []
+    if not os.getuid() or not os.stat(program).st_mode & stat.S_ISUID:
+        command += ["--cap-add", "CAP_SYS_ADMIN", "--proc", "/proc"]
     beneath = any(f"{path}/".startswith(f"{SCRATCH}/") for path in seen)
     scratch = OTHER_SCRATCH if beneath else SCRATCH
     for path in outermost(seen):
@@ -156,8 +148,7 @@ def _bubblewrap(limits: Limits, packages: list[str]) -> Launch:
     for name, value in _variables(scratch).items():
         command += ["--setenv", name, value]
     command += ["--chdir", "/", "--"]
-    zygote = _zygote(BASE_PYTHON, "strong", limits, scratch, packages, own_namespaces=administers)
-    return Launch(command=(*command, *zygote), environment={})
+    return Launch(command=(*command, *_zygote(BASE_PYTHON, "strong", limits, scratch, packages)), environment={})
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

@@ -1,8 +1,7 @@
 """A file system and a process id for each call, which show nothing of the calls before it.
 
-A call writes into a tmpfs over the scratch directory, in a mount namespace of the zygote's own. The kernel bounds its
-bytes and its files, whatever code deletes, maps or keeps open. With it goes all that a later call could see of it:
-files, inode numbers, times, free space.
+A call writes into a tmpfs over the scratch directory, which only its worker sees. The kernel bounds its bytes and its
+files, whatever code deletes, maps or keeps open. With it go files, inode numbers, times and free space.
 """
 
 import os
@@ -34,6 +33,7 @@ class Namespaces:
         if not child:
             try:
                 self._enter()
+                self.prepare(self._place)
                 self.remove()
                 libc("umount2", b"/proc", DETACH)
                 os._exit(0)
@@ -51,22 +51,17 @@ class Namespaces:
             for name, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
-        self._choose_next_id()
         libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")  # code cannot read it, but would see its names
         self._mount()
-
-    def _choose_next_id(self) -> None:
-        """Give the next process the same id as every child, where ids are those of a namespace of this worker."""
-        if self._last_pid is not None:
-            os.pwrite(self._last_pid, self._id, 0)
 
     def _mount(self) -> None:
         libc("mount", b"tmpfs", self._place, b"tmpfs", NOSUID | NODEV | NOATIME, self._options)
 
-    def prepare(self, scratch: int) -> None:
-        """Make the next child's view the same as every child's: its process id, the times of its directory."""
+    def prepare(self, scratch: int | bytes) -> None:
+        """Make the next child's view the same as every child's: the times of its directory and, if `own`, its id."""
         os.utime(scratch, ns=(0, 0))
-        self._choose_next_id()
+        if self._last_pid is not None:
+            os.pwrite(self._last_pid, self._id, 0)
 
     def renew(self, scratch: int) -> bool:
         """Replace the file system, whose root is open as `scratch`, if anything was made in it; returns whether.

@@ -42,7 +42,7 @@ HEADER = 5  # bytes before a request's code and an answer's text
 PAGE = mmap.PAGESIZE
 MEGABYTE = 1024 * 1024
 OPEN_FILES = 64
-WATCH_MS = 10  # between two looks at what a child has written to a disk
+WATCH_S, HOUR_S = 0.01, 3600.0  # between two looks at a child: what it has written to a disk, or nothing
 SECTOR = 512  # bytes of a block in `ru_oublock`
 CHANNEL = 3  # the file descriptor of a program's channel, in its child
 PRELOADED = ("collections", "math", "random", "re")  # the most frequent imports; each makes every fork slower
@@ -79,18 +79,17 @@ class Zygote:
         self.id = os.getpid()
         if os.listdir(settings.scratch):
             raise OSError(f"the scratch directory {settings.scratch} holds files, which would be removed")
-        self.confinement = self.namespaces = None
+        self.confinement, self.namespaces, self.watched = None, None, False
         if settings.landlock is not None:
             from .confinement import Confinement
             from .namespaces import Namespaces
 
             places = [*settings.packages, *settings.readable, sys.prefix, sys.exec_prefix]
             self.confinement = Confinement(places, settings.landlock)
-            try:  # noqa: SIM105 - contextlib is not imported here, as in `limit`
+            try:
                 self.namespaces = Namespaces(settings.scratch, settings.disk_mb, own=settings.own_namespaces)
             except OSError:
-                pass  # the directory itself has to do, and what a child writes to it is counted
-        self.watched = self.confinement is not None and self.namespaces is None
+                self.watched = True  # the directory itself has to do, and what a child writes to it is counted
         self.scratch = self.open_scratch()
         self.held, self.holding = os.pipe()
         self.woken, waking = os.pipe()
@@ -112,31 +111,28 @@ class Zygote:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def serve(self) -> None:
-        """Answer requests until the host closes the input."""
+        """Read, fork, wait, answer, clean up."""
         while (size := self.receive()) is not None:
-            self.call(size)  # a function, so that its variables are gone when the next child is forked
-
-    def call(self, size: int) -> None:
-        """Fork, wait, answer, clean up."""
-        self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
-        if self.namespaces is not None:
-            self.namespaces.prepare(self.scratch)
-        self.child = os.fork()
-        if not self.child:
-            self.run_child(size)
-        if self.channel is not None:
-            os.close(self.channel)
-        exceeded, status = self.wait()
-        try:  # the child reports its confinement, which it does before it runs anything foreign
-            os.read(self.held, 1)
-        except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
-            raise OSError("a child was not confined") from error
-        answer = self.answer(exceeded, status)
-        if self.namespaces is None:
-            scratch.empty(self.scratch)  # first: the reader of the answer finds it empty
-        send(self.sink, answer)
-        if self.namespaces is not None and self.namespaces.renew(self.scratch):
-            self.scratch = self.open_scratch()
+            self.shared[:] = bytes(len(self.shared))  # no child sees what another one answered
+            if self.namespaces is not None:
+                self.namespaces.prepare(self.scratch)
+            self.child = os.fork()
+            if not self.child:
+                self.run_child(size)
+            if self.channel is not None:
+                os.close(self.channel)
+            exceeded, status = self.wait()
+            try:  # the child reports its confinement, which it does before it runs anything foreign
+                os.read(self.held, 1)
+            except BlockingIOError as error:  # it may have left a part of its request, so the input cannot be used
+                raise OSError("a child was not confined") from error
+            answer = self.answer(exceeded, status)
+            if self.namespaces is None:
+                scratch.empty(self.scratch)  # first: the reader of the answer finds it empty
+            send(self.sink, answer)
+            if self.namespaces is not None and self.namespaces.renew(self.scratch):
+                self.scratch = self.open_scratch()
+            del exceeded, status, answer  # the next child could read them in this frame
 
     def wait(self) -> tuple[int | None, int]:
         """Wait for the child; returns the limit that it exceeded (`running.TIMEOUT`, `DISK`, or None) and its status.
@@ -144,25 +140,21 @@ class Zygote:
         Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
         exceeded, most = None, self.settings.disk_mb * MEGABYTE
-        until = math.inf
-        if self.channel is None:
-            until = time.monotonic() + running.WALL_FACTOR * self.settings.timeout_s
+        wall_s = running.WALL_FACTOR * self.settings.timeout_s if self.channel is None else math.inf
+        until = time.monotonic() + wall_s
         while True:
-            left_ms = 1000 * max(0.0, until - time.monotonic())
-            if self.watched:
-                left_ms = min(left_ms, WATCH_MS)
-            ready = [fd for fd, _ in self.events.poll(None if left_ms == math.inf else left_ms)]
+            left_s = min(max(0.0, until - time.monotonic()), WATCH_S if self.watched else HOUR_S)
+            ready = [fd for fd, _ in self.events.poll(1000 * left_s)]
             if self.woken in ready:
                 os.read(self.woken, 64)
             gone = self.source in ready
-            if not ready and time.monotonic() >= until:
+            if time.monotonic() >= until:
                 exceeded = running.TIMEOUT
-            elif not ready and self.watched and written(self.child) > most:
+            elif self.watched and written(self.child) > most:
                 exceeded = running.DISK
-            ended = gone or exceeded is not None
-            if ended:
+            if gone or exceeded:
                 os.kill(self.child, signal.SIGKILL)
-            child, status, usage = os.wait4(self.child, 0 if ended else os.WNOHANG)
+            child, status, usage = os.wait4(self.child, 0 if gone or exceeded else os.WNOHANG)
             if gone:
                 raise HostGone
             if child:
@@ -244,10 +236,7 @@ class Zygote:
 
 
 def written(child: int) -> int:
-    """The bytes of files and directories that a process wrote to disks, deleted or not; 0 if it has ended.
-
-    The kernel counts pages when they are changed, by a call or through memory.
-    """
+    """The bytes of changed pages of files and directories on disks, deleted or not; 0 of a process that has ended."""
     try:
         with open(f"/proc/{child}/io", "rb", 0) as file:
             return int(file.read().split()[11])
@@ -360,9 +349,8 @@ def main() -> None:
         pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
     finally:
         try:
-            if zygote.namespaces is None:
-                scratch.empty(zygote.scratch)
-            else:
+            scratch.empty(zygote.scratch)
+            if zygote.namespaces is not None:
                 zygote.namespaces.remove()
             os.rmdir(settings.scratch)
         except OSError:
