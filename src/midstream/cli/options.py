@@ -14,7 +14,7 @@ from rich.text import Text
 from midstream import api
 from midstream.core.events import AgentBuilt, Listener, RunEvent
 from midstream.core.terminal import Terminal
-from midstream.recipe.build import Build
+from midstream.recipe.build import Build, check_machine
 from midstream.recipe.estimate import describe
 from midstream.recipe.overrides import AgentChanges
 from midstream.recipe.schema import Recipe, to_toml
@@ -103,5 +103,5 @@ def dry_run(recipe: Recipe, work: Literal["train", "eval", "other"] = "other", r
         print(to_toml(build.resolved))
         if work != "other":
             print("\n".join(f"# {line}" for line in describe(recipe, training=work == "train")), flush=True)
-        build.check_machine()
+        check_machine(build)
     return 0

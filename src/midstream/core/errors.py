@@ -28,7 +28,8 @@ anything (a user's agent, tool or reward, a third-party library), with a comment
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copyreg
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from midstream.core.trajectory import Call
@@ -52,6 +53,10 @@ class MidstreamError(Exception):
         lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
         # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
         super().__init__("\n".join(line.replace("\n", "\n    ") for line in lines))
+
+    def __reduce__(self) -> Any:
+        """Copy without `__init__`, which would indent the text once more."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(MidstreamError):

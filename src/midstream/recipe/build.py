@@ -272,17 +272,6 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             dialogues=source if isinstance(source, Dialogues) else None,
         )
 
-    def check_machine(self) -> None:
-        """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
-
-        Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
-        """
-        recipe = self.recipe
-        if self.replay:  # its answers stand in for all tools
-            recipe = recipe.model_copy(update={"tools": {}})
-            assert self.tools is not None
-        _check_machine(recipe, "")
-
     # -- closing ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -305,6 +294,18 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def check_machine(build: Build) -> None:
+    """Check, for `--dry-run`, that the packages, programs, functions, files and recordings are on this machine.
+
+    Functions are imported and a recording is opened; nothing else is built. Raises `MidstreamError`.
+    """
+    recipe = build.recipe
+    if build.replay:  # its answers stand in for all tools
+        recipe = recipe.model_copy(update={"tools": {}})
+        assert build.tools is not None
+    _check_machine(recipe, "")
 
 
 def _check_machine(value: Any, where: str) -> None:
