@@ -99,7 +99,15 @@ def test_tests_exist():
 def test_files_exist(document):
     """Every path in backticks that names a file of the repository."""
     mentioned = re.findall(r"`([\w./-]+\.(?:py|md|toml|json|svg|html))`", document.read_text(encoding="utf-8"))
-    written_by_runs = {"run.json", "status.json", "recipe.toml", "study.json", "study.svg", "report.html", "timings.jsonl"}
+    written_by_runs = {
+        "run.json",
+        "status.json",
+        "recipe.toml",
+        "study.json",
+        "study.svg",
+        "report.html",
+        "timings.jsonl",
+    }
     written_by_runs |= {"planner.json", "planner-NAME.svg"}
     own = {"convert_length.py", "my_tools.py", "mine.toml"}
     unknown = [
