@@ -56,7 +56,7 @@ class MidstreamError(Exception):
 
     def __reduce__(self) -> Any:
         """Copy without `__init__`, which would indent the text once more."""
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class UsageError(MidstreamError):
