@@ -40,7 +40,7 @@ VARIABLE = (
     (re.escape(__version__), "VERSION"),
     (r"http://127\.0\.0\.1:\d+", "http://SERVER"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*", "DATE"),
-    (r"sandbox (strong|standard): .*", "sandbox TIER"),
+    (r"sandbox (strong|standard): .*(\n.+)?", "sandbox TIER"),
     (r"[\d,]+ \+ [\d,]+ tokens", "TOKENS"),  # the prompt describes the sandbox
     (r" *\b[\d.,]+ ?(ms|s|min|h|CPU-seconds)\b", " TIME"),  # with the spaces that set it flush right
     (r"\b[\d.]+ ?([kKMG]i?B|bytes)\b", "SIZE"),

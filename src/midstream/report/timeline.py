@@ -86,7 +86,7 @@ class Timeline:
         notes += [f"tools   replayed from {self._replay}"] if self._replay else []
         notes += [turn_rows.LEGEND] if self._template else []
         for note in notes:
-            self._console.print(Text(note, "dim"), soft_wrap=True)
+            self._console.print(Text(note, "dim"))
         if self._console.is_terminal:
             self._live.start()
         return self
