@@ -24,6 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 from weakref import WeakSet
 
 import aiohttp
+import truststore
 from aiohttp.abc import AbstractResolver
 from anyio import CapacityLimiter
 from multidict import CIMultiDict
@@ -98,7 +99,10 @@ def certificates() -> ssl.SSLContext:
 @lru_cache(maxsize=4)  # reading them takes 20 ms
 def _certificates(file: str | None, directory: str | None) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=file, capath=directory)
+        if file or directory:
+            context = ssl.create_default_context(cafile=file, capath=directory)
+        else:  # what the system trusts, also where OpenSSL does not find it (macOS, Windows)
+            context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     except OSError as failure:  # an ssl.SSLError is one
         raise UsageError(
             f"the certificates in SSL_CERT_FILE={file!r} cannot be read: {failure}",
