@@ -6,10 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from midstream.cli import options as shared
 from midstream.core.errors import UsageError
+from midstream.core.terminal import Terminal
 from midstream.report.run_results import write_report
 from midstream.runs import RunDirectory
 
@@ -35,5 +34,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"report": str(path)}))
     else:
-        Console().print(f"Report: {path}", markup=False, soft_wrap=True)
+        Terminal().print(f"Report: {path}", soft_wrap=True)
     return 0

@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from midstream.cli import options as shared
+from midstream.core.terminal import Terminal
 from midstream.evaluation.verify import verify
-from midstream.report.numbers import counted, visible
+from midstream.report.numbers import counted
 from midstream.runs import RunDirectory
 
 _STYLES = {"ok": "green", "damaged": "bold red", "missing": "bold red", "not checked": "dim"}
@@ -38,11 +38,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"run": str(run.root), "files": [asdict(check) for check in checks]}))
     else:
-        console = Console()
+        console = Terminal()
         for check in checks:
-            line = Text(f"{check.state:<13}", _STYLES[check.state]).append(visible(check.file), "not dim")
-            console.print(line.append(visible(f": {check.problem}" if check.problem else "")), soft_wrap=True)
+            line = Text(f"{check.state:<13}", _STYLES[check.state]).append(check.file, "not dim")
+            console.print(line.append(f": {check.problem}" if check.problem else ""), soft_wrap=True)
             if check.fix:
-                console.print(Text(visible(f"{'':<13}fix: {check.fix}")), soft_wrap=True)
+                console.print(Text(f"{'':<13}fix: {check.fix}"), soft_wrap=True)
         console.print(", ".join(f"{counted(counts[state], 'file')} {state}" for state in _STYLES if counts[state]))
     return 1 if counts["damaged"] or counts["missing"] else 0
