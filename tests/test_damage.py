@@ -279,3 +279,14 @@ def test_a_run_of_an_older_midstream_has_no_checksums(runs, tmp_path, capsys):
     assert main(["verify", str(root)]) == 0
     assert "evaluations.jsonl: no checksums" in capsys.readouterr().out
     assert main(["show", str(root)]) == 0
+
+
+def test_a_report_without_the_trajectories_of_the_test_names_them(
+    tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    for path in (run / "trajectories").glob("eval-test*"):
+        path.unlink()
+    assert main(["report", str(run)]) == 0
+    assert "there is no segment eval-test" in capsys.readouterr().err + caplog.text

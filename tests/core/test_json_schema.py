@@ -66,6 +66,8 @@ def test_a_schema_that_changes_is_compiled_again():
         ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "'('"),
         ({"properties": {"a": {"$ref": "#/$defs/gone"}}}, "/$defs/gone"),
         ({"properties": {"a": {"$ref": "#/properties/a"}}}, "RecursionError"),
+        ({"$schema": 5}, "AttributeError"),
+        ({"$schema": {"a": 1}}, "TypeError"),
     ],
 )
 def test_a_broken_schema_is_the_tool_s_fault(schema: dict[str, Any], value: str):

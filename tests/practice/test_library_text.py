@@ -5,6 +5,7 @@ from midstream.core.errors import RunError, UsageError
 from midstream.practice.commit import History, read_library
 from midstream.practice.library import Lesson, Library, Origin, proven, render_modules
 from midstream.practice.library_text import from_json, from_markdown, to_json, to_markdown
+from support.errors import raises
 from support.libraries import libraries
 
 LIBRARY = Library(
@@ -97,3 +98,9 @@ def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str,
     assert caught.value.code == "library-text-invalid"
     assert message in caught.value.what
     assert name in caught.value.what
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", "", "[" * 100_000], ids=["list", "number", "null", "empty", "deep"])
+def test_json_that_is_no_library_is_refused(text):
+    with raises("library-text-invalid"):
+        from_json(text)

@@ -110,3 +110,15 @@ def test_an_error_while_writing_leaves_the_old_segment(segments):
         segments.write("new", broken())
     assert segments.path("new").read_bytes() == before
     assert sorted(path.name for path in segments.root.iterdir()) == ["eval-new.jsonl.gz", "eval-old.jsonl.gz"]
+
+
+@pytest.mark.parametrize("field", [{"size": 0}, {"size": 1 << 40}, {"lines": 1}, {"lines": 999}])
+def test_a_header_with_another_size_or_number_of_lines_is_damage(segments, field):
+    path = segments.path("new")
+    data = bytearray(path.read_bytes())
+    size, lines = blocks._SIZES.unpack_from(data, blocks._START.size)
+    blocks._SIZES.pack_into(data, blocks._START.size, field.get("size", size), field.get("lines", lines))
+    path.write_bytes(data)
+    for read in (lambda: list(segments.open("new")), lambda: list(segments.open("new").entries())):
+        with raises("file-damaged"):
+            read()

@@ -235,3 +235,15 @@ def test_reading_keeps_one_block_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_damage_that_an_older_midstream_left_is_found_although_later_checksums_cover_it(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a":1}\nno JSON\n{"a":2}\n')
+    write(path, {"a": 3})
+    damage = []
+    found = [record for _, _, record in read_records(path, damage.append)]
+    assert found == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert len(damage) == 1
+    with raises("file-damaged", "line 2"):
+        read(path)

@@ -105,7 +105,7 @@ async def _verdict(arguments: Mapping[str, Any] | None, schema: Mapping[str, Any
     try:
         text = json.dumps(schema)
         visits = _nodes(text) * _size(arguments)
-    except (TypeError, ValueError, RecursionError) as failure:  # no JSON, or too deep
+    except (TypeError, ValueError, AttributeError, RecursionError) as failure:  # no JSON, too deep, or an odd `$schema`
         return "unusable", f"{type(failure).__name__}: {failure}"
     if visits <= _MOST_VISITS or not hasattr(socket, "send_fds"):  # Windows has no fork
         return _judged(text, arguments)

@@ -120,8 +120,7 @@ class Ledger:
         if retry_errors:  # before reading: the file must not keep what memory has dropped
             results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
-            place = result.trajectory.task_id, result.trajectory.rollout_index
-            self._trajectories.setdefault(result.set, {})[place] = result.trajectory
+            self._trajectories.setdefault(result.set, {})[result.place] = result.trajectory
         replies = read_models(directory / REPLIES, Reply, lambda error: report(f"{error.what}; it is asked again"))
         self._replies = {reply.key: reply.calls for reply in replies}
 

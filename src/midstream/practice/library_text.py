@@ -161,8 +161,10 @@ def from_json(text: str) -> Library:
 
     The checksum is not compared: a person may have edited the file.
     """
-    with suppress(ValueError):
-        text = json.dumps({key: value for key, value in json.loads(text).items() if key != checksums.FIELD})
+    with suppress(ValueError, RecursionError):  # no JSON: reported below
+        table = json.loads(text)
+        if isinstance(table, dict) and table.pop(checksums.FIELD, None) is not None:
+            text = json.dumps(table)
     try:
         library = Library.model_validate_json(text)
     except ValidationError as failure:

@@ -46,18 +46,18 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
     if not found:
         return []
     before, after = found[-1]  # greedy if that was evaluated
-    try:
-        first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
-    except RunError as error:
-        warn(f"no question is shown before and after: {error}")
-        return []
 
     def different_actions(pair: tuple[Trajectory, Trajectory]) -> int:
         return len({turn.action.model_dump_json() for turn in pair[1].turns if turn.action})
 
-    entries = enumerate(zip(first.entries(), last.entries(), strict=True))
-    solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
-    old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
+    first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
+    try:
+        entries = enumerate(zip(first.entries(), last.entries(), strict=True))
+        solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
+        old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)
+    except RunError as error:
+        warn(f"no question is shown before and after: {error}")
+        return []
     return [("before training", old), ("after training", new)]
 
 

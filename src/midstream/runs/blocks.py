@@ -35,8 +35,10 @@ class Block:
     index: bytes
 
     def about(self) -> list[Any]:
-        """What the writer gave for each line; raises `zlib.error` or `ValueError` if it is damaged."""
-        return from_json(zlib.decompress(self.index))["lines"] if self.index else [None] * self.lines
+        """What the writer gave for each line; raises `zlib.error`, `EOFError` or `ValueError` if it is damaged."""
+        if not self.index:
+            return [None] * self.lines
+        return self._checked(from_json(zlib.decompress(self.index))["lines"])
 
     def read(self, file: BinaryIO) -> list[bytes]:
         """The lines; raises `zlib.error` or `EOFError` if they are damaged."""
@@ -46,7 +48,12 @@ class Block:
         text = unpacker.decompress(file.read(self.size))
         if not unpacker.eof:
             raise EOFError("a block ends early")
-        return text.splitlines(keepends=True)
+        return self._checked(text.splitlines(keepends=True))
+
+    def _checked(self, found: list[Any]) -> list[Any]:
+        if len(found) != self.lines:
+            raise EOFError(f"a block has {len(found):,} lines, not {self.lines:,}")
+        return found
 
 
 class BlockWriter:
@@ -91,8 +98,8 @@ def read_blocks(file: BinaryIO) -> Iterator[Block]:
             raise EOFError(f"no block begins at byte {offset}")
         size, lines = _SIZES.unpack_from(start, _START.size)
         length = _START.unpack_from(start)[-1]
-        if offset + size > end:
-            raise EOFError("the last block ends early")
+        if not len(start) < size <= end - offset:
+            raise EOFError(f"the block at byte {offset} has another size")
         yield Block(offset, size, lines, file.read(length - _SIZES.size))
         offset += size
 

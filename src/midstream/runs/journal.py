@@ -181,11 +181,12 @@ def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tup
     start, done, crc = 0, 0, 0  # bytes, lines, and the CRC-32 of what is read
     with path.open("rb") as file:
         while lines := file.readlines(_BLOCK):
-            block = b"".join(lines)
-            if not checksums.covers(block, crc):
+            block, found = b"".join(lines), list(map(_parse, lines))
+            # An older midstream may have left damaged lines, which the checksums after them cover.
+            if None in found or not checksums.covers(block, crc):
                 break
-            for number, line in enumerate(lines, start=done + 1):
-                record = from_json(line)
+            for number, (line, record) in enumerate(zip(lines, found, strict=True), start=done + 1):
+                assert record is not None
                 record.pop(checksums.FIELD, None)
                 yield number, line, record
             start, done, crc = start + len(block), done + len(lines), crc32(block, crc)
