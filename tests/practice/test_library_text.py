@@ -100,7 +100,9 @@ def test_a_file_that_holds_no_library_says_where(tmp_path, name: str, text: str,
     assert name in caught.value.what
 
 
-@pytest.mark.parametrize("text", ["[]", "5", "null", "", "[" * 100_000], ids=["list", "number", "null", "empty", "deep"])
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "null", "", "[" * 100_000], ids=["list", "number", "null", "empty", "deep"]
+)
 def test_json_that_is_no_library_is_refused(text):
     with raises("library-text-invalid"):
         from_json(text)
