@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from pathlib import Path
 
@@ -119,3 +120,10 @@ def test_files_and_overrides_are_refused_before_any_error_quotes_them(tmp_path: 
         with pytest.raises(RecipeError, check=coded("secret-in-recipe")) as caught:
             read()
         assert HEX not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["://" + "a:" * 100_000, "://" * 100_000, "token" * 60_000, "eyJ" * 100_000], ids=len)
+def test_long_texts_take_no_time(text: str):
+    started = time.monotonic()
+    refuse_secrets({"prompt": text})
+    assert time.monotonic() - started < 5

@@ -29,7 +29,7 @@ _KNOWN_FORM = re.compile(
     | \b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b | \bAIza[\w-]{{35}}                       # AWS; Google
     | \beyJ[\w-]{{8,200}}\.eyJ[\w-]{{8}} | -----BEGIN\ [A-Z ]*PRIVATE\ KEY      # JSON Web Token; PEM
     | (?i:\bbearer\s+(?=\S*[0-9])\S{{16,}})
-    | ://[^/\s@]*:[^/\s@]+@                                                     # an address with a password
+    | ://[^/\s@:]*:[^/\s@]+@                                                    # an address with a password
     | (?i:{_NAME}["']?\s*[=:]\s*["']?{_RANDOM})                               # of a query, a header, an option
     """,
     re.VERBOSE,
