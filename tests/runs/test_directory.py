@@ -68,10 +68,30 @@ def test_create_and_open(tmp_path):
 def test_create_in_an_empty_directory_but_never_in_a_used_one(tmp_path):
     run = create(tmp_path)
     before = content(tmp_path)
-    for place in (tmp_path, run.recipe_path):
-        with raises("run-exists", f"midstream resume {place}"):
-            create(place)
+    with raises("run-exists", f"midstream resume {tmp_path}"):
+        create(tmp_path)
+    with raises("directory-unusable", run.recipe_path):
+        create(run.recipe_path)
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "free"),
+    [
+        (["run.lock"], True),
+        (["run.lock", "recipe.toml", "trajectories", ".run.json.77.tmp"], True),
+        (["recipe.toml"], False),  # a recipe of the user's own
+        (["run.lock", "recipe.toml", "metrics.jsonl"], False),
+    ],
+)
+def test_create_where_a_crash_has_left_no_run(tmp_path, names, free):
+    for name in names:
+        (tmp_path / name).mkdir() if name == "trajectories" else (tmp_path / name).write_text("before")
+    if free:
+        assert create(tmp_path).recipe() == "seed = 1\n"
+    else:
+        with raises("run-exists", tmp_path):
+            create(tmp_path)
 
 
 def test_create_below_a_file(tmp_path):

@@ -12,7 +12,7 @@ from midstream.core.errors import RunError
 from midstream.evaluation.settings import result_name
 from midstream.runs import RunDirectory, checksums
 from midstream.runs.checkpoint import find_damage
-from midstream.runs.damage import file_damage, has_checksums, journal_damage
+from midstream.runs.damage import file_damage, has_checksums, journal_damage, tail_of
 from midstream.runs.files import damaged
 from midstream.runs.journal import read_records, skip_damage
 from midstream.runs.segments import Segment
@@ -61,6 +61,8 @@ def _check(run: RunDirectory, name: str, segments: dict[str, int | None]) -> tup
     path, extents = run.root / name, run.extents()
     if path.suffix == ".jsonl":
         error = None if path in run.journals else journal_damage(path, None)
+        if not (tail_of(path) or b"\n").endswith(b"\n"):
+            return error, "a crash cut its last record short, which nothing reads; resume removes it"
         return error, "" if has_checksums(path) else "no checksums (made by an older midstream)"
     if name.startswith("checkpoints/"):
         problem = find_damage(path)

@@ -16,11 +16,16 @@ def extent_of(path: Path) -> Extent:
     return Extent(size=path.stat().st_size, crc32=checksums.crc_of(path))
 
 
-def has_checksums(path: Path) -> bool:
-    """Whether a file ends in a checksum, or is empty."""
+def tail_of(path: Path) -> bytes:
+    """The last bytes of a file, where a checksum stands."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - checksums.LENGTH))
-        tail = file.read()
+        return file.read()
+
+
+def has_checksums(path: Path) -> bool:
+    """Whether a file ends in a checksum, or is empty."""
+    tail = tail_of(path)
     return not tail or checksums.crc_after(tail) is not None
 
 

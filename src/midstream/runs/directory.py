@@ -70,25 +70,28 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, info: RunInfo, recipe_toml: str) -> RunDirectory:
-        """Make a new run in `root`, which must not exist or be empty; parents are made too.
+        """Make a new run in `root`, with its parents, which must not exist, or be empty but for what a crash here left.
 
         `info` is what `collect_info` returns, `recipe_toml` the resolved recipe as text. Raises `RunError` if `root`
         is taken.
         """
         run = cls(root)
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        # What a crash in here leaves: the lock comes first, and `run.json`, which makes the directory a run, last.
+        begun = {path.name for path in (run.lock_path, run.recipe_path, run.trajectories.root, run.checkpoints.root)}
+        names = {path.name for path in root.iterdir() if path.suffix != ".tmp"} if root.is_dir() else set[str]()
+        if (root.exists() and not root.is_dir()) or names - begun or (names and run.lock_path.name not in names):
             raise _taken(root)
         with storage_errors(root):
-            run.trajectories.root.mkdir(parents=True, exist_ok=True)
-            if info.evaluation is None:
-                run.checkpoints.root.mkdir(exist_ok=True)
-            try:
-                run.lock_path.touch(exist_ok=False)
-            except FileExistsError as error:  # another process was faster
-                raise _taken(root) from error
-        atomic_write(run.recipe_path, recipe_toml.encode())
-        # Last, because this file makes the directory a run.
-        atomic_write(run.info_path, checksums.add(info.model_dump_json(indent=2).encode() + b"\n"))
+            root.mkdir(parents=True, exist_ok=True)
+        with run.lock():
+            if run.info_path.exists():  # another process was faster
+                raise _taken(root)
+            with storage_errors(root):
+                run.trajectories.root.mkdir(exist_ok=True)
+                if info.evaluation is None:
+                    run.checkpoints.root.mkdir(exist_ok=True)
+            atomic_write(run.recipe_path, recipe_toml.encode())
+            atomic_write(run.info_path, checksums.add(info.model_dump_json(indent=2).encode() + b"\n"))
         return run
 
     @classmethod
