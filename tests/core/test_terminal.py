@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,11 @@ def test_no_module_has_a_console_of_its_own():
         path.name for path in source.rglob("*.py") if re.search(r"import .*\bConsole\b|rich\.print\(", path.read_text())
     ]
     assert found == ["terminal.py"]
+
+
+@pytest.mark.parametrize("text", ["\u200b" * 200_000, "\u200b\u200da" * 70_000], ids=["run", "runs"])
+def test_cleaning_takes_time_linear_in_the_text(text: str):
+    began = time.process_time()
+    shown = visible(text)
+    assert shown.isascii() == ("a" in text)
+    assert time.process_time() - began < 5

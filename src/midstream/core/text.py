@@ -51,9 +51,7 @@ _STEERING = (
 )
 # Characters without width. Scripts and emoji need them; next to ASCII they make two names look like one.
 _ZERO_WIDTH = r"\xad\u061c\u180e\u200b-\u200f\u2060-\u2065\ufeff"
-_HIDDEN = re.compile(
-    rf"[{_ZERO_WIDTH}]*[{_STEERING}][{_STEERING}{_ZERO_WIDTH}]*|(?<=[!-~])[{_ZERO_WIDTH}]+|[{_ZERO_WIDTH}]+(?=[!-~])"
-)
+_HIDDEN, _STEERS = re.compile(f"[{_STEERING}{_ZERO_WIDTH}]+"), re.compile(f"[{_STEERING}]")
 PLACE = re.compile(r"\{\{(\w+)\}\}")  # of a value in a prompt
 _FENCE = "```"
 _PYTHON = ("python", "python3", "py")
@@ -90,6 +88,10 @@ def visible(text: str) -> str:
     """
 
     def written_out(match: re.Match[str]) -> str:
+        whole, start, end = match.string, *match.span()
+        neighbors = whole[start - 1 : start], whole[end : end + 1]
+        if not _STEERS.search(match[0]) and not any("!" <= neighbor <= "~" for neighbor in neighbors):
+            return match[0]
         units = match[0].encode("utf-16-be", "surrogatepass").hex()
         return re.sub("....", lambda unit: f"\\x{unit[0][2:]}" if unit[0] < "0020" else f"\\u{unit[0]}", units)
 
