@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -330,3 +331,11 @@ def test_an_agent_continues_after_invalid_calls():
     ]  # fmt: skip
     assert '"{\\"text\\":"' in emitted[3]["content"]
     assert "cannot be read" in emitted[5]["content"]
+
+
+def test_a_reply_of_opening_marks_takes_no_time():
+    reply = "</tool_call>" + "<tool_call>" * 50_000
+    began = time.process_time()
+    fields = as_fields([Message(role="assistant", content=reply), Message(role="tool", content="1")])
+    assert fields == [{"role": "assistant", "content": reply}, {"role": "user", "content": "1"}]
+    assert time.process_time() - began < 5

@@ -136,7 +136,8 @@ def _with_results(reply: str, results: deque[str], numbers: count[int]) -> list[
             answers.append({"role": "tool", "tool_call_id": name, "content": result})
         return ""
 
-    kept = _BLOCK.sub(take, reply)
+    calling, close, rest = reply.rpartition(_CLOSE)  # `sub` would search the rest once for each mark that opens a call
+    kept = _BLOCK.sub(take, calling + close) + rest
     message: dict[str, Any] = {"role": "assistant", "content": reply}
     if calls:
         message |= {"content": kept.strip() or None, "tool_calls": calls}
