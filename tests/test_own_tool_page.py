@@ -27,6 +27,7 @@ class Shop(BaseHTTPRequestHandler):
         known = self.path == "/items/apple"
         body = json.dumps({"price": 0.5}).encode()
         self.send_response(200 if known else 404)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

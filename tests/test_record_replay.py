@@ -207,9 +207,9 @@ def test_recording_and_replaying_exclude_each_other(tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["--record", "--replay"])
 def test_a_directory_without_a_name_is_not_the_one_we_are_in(option, capsys):
-    with pytest.raises(SystemExit):
-        main(["eval", "flow-grpo-tiny", option, ""])
-    assert "no directory is named: ''" in capsys.readouterr().err
+    code, _, err = command(capsys, "eval", "flow-grpo-tiny", option, "")
+    assert code == 2
+    assert coded("empty-value", option)(printed(err))
 
 
 def test_a_replay_of_nothing_starts_nothing(tmp_path, capsys):

@@ -181,7 +181,7 @@ def test_solve_answers_with_a_runs_planner(finished_run, capsys):
 def test_solve_shows_the_turns(finished_run, capsys):
     code, out, _ = run(capsys, "solve", "What is 45 plus 17 ?", "--planner", finished_run)
     assert code == 0
-    assert re.match(r"What is 45 plus 17 \?\nsandbox (strong|standard): [^\n]+\n\nturn 1\n", out)
+    assert re.match(r"What is 45 plus 17 \?\nsandbox (strong|standard): [^\n]+\n([^\n]+\n)?\nturn 1\n", out)
     assert "  stopped  " in out
     assert "\x1b" not in out
 

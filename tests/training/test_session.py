@@ -90,7 +90,7 @@ def test_another_seed_gives_another_run(ten_steps, finished_run, tmp_path):
 
 INTERRUPTIONS = {
     "warm start": (LocalLearner, "supervised_step", 50),
-    "first evaluation": (session, "evaluate", 2),
+    "first evaluation": (session, "run_each", 2),
     "first checkpoint": (LocalLearner, "save", 1),
     "step": (FlowGRPO, "step", 6),
     "update": (LocalLearner, "optimizer_step", 130),
@@ -99,7 +99,7 @@ INTERRUPTIONS = {
     "after the metrics": (Records, "append", 7, "timings.jsonl"),
     "checkpoint": (LocalLearner, "save", 4),
     "export": (LocalLearner, "export_weights", 1),
-    "last evaluation": (session, "evaluate", 7),
+    "last evaluation": (session, "run_each", 7),
 }
 
 

@@ -29,6 +29,7 @@ anything (a user's agent, tool or reward, a third-party library), with a comment
 from __future__ import annotations
 
 import copyreg
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class MidstreamError(Exception):
         self.code = code or self.code
         lines = [what] + [f"  {label}: {text}" for label, text in (("cause", cause), ("fix", fix)) if text]
         # Lines of a text that a server or file contributed are indented, so that none looks like a cause or fix.
-        super().__init__("\n".join(line.replace("\n", "\n    ") for line in lines))
+        super().__init__("\n".join(re.sub(r"\n(?! {4})", "\n    ", line) for line in lines))
 
     def __reduce__(self) -> Any:
         """Copy without `__init__`, which would indent the text once more."""
