@@ -44,7 +44,7 @@ from midstream.core.trajectory import (
     Usage,
     Verdict,
 )  # fmt: skip
-from midstream.evaluation.run import summarize
+from midstream.evaluation.run import Summary
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import changed_recipe, run_recipe
 from midstream.recipe.schema import to_toml
@@ -142,9 +142,11 @@ def write_journal(run: RunDirectory, name: str, tasks: Sequence[Task]) -> None:
 def result_of(tasks: Sequence[Task], step: int | None = None) -> EvaluationResult:
     """The numbers of made-up trajectories, counted of a few of them."""
     made = [Trajectory.model_validate_json(line) for line, _ in lines(tasks[:100])]
-    groups = [Group(task=task, trajectories=(one,)) for task, one in zip(tasks, made, strict=False)]
     about = {"policy": "made up", "set_name": "test", "split": "test", "sampling": "greedy", "metric": "exact match"}
-    return summarize(groups, judged=False, seed=0, step=step, **about).model_copy(update={"tasks": len(tasks)})
+    summary = Summary(judged=False, seed=0, step=step, **about)
+    for task, trajectory in zip(tasks, made, strict=False):
+        summary.add(Group(task=task, trajectories=(trajectory,)))
+    return summary.result().model_copy(update={"tasks": len(tasks)})
 
 
 def make_evaluations(root: Path, size: int, port: int) -> list[Task]:

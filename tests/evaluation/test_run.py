@@ -14,9 +14,10 @@ from midstream.core.metrics import EvaluationResult, FamilyResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, ErrorInfo, Observation, Score, StopReason, Trajectory, Turn
 from midstream.evaluation import EvaluationConfig, SetConfig, evaluate, sampling_name
-from midstream.evaluation.run import SetEvaluation, summarize
+from midstream.evaluation.run import SetEvaluation
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, Group, RolloutConfig
+from support.evaluations import summarize
 from support.marked_streams import Output, stream
 
 CHOSEN = SetConfig(name="held out", split="test")

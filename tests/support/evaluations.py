@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 from midstream.evaluation import result_name
-from midstream.evaluation.run import summarize
+from midstream.evaluation.run import Summary
 from midstream.rollout import Group
 from midstream.runs import RunDirectory
 from midstream.runs.info import EvaluationInfo, collect_info
@@ -25,6 +25,14 @@ def groups(scores: Mapping[str, Trials], *, gold: str = "Paris") -> list[Group]:
         task = Task(id=name, question=f"question {name}?", answer=gold)
         made.append(Group(task=task, trajectories=tuple(_trial(task, i, one) for i, one in enumerate(trials))))
     return made
+
+
+def summarize(groups: Iterable[Group], **identity: Any) -> EvaluationResult:
+    """The numbers of groups, each all trials of one task."""
+    summary = Summary(**identity)
+    for group in groups:
+        summary.add(group)
+    return summary.result()
 
 
 def evaluated(

@@ -231,7 +231,7 @@ def _references(value: Any) -> Iterator[str]:
                 yield from _references(item)
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------------
+# --- in its own process -----------------------------------------------------------------------------------------------
 
 
 class _Forker:

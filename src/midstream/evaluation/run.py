@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -111,14 +111,6 @@ def summary_of(evaluation: SetEvaluation) -> Summary:
         metric=reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name,
         judged=reward.judged,
     )
-
-
-def summarize(groups: Iterable[Group], *, judged: bool, **identity: Any) -> EvaluationResult:
-    """Sum up groups, each all trials of one task, as `Summary` does."""
-    summary = Summary(judged=judged, **identity)
-    for group in groups:
-        summary.add(group)
-    return summary.result()
 
 
 class Summary:

@@ -14,6 +14,7 @@ from midstream.runs import RunDirectory, checksums
 from midstream.runs.checkpoint import find_damage
 from midstream.runs.damage import file_damage, has_checksums, journal_damage, tail_of
 from midstream.runs.files import damaged
+from midstream.runs.info import Extent
 from midstream.runs.journal import read_records, skip_damage
 from midstream.runs.segments import Segment
 
@@ -36,7 +37,7 @@ class FileCheck:
 
 def verify(run: RunDirectory) -> list[FileCheck]:
     """Check every file of a run by reading all of it; in the order of their names."""
-    damage, segments = run.damage(), _segments(run)
+    damage, segments, extents = run.damage(), _segments(run), run.extents()
     names = {path.relative_to(run.root).as_posix() for path in run.root.rglob("*") if path.is_file()}
     names = {"/".join(name.split("/")[:2]) if name.startswith("checkpoints/") else name for name in names}
     checks: list[FileCheck] = []
@@ -47,7 +48,7 @@ def verify(run: RunDirectory) -> list[FileCheck]:
             checks.append(FileCheck(file=name, state="missing", problem="what it held is lost", fix=fix))
             continue
         if error is None:
-            error, reason = _check(run, name, segments)
+            error, reason = _check(run, name, segments, extents)
         if error is not None:
             problem = error.what.removeprefix(f"{path} is damaged: ")
             checks.append(FileCheck(file=name, state="damaged", problem=problem, fix=error.fix))
@@ -56,9 +57,11 @@ def verify(run: RunDirectory) -> list[FileCheck]:
     return checks
 
 
-def _check(run: RunDirectory, name: str, segments: dict[str, int | None]) -> tuple[RunError | None, str]:
+def _check(
+    run: RunDirectory, name: str, segments: dict[str, int | None], extents: dict[str, Extent]
+) -> tuple[RunError | None, str]:
     """The damage of a file that exists and whose extent is right, and the reason if it cannot be checked."""
-    path, extents = run.root / name, run.extents()
+    path = run.root / name
     if path.suffix == ".jsonl":
         error = None if path in run.journals else journal_damage(path, None)
         if not (tail_of(path) or b"\n").endswith(b"\n"):

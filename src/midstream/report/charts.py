@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from midstream.report.numbers import Point, number, visible
+from midstream.core.text import visible
+from midstream.report.numbers import Point, number
 
 _LETTER = 6.9
 _LINE_HEIGHT = 13.0

@@ -11,11 +11,12 @@ from string import Template
 
 from midstream.core.errors import StorageError
 from midstream.core.stream_template import Template as StreamTemplate
+from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
 from midstream.core.version import __version__
 from midstream.report import turn_rows
 from midstream.report.charts import Series, line_chart
-from midstream.report.numbers import Point, buckets, counted, number, percent, visible
+from midstream.report.numbers import Point, buckets, counted, number, percent
 from midstream.runs.info import RunInfo
 
 Card = tuple[str, str, str]  # name, value as HTML, a note or ""

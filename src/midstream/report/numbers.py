@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from midstream.core.text import shorten as shorten
-from midstream.core.text import visible as visible
 
 Point = tuple[float, float]
 

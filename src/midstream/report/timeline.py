@@ -33,9 +33,10 @@ from midstream.core.events import TurnEvent
 from midstream.core.stream import POLICY
 from midstream.core.stream_template import Template
 from midstream.core.terminal import Terminal
+from midstream.core.text import visible
 from midstream.core.trajectory import Action, Call, Trajectory
 from midstream.report import turn_rows
-from midstream.report.numbers import counted, duration, troubles, visible
+from midstream.report.numbers import counted, duration, troubles
 from midstream.report.turn_rows import Row, part_rows, plain
 
 _WIDEST = 110

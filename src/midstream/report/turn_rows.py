@@ -28,8 +28,9 @@ from midstream.core.errors import RecipeError
 from midstream.core.metrics import StreamMetrics
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
+from midstream.core.text import visible
 from midstream.core.trajectory import Action, Call, Command, ErrorInfo, Observation, Trajectory, Turn, Verdict
-from midstream.report.numbers import counted, listed, number, percent, shorten, troubles, visible
+from midstream.report.numbers import counted, listed, number, percent, shorten, troubles
 
 _TEXT_LIMIT = 1500
 

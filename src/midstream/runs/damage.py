@@ -30,7 +30,7 @@ def has_checksums(path: Path) -> bool:
 
 
 def journal_damage(path: Path, extent: Extent | None) -> RunError | None:
-    """The first damage in a journal that once had the `extent`; None if there is none."""
+    """The first damage in a journal that once had the `extent`, or None."""
     found: list[RunError] = []
     left = sum(1 for _ in read_records(path, found.append))
     size = path.stat().st_size if path.exists() else 0

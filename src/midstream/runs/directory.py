@@ -124,21 +124,18 @@ class RunDirectory:
 
     def set_status(self, state: RunState, message: str = "", *, step: int | None = None) -> None:
         """Replace the status; the state "finished" seals the run, exported weights included."""
-        status, before = (
-            RunStatus(state=state, message=message, step=step, updated_at=utc_now()),
-            self._written_status(),
-        )
+        before = self._written_status()
         whole = [path for path in self.policy_dir.rglob("*") if path.is_file()] if state == "finished" else []
         files = before.files if before and state != "finished" else self._extents(before, whole)
-        self._write_status(status.model_copy(update={"files": files}))
+        self._write_status(RunStatus(state=state, message=message, step=step, updated_at=utc_now(), files=files))
 
     def seal(self) -> None:
-        """Note the extents of the files in the status, if there is one: what is written now is to stay."""
+        """Write the extents of the files into the status, if there is one: from now on, losing a record is damage."""
         if before := self._written_status():
             self._write_status(before.model_copy(update={"files": self._extents(before)}))
 
     def unseal(self) -> None:
-        """Forget the extents, before records are removed: a crash between this and the next `seal` is no damage."""
+        """Remove the extents before records are removed: a crash before the next `seal` must not look like damage."""
         if before := self._written_status():
             kept = {name: extent for name, extent in before.files.items() if name == self.recipe_path.name}
             self._write_status(before.model_copy(update={"files": kept}))
@@ -178,25 +175,19 @@ class RunDirectory:
         harmless = {self.recipe_path.name, self.status_path.name, self.timings.path.name}  # `resume` compares settings
         if self.info().kind == "training" and (not steps or intact is None or steps[0] <= intact):
             harmless |= {self.metrics.path.name, self.evaluations.path.name}
+        restored = ("policy/", "checkpoints/") if steps else ("policy/",)
         for name, error in damage.items():
-            if (
-                name not in harmless
-                and not name.startswith("policy/")
-                and not (name.startswith("checkpoints/") and steps)
-            ):
+            if name not in harmless and not name.startswith(restored):
                 raise error
 
-    def accept_damage(self) -> list[Path]:
-        """Remove damaged records of metrics, timings and evaluations; returns copies of these files as they were."""
-        copies: list[Path] = []
+    def accept_damage(self) -> None:
+        """Remove damaged records of metrics, timings and evaluations; the old file stays as FILE.damaged."""
+        damage = self.damage()
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            if path.name in self.damage():
-                copies.append(path.with_name(f"{path.name}.damaged"))
-                if path.exists():
-                    shutil.copyfile(path, copies[-1])
-                    filter_records(path, lambda record: True, skip_damage)
+            if path.name in damage and path.exists():
+                shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
+                filter_records(path, lambda record: True, skip_damage)
         self.seal()
-        return copies
 
     def intact_step(self) -> int | None:
         """The last step before the first damage in metrics, timings and evaluations; None if they are whole."""
@@ -256,7 +247,7 @@ class RunDirectory:
         later = [saved for saved in self.checkpoints.steps() if saved > step]
         self.checkpoints.remove(later[::-1])
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            # `intact_step` saw to it that what is damaged is of later steps.
+            # Damaged records are of later steps: `intact_step` bounds the checkpoint that is loaded.
             filter_records(path, lambda record: record.get("step") is None or record["step"] <= step, skip_damage)
         self.trajectories.remove_after(step)
         self.seal()

@@ -41,16 +41,16 @@ _PROBLEMS = {
 
 
 def raise_damage(error: RunError) -> None:
-    """Do not read past damage: the default of what reads records."""
+    """Raise it: the default of everything that reads records."""
     raise error
 
 
 def skip_damage(error: RunError) -> None:
-    """Read past damage without a word, because the caller has named it (`RunDirectory.open` does)."""
+    """Ignore damage that was reported before (`RunDirectory.open` does)."""
 
 
 def warn_of_damage(error: RunError) -> None:
-    """Read past damage with a warning."""
+    """Warn, and continue after it."""
     warn(f"{error.what}; {error.fix}")
 
 

@@ -5,7 +5,7 @@ JSON (`launch` writes them) and talks to the host through standard input and out
 container, pipes (lengths are big-endian):
 
     hello     an answer whose text is JSON: {"libraries": [...], "landlock": version, "calls": how many are allowed,
-              "namespaces": whether each call has a file system of its own}
+              "namespaces": whether each call has its own file system}
     request   1 byte kind | 4 bytes length | code, UTF-8
     answer    1 byte reason (an index of `REASONS`) | 4 bytes length | text, UTF-8
 
