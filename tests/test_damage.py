@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,94 +16,31 @@ import pytest
 from midstream.cli.main import main
 from midstream.evaluation.session import JournalStore
 from midstream.runs import Journal, RunDirectory, results
+from support.damages import damage
 from support.errors import raises
 from support.evaluations import evaluated, write
-from support.practice_sessions import SMALL, practise
-
-TINY = {
-    **SMALL,
-    "seed": 0,
-    "practice.tasks": 4,
-    "practice.batch_size": 2,
-    "practice.group_size": 2,
-    "tasks.train": 10,
-    "tasks.validation": 10,
-    "tasks.test": 10,
-}
-# Nothing is read from them: a page and a text for people, made from the other files, and the locks.
-UNPROTECTED = {"report.html", "library.md", "run.lock", "library.lock"}
-Damage = Callable[[random.Random, bytes], bytes | None]
-
-
-def flip(chance: random.Random, content: bytes) -> bytes:
-    """Flip one bit."""
-    changed = bytearray(content)
-    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
-    return bytes(changed)
-
-
-def cut(chance: random.Random, content: bytes) -> bytes:
-    """Cut the file anywhere."""
-    return content[: chance.randrange(len(content))]
-
-
-def cut_records(chance: random.Random, content: bytes) -> bytes:
-    """Cut the file after a line."""
-    lines = content.splitlines(keepends=True)
-    return b"".join(lines[: chance.randrange(len(lines))])
-
-
-def delete(chance: random.Random, content: bytes) -> None:
-    """Delete the file."""
-
-
-def delete_line(chance: random.Random, content: bytes) -> bytes:
-    lines = content.splitlines(keepends=True)
-    del lines[chance.randrange(len(lines))]
-    return b"".join(lines)
-
-
-def swap_lines(chance: random.Random, content: bytes) -> bytes:
-    lines = content.splitlines(keepends=True)
-    place = chance.randrange(len(lines))
-    return b"".join([*lines[:place], *reversed(lines[place : place + 2]), *lines[place + 2 :]])
-
-
-def double_line(chance: random.Random, content: bytes) -> bytes:
-    lines = content.splitlines(keepends=True)
-    place = chance.randrange(len(lines))
-    return b"".join([*lines[: place + 1], *lines[place:]])
-
-
-DAMAGES: tuple[Damage, ...] = (flip, flip, cut, cut_records, delete, delete_line, swap_lines, double_line)
+from support.failing_disk import Died, failing_disk
+from support.tiny_runs import Cli, commands, numbers_of
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> dict[str, Path]:
-    """A finished run of each kind."""
+def runs(tmp_path_factory: pytest.TempPathFactory, ten_steps: Path) -> dict[str, Path]:
+    """A finished run of each kind; the evaluation's trajectories are made up."""
     root = tmp_path_factory.mktemp("whole")
-    practise(root / "practice", small=TINY)
-    RunDirectory(root / "practice").set_status("finished")
+    for kind in ("training", "practice"):
+        assert main([*commands(ten_steps)[kind], "--out", str(root / kind)]) == 0
     write(root / "evaluation", {f"t{i}": [float(i < 5), 1.0] for i in range(8)}, sampling="T=1")
     write(root / "evaluation", {f"t{i}": [float(i < 5)] for i in range(8)}, sampling="greedy")
-    return {"training": finished_run, "practice": root / "practice", "evaluation": root / "evaluation"}
+    return {kind: root / kind for kind in ("training", "practice", "evaluation")}
 
 
 class Reader:
     """Runs the commands that read a run."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, whole: Path) -> None:
-        self.capsys, self.caplog, self.whole = capsys, caplog, whole
+    def __init__(self, call: Cli, whole: Path) -> None:
+        self.call, self.whole = call, whole
 
-    def call(self, *arguments: object) -> tuple[int, str, str]:
-        """The exit code, what the command prints, and its warnings and errors."""
-        self.capsys.readouterr()
-        self.caplog.clear()
-        code = main([str(argument) for argument in arguments])
-        out, errors = self.capsys.readouterr()
-        return code, out, errors + self.caplog.text
-
-    def commands(self, run: Path) -> list[list[object]]:
+    def words(self, run: Path) -> list[list[object]]:
         commands: list[list[object]] = [
             ["show", run, "--json"], ["show", run, "--tasks", "--json"], ["compare", run, self.whole, "--json"],
         ]  # fmt: skip
@@ -112,23 +51,8 @@ class Reader:
         """What each command says."""
         return [
             (code, out.replace(str(run), "RUN"), errors)
-            for code, out, errors in (self.call(*command) for command in self.commands(run))
+            for code, out, errors in (self.call(*command) for command in self.words(run))
         ]
-
-
-def damaged_copy(whole: Path, root: Path, chance: random.Random) -> tuple[str, str]:
-    """Copy a run and damage one of its files; returns the kind of damage and the name of the file."""
-    shutil.copytree(whole, root, copy_function=os.link)
-    while True:
-        path = chance.choice(sorted(path for path in root.rglob("*") if path.is_file()))
-        damage, content = chance.choice(DAMAGES), path.read_bytes()
-        after = damage(chance, content) if content else content
-        if after == content or path.name in UNPROTECTED:
-            continue
-        path.unlink()
-        if after is not None:
-            path.write_bytes(after)
-        return damage.__name__, path.relative_to(root).as_posix()
 
 
 def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path, reader: Reader) -> list[object]:
@@ -138,14 +62,15 @@ def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path
     unseen: list[object] = []
     for seed in seeds:
         root = tmp_path / f"{kind}-{seed}"
-        damage, name = damaged_copy(runs[kind], root, random.Random(f"{kind} {seed}"))
+        shutil.copytree(runs[kind], root, copy_function=os.link)
+        change, name = damage(root, random.Random(f"{kind} {seed}"))
         words = {Path(name).name, *(part for part in Path(name).parts if part.startswith("step-"))}
         try:
             found = reader.read(root)
             code, out, errors = reader.call("verify", root, "--json")
             files = json.loads(out)["files"] if out else []
         except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
-            unseen.append((seed, damage, name, repr(error)))
+            unseen.append((seed, change, name, repr(error)))
             continue
         bad = " ".join(file["file"] for file in files if file["state"] in ("damaged", "missing")) + errors
         equal = [
@@ -153,17 +78,22 @@ def check_reading(kind: str, seeds: range, runs: dict[str, Path], tmp_path: Path
             for (code, out, _), (expected_code, expected_out, _) in zip(found, expected, strict=True)
         ]
         if not (code and any(word in bad for word in words)) and not all(equal):
-            unseen.append((seed, damage, name, "verify", bad))
-        for command, same, (_, _, errors) in zip(reader.commands(root), equal, found, strict=True):
+            unseen.append((seed, change, name, "verify", bad))
+        for command, same, (_, _, errors) in zip(reader.words(root), equal, found, strict=True):
             if not same and not any(word in errors for word in words):
-                unseen.append((seed, damage, name, command[0], errors))
+                unseen.append((seed, change, name, command[0], errors))
         shutil.rmtree(root)
     return unseen
 
 
 @pytest.fixture
-def reader(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, runs: dict[str, Path]):
-    return lambda kind: Reader(capsys, caplog, runs[kind])
+def cli(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Cli:
+    return Cli(capsys, caplog)
+
+
+@pytest.fixture
+def reader(cli: Cli, runs: dict[str, Path]) -> Callable[[str], Reader]:
+    return lambda kind: Reader(cli, runs[kind])
 
 
 @pytest.mark.parametrize(("kind", "cases"), [("training", 20), ("practice", 15), ("evaluation", 25)])
@@ -181,6 +111,70 @@ def test_a_thousand_damaged_files(kind, cases, runs, tmp_path, reader):
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
+# The operation on the disk after which a run of each kind dies: in the middle, with something in every file.
+DIES_AFTER = {
+    "training": ("rename checkpoints/step-000002", 1),
+    "practice": ("write updates.jsonl", 2),
+    "evaluation": ("write results.jsonl", 4),
+}
+
+
+@pytest.fixture(scope="module")
+def begun(ten_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, object]]:
+    """A run of a kind that died in the middle, and the numbers of one that did not."""
+
+    @cache
+    def make(kind: str) -> tuple[Path, object]:
+        root = tmp_path_factory.mktemp(kind)
+        with pytest.MonkeyPatch.context() as patch:
+            with failing_disk(patch, root / "whole") as disk:
+                assert main([*commands(ten_steps)[kind], "--out", str(root / "whole")]) == 0
+            operation, time = DIES_AFTER[kind]
+            at = [number for number, name in enumerate(disk.operations, start=1) if name == operation][time - 1]
+            with failing_disk(patch, root / "begun", at, "die after"), suppress(Died, BaseExceptionGroup):
+                main([*commands(ten_steps)[kind], "--out", str(root / "begun")])
+        return root / "begun", numbers_of(root / "whole")
+
+    return make
+
+
+def check_resuming(kind: str, seeds: range, begun, cli: Cli, tmp_path: Path) -> list[object]:
+    """Damage a run that was interrupted once for each seed; returns the cases in which `resume` did wrong."""
+    whole, expected = begun(kind)
+    wrong: list[object] = []
+    for seed in seeds:
+        root = tmp_path / f"{kind}-{seed}"
+        shutil.copytree(whole, root)
+        change, name = damage(root, random.Random(f"resume {kind} {seed}"))
+        words = {Path(name).name, *(part for part in Path(name).parts if part.startswith("step-"))}
+        try:
+            code, _, errors = cli("resume", root, "--quiet")
+            if code and not ("error[" in errors and any(word in errors for word in words)):
+                wrong.append((seed, change, name, "refused", errors))
+            elif not code and (found := numbers_of(root)) != expected:
+                wrong.append(
+                    (seed, change, name, "other numbers", [key for key in found if found[key] != expected[key]])
+                )
+            elif not code and (bad := [text for text in cli.verify(root) if not any(word in text for word in words)]):
+                wrong.append((seed, change, name, "verify", bad))
+        except Exception as error:  # noqa: BLE001 - a traceback is what this looks for
+            wrong.append((seed, change, name, repr(error)))
+        shutil.rmtree(root)
+    return wrong
+
+
+@pytest.mark.parametrize(("kind", "cases"), [("training", 3), ("practice", 4), ("evaluation", 8)])
+def test_resume_ends_as_without_damage_or_names_it(kind, cases, begun, cli, tmp_path):
+    wrong = check_resuming(kind, range(cases), begun, cli, tmp_path)
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cases"), [("training", 100), ("practice", 100), ("evaluation", 100)])
+def test_resume_three_hundred_damaged_runs(kind, cases, begun, cli, tmp_path):
+    wrong = check_resuming(kind, range(1000, 1000 + cases), begun, cli, tmp_path)
+    assert not wrong, "\n".join(map(str, wrong))
+
 
 def interrupted(whole: Path, root: Path) -> RunDirectory:
     """A copy of a run that looks interrupted after its last checkpoint."""
@@ -196,32 +190,32 @@ def change_line(path: Path, number: int) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def test_training_repeats_the_steps_whose_records_are_damaged(finished_run, tmp_path, caplog):
-    run = interrupted(finished_run, tmp_path / "run")
-    change_line(run.metrics.path, 9)
+def test_training_repeats_the_steps_whose_records_are_damaged(runs, tmp_path, caplog):
+    run = interrupted(runs["training"], tmp_path / "run")
+    change_line(run.metrics.path, 2)
     assert main(["resume", str(run.root), "--quiet"]) == 0
     assert "metrics.jsonl" in caplog.text
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        assert (run.root / name).read_bytes() == (finished_run / name).read_bytes()
+        assert (run.root / name).read_bytes() == (runs["training"] / name).read_bytes()
     assert run.damage() == {}
 
 
-def test_training_refuses_damage_before_its_checkpoints_until_it_is_accepted(finished_run, tmp_path, capsys):
-    run = interrupted(finished_run, tmp_path / "run")
-    change_line(run.metrics.path, 3)
+def test_training_refuses_damage_before_its_checkpoints_until_it_is_accepted(runs, tmp_path, capsys):
+    run = interrupted(runs["training"], tmp_path / "run")
+    change_line(run.metrics.path, 1)
     assert main(["resume", str(run.root), "--quiet"]) == 2
     assert "error[file-damaged]" in capsys.readouterr().err
     assert run.status().state == "interrupted"
     assert main(["verify", str(run.root), "--accept"]) == 0
-    assert [metrics.step for metrics in run.metrics.read()] == [1, 2, *range(4, 11)]
+    assert [metrics.step for metrics in run.metrics.read()] == [2]
     assert (run.root / "metrics.jsonl.damaged").exists()
     run.require_whole()
 
 
-def test_training_refuses_when_its_checkpoints_are_gone(finished_run, tmp_path):
-    run = interrupted(finished_run, tmp_path / "run")
+def test_training_refuses_when_its_checkpoints_are_gone(runs, tmp_path):
+    run = interrupted(runs["training"], tmp_path / "run")
     shutil.rmtree(run.checkpoints.root)
-    with raises("file-damaged", "checkpoints/step-000010"):
+    with raises("file-damaged", "checkpoints/step-000002"):
         run.require_whole()
 
 
@@ -234,16 +228,16 @@ def test_practice_refuses_what_nothing_restores(name, runs, tmp_path):
         run.require_whole()
 
 
-def test_an_edited_recipe_is_named_and_not_resumed(finished_run, tmp_path, capsys, caplog):
-    run = interrupted(finished_run, tmp_path / "run")
+def test_an_edited_recipe_is_named_and_not_resumed(runs, tmp_path, capsys, caplog):
+    run = interrupted(runs["training"], tmp_path / "run")
     text = run.recipe_path.read_text()
-    run.recipe_path.write_text(text.replace("group_size = 4", "group_size = 2"))
+    run.recipe_path.write_text(text.replace("group_size = 2", "group_size = 3"))
     assert main(["show", str(run.root)]) == 0
     assert "recipe.toml" in caplog.text
     assert main(["resume", str(run.root), "--quiet"]) == 2
     error = capsys.readouterr().err
     assert "error[inputs-changed]" in error
-    assert "training.group_size: 4 | 2" in error
+    assert "training.group_size: 2 | 3" in error
 
 
 def test_a_damaged_kept_trajectory_runs_again(tmp_path):
@@ -282,10 +276,10 @@ def test_a_run_of_an_older_midstream_has_no_checksums(runs, tmp_path, capsys):
 
 
 def test_a_report_without_the_trajectories_of_the_test_names_them(
-    tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
+    shutil.copytree(runs["training"], run)
     for path in (run / "trajectories").glob("eval-test*"):
         path.unlink()
     assert main(["report", str(run)]) == 0

@@ -3,8 +3,8 @@
 What a crash left half done is completed when the run resumes:
 
 ledger/update.json   the update, first; once it is there, the update is completed, whatever happens
-trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
 library/             the new version, if the library changed
+trajectories/        those that it learned from (`step-N`), and the gate's (`eval-gate-N`)
 timings.jsonl, updates.jsonl
 ledger/              is emptied
 
@@ -155,13 +155,13 @@ class Committer:
     def _complete(self, update: MadeUpdate) -> None:
         """Write whatever is not on disk yet; `updates.jsonl` is last, and says that all of it is."""
         record, run = update.record, self.run
-        # Each write is skipped where an earlier attempt has made it.
+        # Each write is skipped where an earlier attempt has made it; the version's may be lost again, by a bad disk.
+        if record.version != update.before and not self._in_history(update):
+            self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
         if all(written.step != record.step for written in read_updates(run)):
             run.trajectories.write(record.step, self.ledger.gathered(f"step-{record.step}"))
             if played := self.ledger.gathered(f"gate-{record.step}-"):
                 run.trajectories.write(f"gate-{record.step}", played)
-            if record.version != update.before and not self._in_history(update):
-                self.history.add(update.library, by="learning", update=record.step, operations=update.operations)
             if all(timing.step != record.step for timing in run.timings.read(skip_damage)):
                 run.timings.append(StepTiming(step=record.step, duration_s=update.duration_s))
             with Journal(run.updates_path) as journal:

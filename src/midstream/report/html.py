@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from midstream.core.errors import StorageError
 from midstream.core.stream_template import Template as StreamTemplate
 from midstream.core.text import visible
 from midstream.core.trajectory import Trajectory
@@ -17,6 +16,7 @@ from midstream.core.version import __version__
 from midstream.report import turn_rows
 from midstream.report.charts import Series, line_chart
 from midstream.report.numbers import Point, buckets, counted, number, percent
+from midstream.runs.files import storage_errors
 from midstream.runs.info import RunInfo
 
 Card = tuple[str, str, str]  # name, value as HTML, a note or ""
@@ -88,15 +88,9 @@ def run_info(info: RunInfo) -> dict[str, object]:
 
 def save_page(path: Path, page: str) -> None:
     """Write a page to `path`. Raises `StorageError`."""
-    try:
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"the report could not be written to {path}: {error}",
-            code="write-failed",
-            fix="free space or name another path, then write the report again",
-        ) from error
 
 
 def text(value: str) -> str:

@@ -28,6 +28,7 @@ from midstream.evaluation import EvaluationConfig, SetConfig, result_name, sampl
 from midstream.evaluation.run import MakeEnvironment, every_set
 from midstream.evaluation.session import JournalStore, Session, evaluate_set
 from midstream.runs import RunDirectory
+from midstream.runs.files import storage_errors
 from midstream.training.flow_grpo import FlowGRPO
 from midstream.training.learner import LocalLearner
 from midstream.training.settings import TrainingConfig, WarmStartConfig
@@ -174,8 +175,9 @@ class TrainingSession(Session):
         """Export the weights and evaluate them."""
         steps = self.parts.training.steps
         self._phase("exporting weights, evaluating")
-        self.parts.learner.export_weights(self.run_directory.policy_dir)
-        self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
+        with storage_errors(self.run_directory.policy_dir):
+            self.parts.learner.export_weights(self.run_directory.policy_dir)
+            self.parts.student.tokenizer.save_pretrained(self.run_directory.policy_dir)
         await self.parts.publish(steps)
         await self._evaluate(self.parts.evaluation, TRAINED, steps)
 
