@@ -129,7 +129,7 @@ ENDLESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def test_checks_that_never_end_are_ended_while_the_event_loop_goes_on():
+def test_checks_that_never_end_are_ended_while_the_event_loop_continues():
     """All of them at once, and one that ends."""
 
     async def longest_tick() -> float:

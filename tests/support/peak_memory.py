@@ -18,7 +18,7 @@ class Growth:
 
 @contextmanager
 def growth_of_memory() -> Iterator[Growth]:
-    """Measure by the kernel's own peak, which is set back first; skips where there is none (Linux has it)."""
+    """Measure by the kernel's own peak, which is set back first; skips on systems without it (Linux has it)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
