@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.main import main
+from midstream.core.errors import RunError
 from midstream.evaluation.session import JournalStore
 from midstream.runs import Journal, RunDirectory, results
 from support.damages import damage
-from support.errors import raises
+from support.errors import coded, raises
 from support.evaluations import evaluated, write
 from support.failing_disk import Died, failing_disk
 from support.tiny_runs import Cli, commands, numbers_of
@@ -284,3 +285,31 @@ def test_a_report_without_the_trajectories_of_the_test_names_them(
         path.unlink()
     assert main(["report", str(run)]) == 0
     assert "there is no segment eval-test" in capsys.readouterr().err + caplog.text
+
+
+def test_a_report_with_too_many_trajectories_of_the_test_names_them(finished_run, tmp_path, capsys, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    for path in (run / "trajectories").glob("eval-test*-0*"):
+        path.write_bytes(path.read_bytes() * 2)
+    assert main(["report", str(run)]) == 0
+    assert "it holds" in capsys.readouterr().err + caplog.text
+
+
+def test_verify_names_a_last_line_that_is_no_record(runs, tmp_path, capsys):
+    root = tmp_path / "run"
+    shutil.copytree(runs["evaluation"], root)
+    with (root / "evaluations.jsonl").open("a") as file:
+        file.write("[1, 2]\n")
+    assert main(["verify", str(root)]) == 0
+    assert "evaluations.jsonl: its last line is not a record" in capsys.readouterr().out
+
+
+def test_a_pipe_or_device_in_a_run_is_not_read(runs, tmp_path):
+    for name, make in {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero")}.items():
+        root = tmp_path / name
+        shutil.copytree(runs["evaluation"], root)
+        (root / "evaluations.jsonl").unlink()
+        make(root / "evaluations.jsonl")
+        with pytest.raises(RunError, check=coded("file-damaged", "evaluations.jsonl")):
+            RunDirectory.open(root)

@@ -127,6 +127,15 @@ def test_every_other_way_to_the_terminal_is_cleaned(monkeypatch, live):
     assert_clean(output, styled=True)
 
 
+def test_closed_streams_stay_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
+    monkeypatch.setattr(sys, "stderr", None)
+    with clean_output():
+        print("text")
+        print("text", file=sys.stderr)
+        Terminal().print("text")
+
+
 def test_no_module_has_a_console_of_its_own():
     source = Path(terminal.__file__).parents[1]
     found = [

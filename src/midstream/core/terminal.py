@@ -85,11 +85,11 @@ class CleanStream:
 
 @contextmanager
 def clean_output() -> Iterator[None]:
-    """Context in which standard output and error are cleaned.
+    """Context in which standard output and error are cleaned; a closed one is None, and stays so.
 
     An exception leaves them so: the interpreter prints the traceback of a bug after this context has ended.
     """
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, CleanStream(stream)) for stream in streams)
+    sys.stdout, sys.stderr = (stream and cast(TextIO, CleanStream(stream)) for stream in streams)
     yield
     sys.stdout, sys.stderr = streams

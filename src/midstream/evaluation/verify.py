@@ -68,7 +68,11 @@ def _check(
         error = None if path in run.journals else journal_damage(path, None)
         if not (tail_of(path) or b"\n").endswith(b"\n"):
             return error, "a crash cut its last record short, which nothing reads; resume removes it"
-        return error, "" if has_checksums(path) else "no checksums (made by an older midstream)"
+        if has_checksums(path):
+            return error, ""
+        if run.info().format > 1:
+            return error, "its last line is not a record, and nothing reads it"
+        return error, "no checksums (made by an older midstream)"
     if name.startswith("checkpoints/"):
         problem = find_damage(path)
         set_aside = f"delete it when you no longer need it: rm -r {path}"

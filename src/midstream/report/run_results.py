@@ -18,6 +18,7 @@ from midstream.report.practice_page import render_practice
 from midstream.report.training_page import ReportData, render_report
 from midstream.report.turn_rows import template_of
 from midstream.runs import RunDirectory
+from midstream.runs.files import damaged
 from midstream.runs.journal import skip_damage, warn
 from midstream.runs.segments import Segment
 
@@ -52,6 +53,8 @@ def samples(run: RunDirectory) -> list[tuple[str, Trajectory]]:
 
     first, last = (evaluated_trajectories(run, side[-1]) for side in (before, after))
     try:
+        if len(first) != len(last):
+            raise damaged(last.path, f"it holds {len(last):,} trajectories, and {first.path.name} {len(first):,}")
         entries = enumerate(zip(first.entries(), last.entries(), strict=True))
         solved = [place for place, (old, new) in entries if new.score == 1 != old.score] or [len(last) - 1]
         old, new = max(zip(first.at(solved), last.at(solved), strict=True), key=different_actions)

@@ -102,6 +102,9 @@ class RunDirectory:
         """
         run = cls(root)
         parse_info(run.info_path)
+        for path in root.rglob("*"):
+            if not (path.is_file() or path.is_dir()) and path.exists():  # reading it would never end
+                raise damaged(path, "it is a pipe or a device, not a file")
         if not is_locked(run.lock_path):
             for error in run.damage().values():
                 report(f"{error.what}; {error.fix}")
