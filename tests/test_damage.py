@@ -313,3 +313,12 @@ def test_a_pipe_or_device_in_a_run_is_not_read(runs, tmp_path):
         make(root / "evaluations.jsonl")
         with pytest.raises(RunError, check=coded("file-damaged", "evaluations.jsonl")):
             RunDirectory.open(root)
+
+
+def test_a_report_replaces_no_other_file(finished_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    assert main(["report", str(run), "--out", str(run / "run.json")]) == 2
+    assert "error[file-exists]" in capsys.readouterr().err
+    assert main(["report", str(run), "--out", str(tmp_path / "a.html")]) == 0
+    assert main(["report", str(run), "--out", str(tmp_path / "a.html")]) == 0

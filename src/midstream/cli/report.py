@@ -30,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
             fix=f"midstream show {run.root}, or midstream compare {run.root} OTHER",
         )
     path = options.out or run.report_path
+    if path.is_file() and path != run.report_path and not path.read_bytes().startswith(b"<!doctype html>"):
+        raise UsageError(f"{path} is there already and is not a report", code="file-exists", fix="give another --out")
     write_report(run, path)
     if options.json:
         print(json.dumps({"report": str(path)}))
