@@ -4,20 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.core.text import visible
 from midstream.report import numbers
 
 
 def test_visible_writes_out_what_steers_a_terminal_or_reorders_text():
-    assert numbers.visible("a\x1b[2Jb\r\nc\td") == "a\\x1b[2Jb\nc\td"
-    assert numbers.visible("x\u202ey\ud800z") == "x\\u202ey\\ud800z"
+    assert visible("a\x1b[2Jb\r\nc\td") == "a\\x1b[2Jb\nc\td"
+    assert visible("x\u202ey\ud800z") == "x\\u202ey\\ud800z"
 
 
 @given(st.text(st.characters(codec=None)))
 def test_visible_text_is_printable_and_encodable(text):
-    shown = numbers.visible(text)
+    shown = visible(text)
     shown.encode("utf-8")
     assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in shown)
-    assert numbers.visible(shown) == shown
+    assert visible(shown) == shown
 
 
 @pytest.mark.parametrize(
