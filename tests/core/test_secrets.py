@@ -25,6 +25,8 @@ KEYS = [
     "AKIAIOSFODNN7EXAMPLE",
     "AIza" + "SyA_b-c" * 5,
     f"xoxb-123456789012-{HEX}",
+    f"tvly-dev-{HEX}{HEX}",
+    f"xai-{HEX}{HEX}",
     f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{HEX}",
     f"Authorization: Bearer {HEX}",
     "-----BEGIN OPENSSH PRIVATE KEY-----",
@@ -36,6 +38,7 @@ KEYS = [
 INNOCENT = [
     "Qwen/Qwen2.5-7B-Instruct",
     "gpt-4o-mini-2024-07-18",
+    "xai-grok-2-latest-20240812",
     "sk-learn-classifier-for-digits",
     "runs/hf_lora_20240101T120000/policy",
     "d41d8cd98f00b204e9800998ecf8427e0d41d8cd98f00b204e9800998ecf8427",
@@ -99,6 +102,16 @@ def test_innocent_values_pass(value):
 )
 def test_innocent_settings_with_such_names_pass(table):
     refuse_secrets(table)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{"api_key_env": f"abc{HEX}"}, {"headers_env": {"Authorization": f"abc{HEX}"}}, {"env_pass": [f"abc{HEX}"]}],
+)
+def test_a_key_in_place_of_the_name_of_its_variable_is_refused(table):
+    with pytest.raises(RecipeError, check=coded("secret-in-recipe")) as caught:
+        refuse_secrets(table)
+    assert HEX not in str(caught.value)
 
 
 def test_every_recipe_passes():

@@ -21,11 +21,13 @@ _NAME = r"(?:(?:api|access|secret)[_-]?key|authorization|passw(?:or)?d|passphras
 _RANDOM = r"(?:(?:Bearer|Basic|Token)\s+)?(?![./~<$])(?=\S{0,200}[0-9@!\#%^&*+=])\S{8,}"
 _NAMED = re.compile(rf"[\w.-]{{0,40}}{_NAME}", re.IGNORECASE)
 _LOOKS_RANDOM = re.compile(_RANDOM, re.IGNORECASE)
+_NO_VARIABLE = re.compile(r"(?=[A-Z0-9]*[a-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
 _KNOWN_FORM = re.compile(
     rf"""
       \bsk-[\w-]{{0,40}}?(?=[A-Za-z]{{0,11}}[0-9])[A-Za-z0-9]{{12}}             # OpenAI, Anthropic, DeepSeek
     | \b(?:hf|gsk|gh[pousr]|github_pat)_[A-Za-z0-9]{{20}}                       # Hugging Face, Groq, GitHub
-    | \b(?:xox[a-z]|glpat|nvapi|tvly|xai|pplx)-(?=[\w-]{{0,40}}[0-9])[\w-]{{16}} # Slack, NVIDIA, Tavily, ...
+    | \b(?:xox[a-z]|glpat)-(?=[\w-]{{0,40}}[0-9])[\w-]{{16}}                   # Slack, GitLab
+    | \b(?:nvapi|tvly|xai|pplx)-(?:dev-)?(?=[A-Za-z]{{0,19}}[0-9])\w{{20}}      # NVIDIA, Tavily, xAI, Perplexity
     | \b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b | \bAIza[\w-]{{35}}                       # AWS; Google
     | \beyJ[\w-]{{8,200}}\.eyJ[\w-]{{8}} | -----BEGIN\ [A-Z ]*PRIVATE\ KEY      # JSON Web Token; PEM
     | (?i:\bbearer\s+(?=\S*[0-9])\S{{16,}})
@@ -65,8 +67,10 @@ def _places(value: Any, where: str, name: str) -> Iterator[str]:
         for option, item in _with_names(value, name):
             yield from _places(item, where, option)
     elif isinstance(value, str | int) and not isinstance(value, bool):
-        names_variables = any(part.endswith("_env") for part in where.split("."))
-        if _is_secret("" if names_variables else name, str(value)):
+        if any(part.endswith(("_env", "env_pass")) for part in where.split(".")):
+            if _NO_VARIABLE.fullmatch(str(value)) or _is_secret("", str(value)):  # the key in place of its name
+                yield where
+        elif _is_secret(name, str(value)):
             yield where
 
 

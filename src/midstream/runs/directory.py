@@ -33,7 +33,7 @@ from midstream.runs.checkpoint import MANIFEST, Checkpoints
 from midstream.runs.damage import extent_of, file_damage, journal_damage
 from midstream.runs.files import atomic_write, damaged, storage_errors
 from midstream.runs.info import Extent, RunInfo, RunState, RunStatus, parse_info, utc_now
-from midstream.runs.journal import Records, Report, filter_records, read_records, skip_damage, warn
+from midstream.runs.journal import Records, Report, cut_at_damage, filter_records, read_records, skip_damage, warn
 from midstream.runs.lock import exclusive_lock, is_locked
 from midstream.runs.segments import Segments
 
@@ -250,8 +250,8 @@ class RunDirectory:
         later = [saved for saved in self.checkpoints.steps() if saved > step]
         self.checkpoints.remove(later[::-1])
         for path in (self.metrics.path, self.timings.path, self.evaluations.path):
-            # Damaged records are of later steps: `intact_step` bounds the checkpoint that is loaded.
-            filter_records(path, lambda record: record.get("step") is None or record["step"] <= step, skip_damage)
+            cut_at_damage(path)  # of later steps: `intact_step` bounds the checkpoint that is loaded
+            filter_records(path, lambda record: record.get("step") is None or record["step"] <= step)
         self.trajectories.remove_after(step)
         self.seal()
 

@@ -170,6 +170,17 @@ def filter_records(path: Path, keep: Callable[[dict[str, Any]], bool], on_damage
     return removed + len(damage)
 
 
+def cut_at_damage(path: Path) -> None:
+    """Remove the first damaged record and all after it. Raises `StorageError`."""
+    intact = 0
+    try:
+        for _, line, _ in read_records(path):
+            intact += len(line)
+    except RunError:
+        with storage_errors(path):
+            os.truncate(path, intact)
+
+
 def read_records(path: Path, on_damage: OnDamage = raise_damage) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The line number (from 1), raw line and record, without its checksum, of each record; none without a file.
 
