@@ -29,6 +29,7 @@ class Watch:
 
     def __init__(self) -> None:
         adopt(True)
+        self._before = descendants()  # of earlier tests, such as the program that checks schemas
         self.tag = f"midstream-hostile-{secrets.token_hex(6)}"
         self.base = Path(tempfile.mkdtemp(prefix=f"{self.tag}-"))
         self.home, self.scratch = self.base / "home", self.base / "tmp"
@@ -95,8 +96,8 @@ class Watch:
         return seen
 
     def left(self, patience_s: float = 2.0) -> list[str]:
-        """Processes and scratch files that are there although every pool is closed."""
-        processes = within(patience_s, lambda: descendants() - {self.victim.pid})
+        """New processes and scratch files that are there although every pool is closed."""
+        processes = within(patience_s, lambda: descendants() - self._before - {self.victim.pid})
         return [f"process {pid}" for pid in processes] + within(patience_s, lambda: os.listdir(self.scratch))
 
     def close(self) -> None:
