@@ -14,19 +14,9 @@ from midstream.practice.commit import History, read_updates
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe, to_toml
 from midstream.runs import RunDirectory
-from support.practice_sessions import SMALL, counting, die, differences, killed_after, practise, trajectories
+from support.practice_sessions import SMALL, TINY, counting, die, differences, killed_after, practise, trajectories
 from support.served_workshop import served_workshop
 
-TINY = {  # two updates: a change is accepted, then two are put off
-    **SMALL,
-    "seed": 0,
-    "practice.tasks": 4,
-    "practice.batch_size": 2,
-    "practice.group_size": 2,
-    "tasks.train": 10,
-    "tasks.validation": 10,
-    "tasks.test": 10,
-}
 LONGEST_WAIT_S = 60.0
 
 

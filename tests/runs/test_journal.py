@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from midstream.core.data import Frozen
 from midstream.core.errors import StorageError
 from midstream.core.metrics import StepTiming
-from midstream.runs.journal import Journal, filter_records, read_models, read_records
+from midstream.runs.journal import Journal, cut_at_damage, filter_records, read_models, read_records
 from support.errors import raises
 
 values = st.recursive(
@@ -205,6 +205,11 @@ def test_damage_between_records_is_named(tmp_path, changed, named, kept):
     assert [error.what.split("line ")[1].split()[0] for error in damage] == [str(line) for line in named]
     with raises("file-damaged", f"line {named[0]} "):
         read(path)
+    cut_at_damage(path)
+    assert [record["i"] for record in read(path)] == list(range(named[0] - 1))
+    before = path.read_bytes()
+    cut_at_damage(path)
+    assert path.read_bytes() == before
 
 
 def test_what_is_appended_to_an_older_journal_is_checked(tmp_path):

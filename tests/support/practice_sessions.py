@@ -43,6 +43,16 @@ SMALL: Mapping[str, Any] = {
     "practice.gate.error_rate": 0.9,
     "rollout.concurrency": 1,
 }
+TINY = {  # two updates: a change is accepted, then two are put off
+    **SMALL,
+    "seed": 0,
+    "practice.tasks": 4,
+    "practice.batch_size": 2,
+    "practice.group_size": 2,
+    "tasks.train": 10,
+    "tasks.validation": 10,
+    "tasks.test": 10,
+}
 COMPARED = ("updates.jsonl", "evaluations.jsonl", "library/library.json")
 
 

@@ -11,7 +11,7 @@ import pytest
 from midstream.cli.main import main
 from midstream.practice.commit import read_updates
 from midstream.runs import RunDirectory
-from support.practice_sessions import SMALL, trajectories
+from support.practice_sessions import TINY, trajectories
 
 TRAINING = {
     "tasks.countries": 20,
@@ -31,17 +31,7 @@ TRAINING = {
     "evaluation.validation": '{name="validation",split="validation",per_family=1,seed=7}',
     "evaluation.sets": '[{name="test",split="test",per_family=1,seed=9}]',
 }
-PRACTICE = {
-    **SMALL,
-    "seed": 0,
-    "practice.tasks": 4,
-    "practice.batch_size": 2,
-    "practice.group_size": 2,
-    "tasks.train": 10,
-    "tasks.validation": 10,
-    "tasks.test": 10,
-    "evaluation.sets": '[{name="test",split="test",count=2}]',
-}
+PRACTICE = {**TINY, "evaluation.sets": '[{name="test",split="test",count=2}]'}
 
 
 def commands(ten_steps: Path) -> dict[str, list[str]]:
