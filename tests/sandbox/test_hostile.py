@@ -112,7 +112,8 @@ def outcomes(tier: str, user: str, extent: str) -> dict[str, dict[str, Any]]:
 @every_run
 def test_only_what_is_documented_gets_through(tier: str, user: str, extent: str):
     snippets = SOME if extent == "some" else CORPUS
-    leaks = {snippet.name for snippet in snippets if tier in snippet.leaks}
+    confined = "a file system for each call" in found(tier, user, extent)["mechanisms"]
+    leaks = {snippet.name for snippet in snippets if tier in snippet.leaks and not confined}
     for results in outcomes(tier, user, extent).values():
         assert results.keys() == {snippet.name for snippet in snippets}
         through = {name: result["effects"] for name, result in results.items() if result["effects"]}
@@ -208,7 +209,7 @@ def test_the_corpus_is_read_as_it_is_written():
 def test_the_document_says_how_many_there_are_and_how_many_leak():
     document = (SOURCE.parent / "docs/sandbox.md").read_text(encoding="utf-8")
     assert f"\n{len(CORPUS)} pieces of hostile code" in document
-    assert "On `strong` none of them gets through. On `standard` exactly one does" in document
+    assert "None of them gets through on `strong`, nor on `standard` with namespaces. Without them one does" in document
     assert [sum(tier in snippet.leaks for snippet in CORPUS) for tier in TIERS] == [0, 1]
 
 

@@ -10,7 +10,8 @@ What a snippet did is seen from outside: files, the victim, sockets, secrets in 
 it prints a line that begins with ESCAPED. Otherwise it prints "held" or "tried", or raises.
 
 A line "==== kind" begins the snippets of a kind, a line "-- name flags" a snippet. `kit`: it uses `KIT`. `slow`: it
-runs until the clock stops it, and gets a short one. `leaks:TIER`: that tier is documented not to hold it.
+runs until the clock stops it, and gets a short one. `leaks:TIER`: that tier is documented not to hold it
+where it has no namespaces.
 `ends:REASON,...`: how the sandbox must say it ended.
 """
 

@@ -11,7 +11,7 @@ from .seccomp import Filter
 
 SET_PDEATHSIG, SET_DUMPABLE, SET_NO_NEW_PRIVS = 1, 4, 38  # of prctl
 SIGKILL = 9
-DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 class Confinement:

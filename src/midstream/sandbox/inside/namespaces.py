@@ -1,4 +1,4 @@
-"""A file system and a process id for each call, which show nothing of the calls before it.
+"""A file system and a process id for each call, which show nothing of the calls before it, nor of the machine's files.
 
 A call writes into a tmpfs over the scratch directory, which only its worker sees. The kernel bounds its bytes and its
 files, whatever code deletes, maps or keeps open. With it go files, inode numbers, times and free space.
@@ -9,7 +9,7 @@ import os
 from .kernel import libc
 
 NEW_MOUNTS, NEW_HOST_NAME, NEW_USER = 0x20000, 0x4000000, 0x10000000  # of unshare
-READ_ONLY, NOSUID, NODEV, NOATIME = 1, 2, 4, 1024  # of mount
+READ_ONLY, NOSUID, NODEV, NOATIME, BIND, RECURSIVE = 1, 2, 4, 1024, 4096, 16384  # of mount
 DETACH = 2  # of umount2
 BLOCK = 4096
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
@@ -18,12 +18,13 @@ LAST_PID = "/proc/sys/kernel/ns_last_pid"
 class Namespaces:
     """Mounts a tmpfs of `megabytes` over `place`, with room for one file for each of its blocks.
 
-    `own`: this process has its namespaces already, and the rights of their administrator (bubblewrap gave them).
+    `own`: this process has its namespaces already, and the rights of their administrator (bubblewrap gave them). If it
+    has none, it gets some, in which there is nothing but `seen`, files and directories, and `place`.
     Raises `OSError` if a rule of the system forbids it; nothing has changed then.
     """
 
-    def __init__(self, place: str, megabytes: int, *, own: bool) -> None:
-        self._place = place.encode()
+    def __init__(self, place: str, megabytes: int, seen: list[str], *, own: bool) -> None:
+        self._place, self._seen = place.encode(), seen
         size = megabytes * 1024 * 1024
         self._options = f"size={size},nr_inodes={size // BLOCK},mode=700".encode()
         self._own, self._id = own, str(os.getpid()).encode()
@@ -34,8 +35,9 @@ class Namespaces:
             try:
                 self._enter()
                 self.prepare(self._place)
-                self.remove()
-                libc("umount2", b"/proc", DETACH)
+                if own:  # the parent shares these mounts
+                    libc("umount2", self._place, DETACH)
+                    libc("umount2", b"/proc", DETACH)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -51,8 +53,27 @@ class Namespaces:
             for name, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(text)
-        libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")  # code cannot read it, but would see its names
+            self._hide_the_rest("/proc")
+        else:  # code cannot read /proc, but would see its names
+            libc("mount", b"tmpfs", b"/proc", b"tmpfs", READ_ONLY, b"")
         self._mount()
+
+    def _hide_the_rest(self, root: str) -> None:
+        """Make a file system over `root` the root of this process, with `seen` and an empty directory for `place`."""
+        libc("mount", b"tmpfs", root.encode(), b"tmpfs", NOSUID | NODEV, b"")
+        for path in sorted(filter(os.path.exists, self._seen), key=len):
+            target = root + path
+            if os.path.exists(target):  # in a directory that is there
+                continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if os.path.isdir(path):
+                os.mkdir(target)
+            else:
+                open(target, "x").close()
+            libc("mount", path.encode(), target.encode(), b"", BIND | RECURSIVE, b"")
+        os.makedirs(root + self._place.decode())
+        self._outside = os.open("/", os.O_PATH)  # children close all descriptors
+        os.chroot(root)
 
     def _mount(self) -> None:
         libc("mount", b"tmpfs", self._place, b"tmpfs", NOSUID | NODEV | NOATIME, self._options)
@@ -72,10 +93,12 @@ class Namespaces:
             return False
         os.close(scratch)  # once nothing uses it, its device number is free for the next one
         os.chdir("/")
-        self.remove()
+        libc("umount2", self._place, DETACH)
         self._mount()
         return True
 
-    def remove(self) -> None:
-        """Unmount the file system; the empty directory beneath it is there again."""
-        libc("umount2", self._place, DETACH)
+    def leave(self) -> None:
+        """See the machine's files again, and so the scratch directory itself."""
+        if not self._own:
+            os.fchdir(self._outside)
+            os.chroot(".")

@@ -81,13 +81,14 @@ class Zygote:
             raise OSError(f"the scratch directory {settings.scratch} holds files, which would be removed")
         self.confinement, self.namespaces, self.watched = None, None, False
         if settings.landlock is not None:
-            from .confinement import Confinement
+            from .confinement import DEVICES, Confinement
             from .namespaces import Namespaces
 
             places = [*settings.packages, *settings.readable, sys.prefix, sys.exec_prefix]
             self.confinement = Confinement(places, settings.landlock)
+            seen = [*places, *DEVICES]
             try:
-                self.namespaces = Namespaces(settings.scratch, settings.disk_mb, own=settings.own_namespaces)
+                self.namespaces = Namespaces(settings.scratch, settings.disk_mb, seen, own=settings.own_namespaces)
             except OSError:
                 self.watched = True  # the directory itself has to do, and what a child writes to it is counted
         self.scratch = self.open_scratch()
@@ -351,7 +352,7 @@ def main() -> None:
         try:
             scratch.empty(zygote.scratch)
             if zygote.namespaces is not None:
-                zygote.namespaces.remove()
+                zygote.namespaces.leave()
             os.rmdir(settings.scratch)
         except OSError:
             pass  # a mount point (a sandbox's own file system goes with it anyway), or the host removes it
