@@ -92,7 +92,9 @@ def statuses(config: OpenAIConfig) -> list[str]:
     return [check.status for check in checked(config)]
 
 
-@pytest.mark.parametrize(("wanted", "listed"), [("m", ("a", "m")), ("qwen2.5", ("qwen2.5:latest",))])
+@pytest.mark.parametrize(
+    ("wanted", "listed"), [("m", ("a", "m")), ("qwen2.5", ("qwen2.5:latest",)), ("g", ("models/g",))]
+)
 def test_a_model_that_is_listed(wanted: str, listed: tuple[str, ...]) -> None:
     with serving(Server(lambda: listing(*listed))) as server:
         assert statuses(OpenAIConfig(model=wanted, base_url=server.base_url + "/")) == ["ok", "ok", "ok"]

@@ -5,7 +5,7 @@
 
     with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
 
-It serves /v1/chat/completions, /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes. A
+It serves /v1/chat/completions (also below a deployment), /v1/completions, /v1/models and vLLM's LoRA calls; token ids are UTF-8 bytes. A
 streamed request gets the same faults inside its stream: half of the events and then a cut, a reset, an event that is
 an error or garbage, chunks without a choice or text. "no_done" and "no_finish" end a stream well, without what must
 come last; "stall" waits `slow_s` in the middle.
@@ -26,6 +26,7 @@ from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 Body = dict[str, Any]
 Fault = int | str | None  # a status, one of BODY_FAULTS or "reset", "truncate", "slow", "stall"; None is a good answer
@@ -150,7 +151,7 @@ class LLMServer:
             if self.adapters.pop(body["lora_name"], None) is None:
                 return 404, {"error": {"message": "The lora adapter cannot be found."}}
             return 200, {}
-        if path not in ("/v1/chat/completions", "/v1/completions"):
+        if not urlsplit(path).path.endswith(("/chat/completions", "/v1/completions")):
             return 404, {"error": {"message": f"no such path {path}"}}
         made = self.reply(body)
         return 200, made if isinstance(made, dict) else completion(body, made)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from midstream import api
 from midstream.cli import options as shared
@@ -29,7 +28,7 @@ from midstream.core.protocols import Tool
 from midstream.core.terminal import Terminal
 from midstream.core.tool_calls import call_tool
 from midstream.doctor.installed import extra_state
-from midstream.engines.openai.providers import PROVIDERS
+from midstream.engines.openai.providers import is_own
 from midstream.recipe.build import Build
 from midstream.recipe.overrides import RECIPE, agent_recipe, chosen_tools, needs_settings
 from midstream.recipe.schema import Recipe, parse_recipe
@@ -199,8 +198,7 @@ def _engine(engines: Mapping[str, Component], name: str | None) -> Need:
         state, fix = "it samples in process, where a tool cannot ask it", "give the tool an engine that is a server"
         return need(state=state, there=False, fix=fix)
     state = f"{config.model} at {config.base_url}"
-    hosted = urlsplit(config.base_url).hostname == urlsplit(PROVIDERS[config.provider].base_url).hostname
-    if hosted and config.api_key_env and not _is_set(config.api_key_env):
+    if is_own(config) and config.api_key_env and not _is_set(config.api_key_env):
         fix = f"export {config.api_key_env}=<your key>, or --provider ollama --model NAME"
         return need(state=f"{state}; {config.api_key_env} is not set", there=False, fix=fix)
     return need(state=state, there=True)

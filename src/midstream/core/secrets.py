@@ -28,6 +28,7 @@ _KNOWN_FORM = re.compile(
     | \b(?:hf|gsk|gh[pousr]|github_pat)_[A-Za-z0-9]{{20}}                       # Hugging Face, Groq, GitHub
     | \b(?:xox[a-z]|glpat)-(?=[\w-]{{0,40}}[0-9])[\w-]{{16}}                   # Slack, GitLab
     | \b(?:nvapi|tvly|xai|pplx)-(?:dev-)?(?=[A-Za-z]{{0,19}}[0-9])\w{{20}}      # NVIDIA, Tavily, xAI, Perplexity
+    | \btgp_v\d_[\w-]{{20}} | \b[A-Za-z0-9]{{52}}JQQJ9[A-Za-z0-9]{{20}}          # Together; Azure
     | \b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b | \bAIza[\w-]{{35}}                       # AWS; Google
     | \beyJ[\w-]{{8,200}}\.eyJ[\w-]{{8}} | -----BEGIN\ [A-Z ]*PRIVATE\ KEY      # JSON Web Token; PEM
     | (?i:\bbearer\s+(?=\S*[0-9])\S{{16,}})

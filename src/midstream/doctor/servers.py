@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
@@ -24,7 +23,7 @@ from midstream.core.json_schema import schema_error_async
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
-from midstream.engines.openai.providers import PROVIDERS
+from midstream.engines.openai.providers import is_own, key_header
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
@@ -53,8 +52,7 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     model_check = partial(Check, code="MS503", what=f"model{of}")
     variable, value = config.api_key_env, _key_of(config)
     broken = bool(value) and not (value.isascii() and value.isprintable())
-    own_host = urlsplit(PROVIDERS[config.provider].base_url).hostname  # that of the provider, which requires a key
-    if broken or (variable and not value and urlsplit(config.base_url).hostname == own_host):
+    if broken or (variable and not value and is_own(config)):
         words = f"{variable} holds a line break or a letter that no key has" if broken else f"{variable} is not set"
         key = key_check(status="failed", words=words, fix=f"export {variable}=<your key>")
         missing = "its key is missing"
@@ -65,7 +63,8 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     names = await _listed_models(config)
     if names is not None:
         server = server_check(status="ok", words=f"{config.base_url} answers")
-        if config.model in names or f"{config.model}:latest" in names:  # Ollama adds the tag that a name leaves out
+        # Ollama adds the tag that a name leaves out, Gemini's list a prefix.
+        if not {config.model, f"{config.model}:latest", f"models/{config.model}"}.isdisjoint(names):
             return [key, server, model_check(status="ok", words=f"{config.model} is served")]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         listed = ", ".join(cut(served, LONGEST_NAME) for served in names[:SHOWN])
@@ -97,8 +96,10 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
 
 async def _listed_models(config: OpenAIConfig) -> list[str] | None:
     """The names that GET /models gives; None where it gives none for any reason, which a request then shows."""
+    if config.api_version:  # it lists models, and requests name deployments
+        return None
     key = _key_of(config)
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Accept": "application/json"} | key_header(config, key)
     url = URL(f"{config.base_url.rstrip('/')}/models", encoded=True)
     body = bytearray()
     try:

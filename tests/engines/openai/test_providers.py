@@ -23,8 +23,9 @@ def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_name_has_its_provider_and_is_written_to_disk_whole():
     assert set(get_args(ProviderName)) == set(PROVIDERS)
     for name, provider in PROVIDERS.items():
-        config = OpenAIConfig(model="m", provider=name)
-        assert (config.base_url, config.api_key_env) == (provider.base_url, provider.api_key_env)
+        address = {} if provider.base_url else {"base_url": "https://mine.openai.azure.com"}
+        config = OpenAIConfig(model="m", provider=name, **address)
+        assert (config.base_url, config.api_key_env) == (provider.base_url or config.base_url, provider.api_key_env)
         assert bool(provider.start) != bool(provider.api_key_env)
         assert OpenAIConfig.model_validate(config.model_dump()) == config
 

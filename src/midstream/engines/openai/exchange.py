@@ -25,7 +25,14 @@ from midstream.core.events import Emit
 from midstream.core.http import Endpoint, TransientError, redacted, retry_after_s
 from midstream.core.protocols import Request
 from midstream.core.version import __version__
-from midstream.engines.openai.providers import limit_field, refusal_advice, start_advice
+from midstream.engines.openai.providers import (
+    PROVIDERS,
+    key_header,
+    limit_field,
+    refusal_advice,
+    request_url,
+    start_advice,
+)
 from midstream.engines.openai.reply import (
     LONGEST_BODY,
     LONGEST_WORDS,
@@ -75,6 +82,9 @@ def outgoing(request: Request, config: OpenAIConfig, model: str, prompt_ids: Seq
     limit = limit_field(config) if chat else "max_tokens"
     fields: dict[str, Any] = {"model": model, "temperature": sampling.temperature, "top_p": sampling.top_p}
     fields |= {"seed": request.seed % 2**31, limit: sampling.max_tokens}
+    for name in PROVIDERS[config.provider].unsent:
+        if name != "top_p" or sampling.top_p == 1:
+            del fields[name]
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     if config.token_ids:
@@ -249,8 +259,8 @@ class Exchange:
                 cause="a line break or an accented letter was copied with it",
                 fix=f"export {self._config.api_key_env}=<your key>",
             )
-        headers = _HEADERS | {"Authorization": f"Bearer {key}"} if key else _HEADERS
-        url = URL(f"{self._base_url}/{path}", encoded=True)  # sent as it is written
+        headers = _HEADERS | key_header(self._config, key)
+        url = URL(request_url(self._config, path), encoded=True)  # sent as it is written
         # A redirect could carry the key to another server.
         sent = session.post(url, data=body, headers=headers, allow_redirects=False, auto_decompress=False)
         try:

@@ -2,6 +2,12 @@
 
 A recipe names the provider; nothing is inferred from a model's name. Sources: each project's own documentation of its
 OpenAI-compatible server. A server that runs locally receives no key unless `api_key_env` is set.
+
+Where a hosted provider differs from OpenAI:
+
+    anthropic   ignores `seed`; newer models refuse `top_p` next to `temperature`
+    azure       the key in the header `api-key`; the model is a deployment, in the path, and the query has the version
+    gemini      refuses `seed`; lists its models as "models/NAME"
 """
 
 from __future__ import annotations
@@ -10,12 +16,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
     from midstream.engines.openai.settings import OpenAIConfig
 
-ProviderName = Literal["openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter"]
+ProviderName = Literal[
+    "openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter", "anthropic", "azure", "dashscope", "deepseek",
+    "gemini", "together", "xai",
+]  # fmt: skip
 OPENAI_HOST = "api.openai.com"
 
 
@@ -23,13 +32,18 @@ OPENAI_HOST = "api.openai.com"
 class Provider:
     """Defaults and commands of a server.
 
-    `limit` is the request field that bounds the completion, `start` the command that serves `{model}` on `{port}`,
-    `longer` the one that serves a longer context. Hosted providers have no `start`, local ones no `api_key_env`.
+    `limit` is the request field that bounds the completion, `unsent` the fields that are left out (`top_p` only where
+    it is 1), `key_header` the header with the key if it is not `Authorization`. `start` is the command that serves
+    `{model}` on `{port}`, `longer` the one that serves a longer context. Hosted providers have no `start`, local ones no
+    `api_key_env`. Azure's `base_url` is "": each customer has another.
     """
 
     base_url: str
     api_key_env: str = ""
+    api_version: str = ""
+    key_header: str = ""
     limit: str = "max_tokens"
+    unsent: tuple[str, ...] = ()
     start: str = ""
     longer: str = ""
 
@@ -59,13 +73,54 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
         longer="llama-server --model {model} --ctx-size N",
     ),
     "openrouter": Provider(base_url="https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY"),
+    "anthropic": Provider(
+        base_url="https://api.anthropic.com/v1", api_key_env="ANTHROPIC_API_KEY", unsent=("seed", "top_p")
+    ),
+    "azure": Provider(
+        base_url="",
+        api_key_env="AZURE_OPENAI_API_KEY",
+        api_version="2024-10-21",
+        key_header="api-key",
+        limit="max_completion_tokens",
+    ),
+    "dashscope": Provider(
+        base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1", api_key_env="DASHSCOPE_API_KEY"
+    ),
+    "deepseek": Provider(base_url="https://api.deepseek.com", api_key_env="DEEPSEEK_API_KEY"),
+    "gemini": Provider(
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+        api_key_env="GEMINI_API_KEY",
+        unsent=("seed",),
+    ),
+    "together": Provider(base_url="https://api.together.ai/v1", api_key_env="TOGETHER_API_KEY"),
+    "xai": Provider(base_url="https://api.x.ai/v1", api_key_env="XAI_API_KEY", limit="max_completion_tokens"),
 }
+_ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
 
 
 def default_base_url(name: ProviderName) -> str:
-    """The address of a provider. OPENAI_BASE_URL overrides OpenAI's, as in OpenAI's own clients."""
-    override = os.environ.get("OPENAI_BASE_URL") if name == "openai" else None
-    return override or PROVIDERS[name].base_url
+    """The address of a provider. OPENAI_BASE_URL overrides OpenAI's and AZURE_OPENAI_ENDPOINT gives Azure's."""
+    return os.environ.get(_ADDRESSES.get(name, "")) or PROVIDERS[name].base_url
+
+
+def is_own(config: OpenAIConfig) -> bool:
+    """Whether the server is the provider's own, which a hosted provider's key is for."""
+    return urlsplit(PROVIDERS[config.provider].base_url).hostname in (None, urlsplit(config.base_url).hostname)
+
+
+def key_header(config: OpenAIConfig, key: str) -> dict[str, str]:
+    """The header with the key; none without a key."""
+    named = PROVIDERS[config.provider].key_header
+    return {named or "Authorization": key if named else f"Bearer {key}"} if key else {}
+
+
+def request_url(config: OpenAIConfig, path: str) -> str:
+    """The address of `path`; with an `api_version`, below the model's deployment."""
+    base_url = config.base_url.rstrip("/")
+    if not config.api_version:
+        return f"{base_url}/{path}"
+    deployment, version = quote(config.model, safe=""), quote(config.api_version, safe="")
+    return f"{base_url}/openai/deployments/{deployment}/{path}?api-version={version}"
 
 
 def limit_field(config: OpenAIConfig) -> str:
@@ -82,7 +137,7 @@ def start_advice(config: OpenAIConfig) -> str:
     url, provider = urlsplit(config.base_url), PROVIDERS[config.provider]
     if provider.start:
         return provider.start.format(model=config.model, port=url.port or 80)
-    if url.hostname == urlsplit(provider.base_url).hostname:
+    if is_own(config):
         return "check the network, or set base_url to a server of your own"
     # A hosted provider's name with another address: the port says which local server it probably is.
     local = [known for known in PROVIDERS.values() if known.start]
@@ -112,6 +167,8 @@ def refusal_advice(config: OpenAIConfig, model: str, status: int, *, too_long: b
         code = "model-not-found"
         cause = f"the server has no model {model!r}, or base_url is not its API (it usually ends in /v1)"
         fix = f"curl {config.base_url.rstrip('/')}/models shows the names; correct model or base_url"
+        if config.api_version:
+            fix = "correct model (the deployment's name), base_url (https://RESOURCE.openai.azure.com) or api_version"
     else:
         code, cause = "request-refused", "the server rejects a setting, or the prompt is longer than its context"
         fix = f"change sampling or extra_body; or serve a longer context{f': {longer}' if longer else ''}"

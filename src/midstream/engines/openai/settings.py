@@ -22,10 +22,11 @@ class OpenAIConfig(EngineConfig):
 
     Attributes:
         model: the server's name of the model
-        provider: `openai`, `vllm`, `sglang`, `ollama`, `llama_cpp` or `openrouter`; sets the next two, and the commands
-            in errors
+        provider: one of the table above; sets the next three, names of fields, and the commands in errors
         base_url: the server's address, without user name, password or query; by default the provider's
         api_key_env: the environment variable with the key; by default the provider's; a local server gets no key
+        api_version: with one, requests have the query `api-version` and go to
+            `base_url/openai/deployments/MODEL`; by default `2024-10-21` for azure, none for others
         max_concurrency: the most requests in progress; engines with one address share the smallest
         timeout_s: seconds of one attempt; of a stream, seconds to its next piece, and ten times that in all
         max_attempts: attempts before a request counts as failed
@@ -45,6 +46,7 @@ class OpenAIConfig(EngineConfig):
         default_factory=lambda known: default_base_url(known.get("provider", "openai")), validate_default=True
     )
     api_key_env: str = Field(default_factory=lambda known: PROVIDERS[known.get("provider", "openai")].api_key_env)
+    api_version: str = Field(default_factory=lambda known: PROVIDERS[known.get("provider", "openai")].api_version)
     max_concurrency: int = Field(default=32, ge=1)
     timeout_s: float = Field(default=300.0, gt=0)
     max_attempts: int = Field(default=8, ge=1)
@@ -70,6 +72,8 @@ class OpenAIConfig(EngineConfig):
     @field_validator("base_url")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
+        if not value:
+            raise ValueError('azure has no common address: base_url = "https://RESOURCE.openai.azure.com"')
         if any(mark in value for mark in "@?#"):
             raise RecipeError(  # pydantic would show the address
                 "base_url holds a user name, a password, a query or a fragment",
