@@ -39,10 +39,12 @@ EXPECTED: dict[str, tuple[str, str, str, set[str]]] = {
 }  # fmt: skip
 
 
-def asked(server: LLMServer, name: ProviderName, sampling: Sampling = Sampling(), **settings: Any) -> Any:
+def asked(server: LLMServer, name: ProviderName, top_p: float = 1.0, **settings: Any) -> Any:
     """The call of one request to a provider whose server is this one."""
     config = OpenAIConfig(model="the/model", provider=name, **{"base_url": server.base_url} | settings)
-    request = Request(role="planner", messages=(Message(role="user", content="hello"),), sampling=sampling, seed=5)
+    request = Request(
+        role="planner", messages=(Message(role="user", content="hello"),), sampling=Sampling(top_p=top_p), seed=5
+    )
 
     async def ask() -> Any:
         engine = OpenAICompatibleEngine(config, "model")
@@ -79,7 +81,7 @@ def test_a_provider_gets_what_its_documentation_says_and_nothing_else(
 def test_a_field_that_is_left_out_at_its_default_is_sent_where_it_is_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     with LLMServer(lambda body: "hello") as server:
-        asked(server, "anthropic", Sampling(top_p=0.9))
+        asked(server, "anthropic", top_p=0.9)
     assert server.bodies[0]["top_p"] == 0.9
 
 

@@ -34,8 +34,8 @@ class Provider:
 
     `limit` is the request field that bounds the completion, `unsent` the fields that are left out (`top_p` only where
     it is 1), `key_header` the header with the key if it is not `Authorization`. `start` is the command that serves
-    `{model}` on `{port}`, `longer` the one that serves a longer context. Hosted providers have no `start`, local ones no
-    `api_key_env`. Azure's `base_url` is "": each customer has another.
+    `{model}` on `{port}`, `longer` the one that serves a longer context. Hosted providers have no `start`, local ones
+    no `api_key_env`. Azure's `base_url` is "": each customer has another.
     """
 
     base_url: str
