@@ -6,9 +6,9 @@
     with LLMServer(lambda body: "hello", faults=[429, "reset"]) as server: ...
 
 It serves /v1/chat/completions (also below a deployment), /v1/completions, /v1/models and vLLM's LoRA calls; token ids
-are UTF-8 bytes. A streamed request gets the same faults inside its stream: half of the events and then a cut, a reset, an event that is
-an error or garbage, chunks without a choice or text. "no_done" and "no_finish" end a stream well, without what must
-come last; "stall" waits `slow_s` in the middle.
+are UTF-8 bytes. A streamed request gets the same faults inside its stream: half of the events and then a cut, a reset,
+an event that is an error or garbage, chunks without a choice or text. "no_done" and "no_finish" end a stream well,
+without what must come last; "stall" waits `slow_s` in the middle.
 """
 
 from __future__ import annotations
