@@ -42,7 +42,8 @@ class RolloutConfig(Settings):
 
     Attributes:
         concurrency: the most trajectories in progress
-        deadline_s: wall-clock seconds of one attempt, its reward not included; after that its status is `error`
+        deadline_s: wall-clock seconds of one attempt's turns; then the agent has `agent.answer_s` to answer, its stop
+            reason is `time_limit`, and only a run without a last reply is an error
         max_attempts: attempts at a trajectory whose engine, tool or sandbox failed; if its judge failed, it is only
             scored again
     """

@@ -13,16 +13,28 @@ import pytest
 from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.core.errors import DeadlineError, EngineError, SandboxError, ToolServerError
+from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError, SandboxError, ToolServerError
 from midstream.core.events import TurnEvent, TurnListener
 from midstream.core.protocols import ModuleContext, ToolResult
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Memory, Observation, Trajectory, Turn, Usage, Verdict
+from midstream.core.trajectory import (
+    Action,
+    Call,
+    Command,
+    ErrorInfo,
+    Memory,
+    Observation,
+    Trajectory,
+    Turn,
+    Usage,
+    Verdict,
+)
 from midstream.engines.scripted import ScriptedEngine
 
 QUESTION = "What is the question nobody else may see ?"
 MODULES = ("planner", "executor", "verifier", "generator")
+REFUSED = ErrorInfo(type="PromptTooLongError", message="")
 EVENTS = ("call", "action", "call", "command", "observation", "call", "verdict")
 
 
@@ -317,23 +329,121 @@ def test_a_bug_is_not_taken_for_a_broken_engine_or_a_deadline():
 
 
 @pytest.mark.parametrize(("slow_at", "kept"), [(1, 0), (3, 2)])
-def test_a_passed_deadline_ends_the_run_and_keeps_its_turns(slow_at, kept):
-    trajectory = run(Modules(), Echo(slow_at=slow_at), deadline_s=0.3, max_turns=3)
-    assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
-    assert trajectory.error
-    assert trajectory.error.type == "DeadlineError"
-    what, cause, fix = trajectory.error.message.splitlines()
-    assert what == f"the run's deadline passed after {kept} whole turns"
-    assert cause == "  cause: a tool or a module was still running"
-    assert "rollout.deadline_s" in fix
-    assert [turn.error for turn in trajectory.turns] == [None] * kept + [trajectory.error]
-    assert 0.3 <= trajectory.duration_s < 10
+def test_a_passed_deadline_ends_the_turns_and_the_rest_is_answered(slow_at, kept):
+    modules = Modules()
+    trajectory = run(modules, Echo(slow_at=slow_at), deadline_s=0.1, max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason, trajectory.error) == ("ok", "time_limit", None)
+    assert trajectory.answer == " / ".join(f"step {turn}" for turn in range(1, kept + 1))
+    assert [turn.error and turn.error.type for turn in trajectory.turns] == [None] * kept + ["DeadlineError"]
+    assert trajectory.turns[-1].command is not None
+    assert 0.1 <= trajectory.duration_s < 10
+    *_, (role, _, context) = modules.seen
+    assert role == "generator"
+    assert 100 < context.deadline_s - time.monotonic() < 120  # agent.answer_s, from then on
 
 
-def test_an_engine_that_runs_out_of_time_first_says_the_same():
+def test_an_engine_that_runs_out_of_time_first_does_the_same():
     trajectory = run(FailsAt("verifier", 2, DeadlineError("no reply in time")), deadline_s=60)
-    assert (trajectory.status, trajectory.stop_reason) == ("error", "deadline")
+    assert (trajectory.status, trajectory.stop_reason) == ("ok", "time_limit")
     assert [turn.verdict is None for turn in trajectory.turns] == [False, True]
+    assert trajectory.answer == "step 1 / step 2"  # the observation that was not judged is in memory
+
+
+def test_a_generator_that_does_not_answer_in_its_time_is_an_error():
+    class Hangs(Modules):
+        async def generate(self, question, memory, context):
+            await asyncio.sleep(60)
+
+    trajectory = run(Hangs(), Echo(slow_at=2), deadline_s=0.1, answer_s=0.1, max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "time_limit", None)
+    assert trajectory.error
+    assert (trajectory.error.type, trajectory.error.retryable) == ("DeadlineError", False)
+    assert "after 2 turns" in trajectory.error.message
+    assert "agent.answer_s" in trajectory.error.message
+    assert len(trajectory.turns) == 2
+    assert 0.2 <= trajectory.duration_s < 10
+
+
+# --- what does not fit --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Narrow(Modules):
+    """Modules whose models take `room` characters of memory, and refuse more."""
+
+    room: int = 10_000
+
+    def note(self, role: str, context: ModuleContext, *shown: Any) -> tuple[Call, ...]:
+        size = sum(len(record.result) for part in shown if isinstance(part, Memory) for record in part.records)
+        size += sum(len(part.text) for part in shown if isinstance(part, Observation))
+        if size > self.room:
+            raise PromptTooLongError(f"{size} do not fit", calls=(Call(role=role, error=REFUSED),))
+        return super().note(role, context, *shown)
+
+
+class Long(Echo):
+    async def call(self, arguments):
+        return ToolResult(text=str(arguments["text"]) + " is long" * 500)
+
+
+def test_a_memory_that_outgrows_the_context_ends_the_turns_and_is_answered_from_what_fits():
+    modules = Narrow()
+    trajectory = run(modules, Long(), max_turns=9)
+    assert (trajectory.status, trajectory.stop_reason, len(trajectory.turns)) == ("ok", "context_limit", 3)
+    assert trajectory.turns[2].error
+    assert trajectory.turns[2].error.type == "PromptTooLongError"
+    assert trajectory.turns[2].verdict is None
+    [(_, memory)] = modules.shown_to("generator")
+    assert [record.turn for record in memory.records] == [1, 2, 3]
+    cut = "[cut: 4006 characters, of which the first 2003 are shown]"
+    assert [record.result.splitlines()[-1] for record in memory.records] == [cut] * 3
+    assert [call.error is not None for call in trajectory.closing_calls] == [True, False]
+    assert trajectory.closing_calls[-1].role == "generator"
+    assert trajectory.turns[2].observation is not None
+    assert len(trajectory.turns[2].observation.text) == 4006
+    again = run(Narrow(), Long(), max_turns=9)
+    assert again.answer == trajectory.answer
+
+
+def test_where_only_the_generator_lacks_room_the_limit_is_the_context_too():
+    class Small(Modules):
+        async def generate(self, question, memory, context):
+            if any(record.result != "[cut]" for record in memory.records):
+                raise PromptTooLongError("too long", calls=(Call(role="generator", error=REFUSED),))
+            return await super().generate(question, memory, context)
+
+    trajectory = run(Small(stop_at=3), max_turns=3)
+    assert (trajectory.status, trajectory.stop_reason) == ("ok", "context_limit")
+    assert trajectory.answer == "[cut] / [cut] / [cut]"
+    verdict = trajectory.turns[-1].verdict
+    assert verdict
+    assert verdict.signal == "STOP"
+
+
+@pytest.mark.parametrize(("role", "asked"), [("planner", 1), ("generator", 3)])
+def test_a_question_that_does_not_fit_alone_is_an_error(role, asked):
+    class NoRoom(Modules):
+        def note(self, name, context, *shown):
+            if name == role:
+                raise PromptTooLongError("no room", calls=(Call(role=role),))
+            return super().note(name, context, *shown)
+
+    trajectory = run(NoRoom(), max_turns=2)
+    assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("error", "error", None)
+    assert trajectory.error
+    assert (trajectory.error.type, trajectory.error.retryable) == ("PromptTooLongError", False)
+    assert sum(call.role == role for call in trajectory.calls) == asked  # the generator: whole, a turn less, none
+
+
+def test_a_long_result_is_cut_once_as_it_enters_memory():
+    modules = Modules()
+    trajectory = run(modules, Long(), max_turns=2, memory_result_tokens=25)
+    mark = "\n[cut: 4006 characters, of which the first 100 are shown]"
+    cut = [(f"step {turn}" + " is long" * 12)[:100] + mark for turn in (1, 2)]
+    [(_, memory)] = modules.shown_to("generator")
+    assert [record.result for record in memory.records] == cut
+    assert [observation.text for _, observation, _ in modules.shown_to("verifier")] == cut
+    assert all(turn.observation and len(turn.observation.text) == 4006 for turn in trajectory.turns)
 
 
 def test_an_engine_that_keeps_the_deadline_says_what_it_asked():
@@ -350,14 +460,15 @@ def test_an_engine_that_keeps_the_deadline_says_what_it_asked():
                 raise failure from None
 
     trajectory = run(Slow(), deadline_s=0.2)
-    assert (trajectory.stop_reason, trajectory.request_failures) == ("deadline", 2)
-    assert trajectory.error
-    assert "cause: no reply in time" in trajectory.error.message
+    assert (trajectory.stop_reason, trajectory.request_failures) == ("time_limit", 2)
+    assert trajectory.turns[-1].error
+    assert trajectory.turns[-1].error.message == "no reply in time"
 
 
 def test_a_deadline_already_passed():
     trajectory = run(Modules(), Echo(slow_at=1), deadline_s=-1)
-    assert (trajectory.stop_reason, [turn.error for turn in trajectory.turns]) == ("deadline", [trajectory.error])
+    assert (trajectory.status, trajectory.stop_reason, trajectory.answer) == ("ok", "time_limit", "")
+    assert [turn.error and turn.error.type for turn in trajectory.turns] == ["DeadlineError"]
 
 
 # --- who sees what ------------------------------------------------------------------------------------------------

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
-from midstream.core.errors import DeadlineError, EngineError, RecipeError, ToolServerError, UnsupportedError
+from midstream.core.errors import (
+    DeadlineError,
+    EngineError,
+    PromptTooLongError,
+    RecipeError,
+    ToolServerError,
+    UnsupportedError,
+)
 from midstream.core.events import TurnEvent
 from midstream.core.stream import is_strict, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
-from midstream.core.trajectory import Call, Command, Trajectory, Usage, without_clocks
+from midstream.core.trajectory import Call, Command, ErrorInfo, Trajectory, Usage, without_clocks
 from midstream.engines.scripted import ScriptedEngine
 from support.http_engine import engine_for
 from support.interleaved import QUESTION, Shout, Talk, Typist, play
@@ -180,13 +188,55 @@ def test_a_reply_cut_in_the_middle_of_a_mark():
     assert text_of(trajectory) == "<think>a</think><answer>5</ans"
 
 
-def test_the_deadline_ends_a_run_with_what_it_has():
-    trajectory = play(ScriptedEngine([ONE, TWO]), tools=[Shout(slow_at=2)], deadline_s=0.05)
-    assert (trajectory.stop_reason, trajectory.status) == ("deadline", "error")
+@pytest.mark.parametrize(("last", "answer"), [(LAST, "5"), (ONE, None)])
+def test_after_the_deadline_no_tool_runs_and_one_reply_may_answer(last, answer):
+    shout = Shout(slow_at=2)
+    trajectory = play(ScriptedEngine([ONE, TWO, last]), tools=[shout], deadline_s=0.05)
+    assert (trajectory.stop_reason, trajectory.status, trajectory.answer) == ("time_limit", "ok", answer)
+    assert len(trajectory.turns) == 2
+    turn = trajectory.turns[1]
+    assert turn.command == Command(tool="python", arguments={"code": "two"})
+    assert turn.observation
+    assert (turn.observation.status, "time limit" in turn.appended) == ("error", True)
+    assert [call.completion for call in trajectory.closing_calls] == [last]
+
+
+def test_a_policy_that_runs_out_of_time_is_asked_once_more():
+    class Slow(ScriptedEngine):
+        async def sample(self, request):
+            self.deadlines = [*getattr(self, "deadlines", []), request.deadline_s - time.monotonic()]
+            if len(self.deadlines) in hangs_at:
+                raise DeadlineError("no reply in time", calls=(Call(role="policy", failures=("500",)),))
+            return await super().sample(request)
+
+    hangs_at = {2}
+    engine = Slow([ONE, LAST])
+    trajectory = play(engine, deadline_s=9.0)
+    assert (trajectory.stop_reason, trajectory.status, trajectory.answer) == ("time_limit", "ok", "5")
+    assert trajectory.request_failures == 1
+    assert [round(left, -1) for left in engine.deadlines] == [10, 10, 120]
+    hangs_at = {2, 3}
+    trajectory = play(Slow([ONE, LAST]), deadline_s=9.0)
+    assert (trajectory.stop_reason, trajectory.status) == ("time_limit", "error")
     assert trajectory.error is not None
     assert trajectory.error.type == DeadlineError.__name__
-    assert [turn.error is None for turn in trajectory.turns] == [True, False]
-    assert trajectory.turns[1].command == Command(tool="python", arguments={"code": "two"})
+
+
+def test_where_the_context_is_full_the_stream_ends_as_it_is():
+    class Full(ScriptedEngine):
+        async def sample(self, request):
+            if len(self.requests) == room:
+                raise PromptTooLongError("no room", calls=(Call(role="policy", error=ErrorInfo(type="", message="")),))
+            return await super().sample(request)
+
+    room = 2
+    trajectory = play(Full([ONE, TWO]))
+    assert (trajectory.stop_reason, trajectory.status, trajectory.answer) == ("context_limit", "ok", None)
+    assert [turn.error for turn in trajectory.turns] == [None, None]
+    assert [call.error is None for call in trajectory.closing_calls] == [False]
+    room = 0
+    trajectory = play(Full([ONE]))
+    assert (trajectory.stop_reason, trajectory.status) == ("error", "error")
 
 
 # --- what a policy gets wrong -------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Source: arXiv 2510.05592, section 3.1 and Algorithm 1. Per turn t: action a_t ~ planner(q, K, M_t); command and
 observation e_t ~ executor(a_t, K); verdict v_t ~ verifier(q, e_t, M_t); M_{t+1} = f_mem(M_t, a_t, e_t, v_t). The loop
-ends at a STOP verdict or at `max_turns`; then answer o ~ generator(q, M_T).
+ends at a STOP verdict, at `max_turns`, or where a prompt no longer fits the model's context or the deadline passes;
+then answer o ~ generator(q, M_T), of as much of M_T as fits.
 
 The agent object holds modules and settings only, nothing of a task: any number of runs may share it at once.
 """
@@ -15,12 +16,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from midstream.agents.running import Contexts, Draft, Record, observe, record_run
+from midstream.agents.fitting import fitting, smaller_memories
+from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
 from midstream.core.data import Settings
-from midstream.core.errors import UnsupportedError
+from midstream.core.errors import DeadlineError, PromptTooLongError, UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Dialogue, Engine, Executor, Generator, Planner, Tool, Verifier
+from midstream.core.protocols import Dialogue, Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Turn
 from midstream.sandbox.code_runner import ProgramRunner
@@ -34,11 +36,16 @@ class LoopConfig(Settings):
         memory_update: `every_turn` (Algorithm 1 of the paper) or `on_continue` (its section 3.1: the last turn is not
             recorded)
         record_time: record the seconds of each turn in memory; then no prompt repeats exactly
+        memory_result_tokens: the most tokens of a result in memory, at four characters a token; a longer one is cut
+            there, and whole in the trajectory
+        answer_s: seconds that the generator has for the answer, even after `rollout.deadline_s`
     """
 
     max_turns: int = Field(default=3, ge=1)
     memory_update: Literal["every_turn", "on_continue"] = "every_turn"
     record_time: bool = False
+    memory_result_tokens: int = Field(default=4000, ge=1)
+    answer_s: float = Field(default=120.0, gt=0)
 
 
 class AgentFlow:
@@ -88,7 +95,7 @@ class AgentFlow:
         )
         record = Record()
         work = self._work(record, task.question, tools, contexts)
-        return await record_run(record, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
+        return await record_run(record, work, task=task, agent=self.name, seed=seed)
 
     async def close(self) -> None:
         """Close the code runner."""
@@ -96,22 +103,49 @@ class AgentFlow:
             await self.code_runner.close()
 
     async def _work(self, record: Record, question: str, tools: Sequence[Tool], contexts: Contexts) -> None:
-        """Algorithm 1: turns until a STOP verdict or the limit, then the answer."""
+        """Algorithm 1: turns until a STOP verdict or a limit, then the answer."""
         memory = Memory()
-        for _ in range(self.config.max_turns):
-            clock = time.monotonic()
-            await self._turn(record.begin_turn(), memory, question, tools, contexts)
-            turn = record.end_turn()
-            stop = turn.verdict is not None and turn.verdict.memory_sufficient
-            if self.config.memory_update == "every_turn" or not stop:
-                elapsed_s = time.monotonic() - clock if self.config.record_time else None
-                memory = memory.append(_memory_record(turn, elapsed_s))
-            if stop:
-                record.stop_reason = "verified"
-                break
+        try:
+            async with until(contexts.deadline_s):
+                for _ in range(self.config.max_turns):
+                    clock = time.monotonic()
+                    await self._turn(record.begin_turn(), memory, question, tools, contexts)
+                    turn = record.end_turn()
+                    stop = turn.verdict is not None and turn.verdict.memory_sufficient
+                    if self.config.memory_update == "every_turn" or not stop:
+                        elapsed_s = time.monotonic() - clock if self.config.record_time else None
+                        memory = memory.append(self._memory_record(turn, elapsed_s))
+                    if stop:
+                        record.stop_reason = "verified"
+                        break
+        except (PromptTooLongError, DeadlineError) as failure:
+            first = not record.turns and (record.draft is None or record.draft.action is None)
+            if first and isinstance(failure, PromptTooLongError):
+                raise  # the run has made nothing yet: the recipe or the task alone is too long
+            turn = record.end_at_limit(failure)
+            if turn.observation is not None:
+                memory = memory.append(self._memory_record(turn, None))
+        contexts = contexts.for_answer(self.config.answer_s)
         context = contexts.begin("generator", len(record.turns) + 1)
-        record.answer, record.closing_calls = await self.generator.generate(question, memory, context)
+        async with until(context.deadline_s):
+            await self._answer(record, memory, question, context)
         context.emit("answer", record.answer)
+
+    async def _answer(self, record: Record, memory: Memory, question: str, context: ModuleContext) -> None:
+        """Write the answer from the memory, or from as much of it as the generator's model takes."""
+        smaller = smaller_memories(memory)
+        while True:
+            try:
+                record.answer, calls = await self.generator.generate(question, memory, context)
+            except PromptTooLongError as failure:
+                fits = next(smaller, None)
+                if fits is None:
+                    raise
+                memory, record.stop_reason = fits, "context_limit"
+                record.closing_calls += failure.calls
+            else:
+                record.closing_calls += calls
+                return
 
     async def _turn(
         self, draft: Draft, memory: Memory, question: str, tools: Sequence[Tool], contexts: Contexts
@@ -130,7 +164,8 @@ class AgentFlow:
             draft.add_calls(calls)
         draft.add("observation", context.emit)
         context = contexts.begin("verifier", draft.index)
-        draft.verdict, calls = await self.verifier.verify(question, draft.observation, memory, context)
+        seen = fitting(draft.observation, self.config.memory_result_tokens)
+        draft.verdict, calls = await self.verifier.verify(question, seen, memory, context)
         draft.add("verdict", context.emit, calls)
 
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
@@ -143,17 +178,17 @@ class AgentFlow:
         assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 
-
-def _memory_record(turn: Turn, elapsed_s: float | None) -> MemoryRecord:
-    """f_mem: the turn as memory keeps it."""
-    observation = turn.observation
-    failed = observation is not None and observation.status == "error"
-    return MemoryRecord(
-        turn=turn.index,
-        action=turn.action or Action(),
-        command=turn.command,
-        result=observation.text if observation and not failed else "",
-        error=observation.text if observation and failed else None,
-        verdict=turn.verdict,
-        elapsed_s=elapsed_s,
-    )
+    def _memory_record(self, turn: Turn, elapsed_s: float | None) -> MemoryRecord:
+        """f_mem: the turn as memory keeps it."""
+        assert turn.observation is not None, "a turn without an observation is not recorded"
+        observation = fitting(turn.observation, self.config.memory_result_tokens)
+        failed = observation.status == "error"
+        return MemoryRecord(
+            turn=turn.index,
+            action=turn.action or Action(),
+            command=turn.command,
+            result="" if failed else observation.text,
+            error=observation.text if failed else None,
+            verdict=turn.verdict,
+            elapsed_s=elapsed_s,
+        )

@@ -1,7 +1,8 @@
 """One policy that thinks, calls tools and answers in one stream (ARTIST and similar agents).
 
 Source: arXiv 2505.01441. A template's marks drive the loop: sample until a mark closes a call, or the reply ends; run
-the tool; append its output to the stream; sample on; until the answer's mark, an end without one, or a limit.
+the tool; append its output to the stream; sample on; until the answer's mark, an end without one, or a limit. Where
+the model's context is full the stream ends as it is; after the deadline no tool is run, and one last reply may answer.
 
     <think>..</think><python>..</python>   <output>..</output>   <think>..</think><answer>..</answer>
     reply 1, turn 1                        appended              reply 2, which ends the run
@@ -20,21 +21,22 @@ from pydantic import Field
 
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
 from midstream.agents.rendering import render_lessons
-from midstream.agents.running import Contexts, Draft, Record, observe, record_run
+from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
 from midstream.core.data import Settings
-from midstream.core.errors import RecipeError
+from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Dialogue, Engine, Tool, UserTurn
+from midstream.core.protocols import Dialogue, Engine, ModuleContext, Tool, UserTurn
 from midstream.core.seeds import derive_seed
 from midstream.core.stream import POLICY, answer_of, escape_marks, said
 from midstream.core.stream_template import Template
 from midstream.core.task import Task
 from midstream.core.text import neutral, to_json
-from midstream.core.trajectory import Message, Observation, StopReason, Trajectory
+from midstream.core.trajectory import Call, Message, Observation, StopReason, Trajectory
 
 _VAIN_STOPS = 50  # in one reply; each costs a request that carries the whole stream
+_TOO_LATE = "no result: the time limit has passed, and no tool runs any more"
 
 
 class StreamConfig(Settings):
@@ -45,11 +47,13 @@ class StreamConfig(Settings):
         max_tokens: the most tokens after the prompt, sampled and appended; without token ids, four characters count as
             one
         tools: tool names of the template mapped to those of the recipe: `{ search = "wikipedia" }`
+        answer_s: seconds that the last reply has after `rollout.deadline_s`; a dialogue has none
     """
 
     max_turns: int = Field(default=10, ge=1)
     max_tokens: int = Field(default=8000, ge=1)
     tools: dict[str, str] = {}
+    answer_s: float = Field(default=120.0, gt=0)
 
 
 class Interleaved:
@@ -91,7 +95,7 @@ class Interleaved:
         )
         run = _Run(self, tools, contexts, dialogue)
         work = run.run(task.question)
-        return await record_run(run.record, work, task=task, agent=self.name, seed=seed, deadline_s=deadline_s)
+        return await record_run(run.record, work, task=task, agent=self.name, seed=seed)
 
     async def close(self) -> None:
         """Does nothing: there is nothing to release."""
@@ -108,13 +112,15 @@ class _Run:
         self.record = Record()
         self.user: UserTurn | None = None
         self.calling = 0  # replies with calls in this user turn
+        self.last = False  # the deadline has passed, and the next reply is the last
         self.over = False
 
     async def run(self, question: str) -> None:
         """The whole run."""
         first = UserTurn(text=question, tools=())
         if self.dialogue is not None:
-            self.user = first = await self.dialogue.begin()
+            async with until(self.contexts.deadline_s):
+                self.user = first = await self.dialogue.begin()
         self.tools = self._tools(first)
         rules = f"{self.dialogue.system.strip()}\n\n" if self.dialogue is not None and self.dialogue.system else ""
         values = {
@@ -155,10 +161,10 @@ class _Run:
         runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
         written = [block for block in blocks if runs and block.kind == "call"]
         calls = await read_calls(written, self.template, self.tools)
-        if ending == "cut":
-            self._end("token_limit")
-        elif calls and self.calling == self.config.max_turns:
-            self._end("turn_limit")
+        if ending in ("cut", "full"):
+            self._end("token_limit" if ending == "cut" else "context_limit")
+        elif calls and (self.last or self.calling == self.config.max_turns):
+            self._end("time_limit" if self.last else "turn_limit")
         elif calls:
             await self._act(draft, calls)
         elif self.dialogue is not None:
@@ -166,18 +172,24 @@ class _Run:
         else:
             self.record.answer = answer_of(self.stream.pieces, self.template)
             self.contexts.emitter(POLICY, draft.index)("answer", self.record.answer)
-            self._end("answered" if answered or self.record.answer is not None else "ended")
+            reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
+            self._end("time_limit" if self.last else reason)
 
-    async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut"]:
-        """Sample until a mark closes a call or the answer, the policy ends its reply, or a limit of tokens.
+    async def _sample(self, draft: Draft) -> Literal["stopped", "ended", "cut", "full"]:
+        """Sample until a mark closes a call or the answer, the policy ends its reply, a limit of tokens, or no room.
 
         A closing mark that closes nothing (one that a thought mentions, or a program prints) stops sampling too. The
         policy then continues as if nothing had happened; a reply of nothing but such marks ends after `_VAIN_STOPS`.
         """
         context = self.contexts.begin(POLICY, draft.index)
         for _ in range(_VAIN_STOPS):
-            seed = derive_seed(context.seed, len(draft.calls))
-            call = stopped_at_mark(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
+            try:
+                call = await self._call(draft, context)
+            except PromptTooLongError as failure:
+                if not self.stream.pieces:
+                    raise  # nothing is sampled yet: the recipe or the task alone is too long
+                draft.add_calls(failure.calls)
+                return "full"
             self.stream = self.stream.with_reply(call, draft.index)
             draft.add_calls([call])
             context.emit("call", call)
@@ -189,6 +201,26 @@ class _Run:
                 return "cut"
             context.emit("start", None)
         return "ended"
+
+    async def _call(self, draft: Draft, context: ModuleContext) -> Call:
+        """One request; if it meets the deadline, another one with time for a last reply."""
+        context = replace(context, deadline_s=self.contexts.deadline_s)
+        seed = derive_seed(context.seed, len(draft.calls))
+        try:
+            async with until(context.deadline_s):
+                return stopped_at_mark(await self.policy.reply(self.stream, replace(context, seed=seed)), self.stream)
+        except DeadlineError as failure:
+            if not self._begin_last():
+                raise
+            draft.add_calls(failure.calls)
+            return await self._call(draft, context)
+
+    def _begin_last(self) -> bool:
+        """Give the policy time for a last reply; false if it had it, or if a dialogue would need more than that."""
+        if self.last or self.dialogue is not None:
+            return False
+        self.last, self.contexts = True, self.contexts.for_answer(self.config.answer_s)
+        return True
 
     async def _act(self, draft: Draft, calls: Sequence[ToolCall]) -> None:
         """Run a reply's calls in order, each in its own turn, and append the output of all."""
@@ -210,12 +242,17 @@ class _Run:
         if draft.command is not None:
             draft.add("command", emit)
         problem = call.unreadable or (draft.command.error if draft.command else None)
-        if problem:
-            draft.observation = Observation(status="error", text=problem)
-        else:
+        if not problem and not self.last:
             assert draft.command is not None, "a call that can be read has a command"
-            draft.observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
-            draft.add_calls(inner)
+            try:
+                async with until(self.contexts.deadline_s):
+                    draft.observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
+                draft.add_calls(inner)
+            except DeadlineError:
+                if not self._begin_last():
+                    raise
+        if draft.observation is None:
+            draft.observation = Observation(status="error", text=problem or _TOO_LATE)
         draft.add("observation", emit)
         return draft.observation.text
 
@@ -224,7 +261,8 @@ class _Run:
         self.record.answer = text = said(self.stream.pieces, self.template)
         draft.events.append("answer")
         self.contexts.emitter(POLICY, draft.index)("answer", text)
-        self.user = await dialogue.reply(text)
+        async with until(self.contexts.deadline_s):
+            self.user = await dialogue.reply(text)
         if self.user.over:
             draft.add_calls(self.user.calls)
             self._end("answered")

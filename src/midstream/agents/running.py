@@ -1,15 +1,16 @@
-"""What every agent loop shares: the turn under way, the record of a run, its deadline, and module contexts."""
+"""What every agent loop shares: the turn under way, the record of a run, its limits, and module contexts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from midstream.core.errors import DeadlineError, InfrastructureError
+from midstream.core.errors import DeadlineError, InfrastructureError, PromptTooLongError
 from midstream.core.events import Emit, TurnEvent, TurnListener, ignore_event
 from midstream.core.lessons import Lessons
 from midstream.core.protocols import Engine, ModuleContext, Tool
@@ -84,47 +85,63 @@ class Record:
         self.turns.append(turn)
         return turn
 
-    def end_broken(self, error: ErrorInfo, calls: tuple[Call, ...]) -> None:
-        """Record the turn that broke, or the closing requests; `calls` are the failed module's."""
+    def end_at_limit(self, failure: PromptTooLongError | DeadlineError) -> Turn:
+        """End the turn under way at the limit that `failure` reports, which is the run's stop reason."""
+        self.stop_reason = "context_limit" if isinstance(failure, PromptTooLongError) else "time_limit"
+        self.end_broken(failure)
+        return self.turns[-1]
+
+    def end_broken(self, failure: InfrastructureError) -> ErrorInfo:
+        """Record the turn that broke, or the closing requests, with the failed module's."""
+        error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
         if self.draft is None:
-            self.closing_calls = calls
-            return
-        self.draft.add_calls(calls)
-        self.turns.append(self.draft.turn(error))
+            self.closing_calls += failure.calls
+        else:
+            self.draft.add_calls(failure.calls)
+            self.turns.append(self.draft.turn(error))
+            self.draft = None
+        return error
+
+
+@asynccontextmanager
+async def until(deadline_s: float | None) -> AsyncGenerator[None]:
+    """Raise `DeadlineError` in the block soon after `deadline_s`, a time of `time.monotonic()`."""
+    # The event loop has another clock. An engine that keeps the deadline itself raises before this one does.
+    limit = asyncio.timeout(None if deadline_s is None else deadline_s + _GRACE_S - time.monotonic())
+    try:
+        async with limit:
+            yield
+    except TimeoutError as failure:
+        if not limit.expired():
+            raise  # a time-out of another clock than this run's
+        raise DeadlineError("a tool or a module was still running at the deadline", code="deadline") from failure
 
 
 async def record_run(
-    record: Record, work: Coroutine[None, None, None], *, task: Task, agent: str, seed: int, deadline_s: float | None
+    record: Record, work: Coroutine[None, None, None], *, task: Task, agent: str, seed: int
 ) -> Trajectory:
-    """Await `work`, which fills the record, and return the record as a trajectory.
+    """Await `work`, which fills the record and keeps the deadline, and return the record as a trajectory.
 
-    A failed engine or tool, or a passed deadline, gives a trajectory with `status="error"`, the turns so far and the
-    broken one as far as it got: a failure around the model is not the model's.
+    A failed engine or tool, or a deadline that leaves no answer, gives a trajectory with `status="error"`, the turns so
+    far and the broken one as far as it got: a failure around the model is not the model's.
     """
     started, clock = time.time(), time.monotonic()
     error: ErrorInfo | None = None
-    # `deadline_s` is a time of `time.monotonic()`; the event loop has another clock.
-    left_s = None if deadline_s is None else deadline_s + _GRACE_S - clock
-    limit = asyncio.timeout(left_s)
     try:
-        async with limit:
-            await work
-    except (TimeoutError, DeadlineError) as failure:
-        if isinstance(failure, TimeoutError) and not limit.expired():
-            raise  # a time-out of another clock than this run's
-        record.stop_reason = "deadline"
+        await work
+    except DeadlineError as failure:
+        record.stop_reason = "time_limit"
         late = DeadlineError(
-            f"the run's deadline passed after {len(record.turns)} whole turns",
+            f"the run's deadline passed after {len(record.turns)} turns, and no answer came",
             code="deadline",
-            cause=failure.what if isinstance(failure, DeadlineError) else "a tool or a module was still running",
-            fix="raise rollout.deadline_s, or lower agent.max_turns or max_tokens",
+            cause=failure.what,
+            fix="raise rollout.deadline_s or agent.answer_s, or lower agent.max_turns or max_tokens",
+            calls=failure.calls,
         )
-        error = ErrorInfo(type=DeadlineError.__name__, message=str(late))
-        record.end_broken(error, getattr(failure, "calls", ()))
+        error = record.end_broken(late)
     except InfrastructureError as failure:
         record.stop_reason = "error"
-        error = ErrorInfo(type=type(failure).__name__, message=str(failure), retryable=failure.retryable)
-        record.end_broken(error, failure.calls)
+        error = record.end_broken(failure)
     calls = [call for turn in record.turns for call in turn.calls] + list(record.closing_calls)
     return Trajectory(
         id=task.id,
@@ -155,6 +172,12 @@ class Contexts:
     lessons: Lessons
     deadline_s: float | None
     listener: TurnListener | None
+
+    def for_answer(self, answer_s: float) -> Contexts:
+        """Contexts with at least `answer_s` seconds from now, also after the deadline."""
+        if self.deadline_s is None:
+            return self
+        return replace(self, deadline_s=max(self.deadline_s, time.monotonic() + answer_s))
 
     def begin(self, module: str, turn: int) -> ModuleContext:
         """The context of a module that begins now; emits "start"."""

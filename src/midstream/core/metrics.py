@@ -147,7 +147,7 @@ class StreamCounter:
 
     def add(self, trajectory: Trajectory) -> None:
         """Measure one trajectory."""
-        replies = sum(call.role == POLICY for call in trajectory.calls)
+        replies = sum(call.role == POLICY and call.error is None for call in trajectory.calls)
         if trajectory.status != "ok" or not replies:
             return
         # Other turns answer a user.

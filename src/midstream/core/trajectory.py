@@ -22,8 +22,13 @@ from pydantic import Field, JsonValue
 
 from midstream.core.data import Frozen, Settings
 
-# verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one.
-StopReason = Literal["verified", "answered", "ended", "turn_limit", "token_limit", "deadline", "error"]
+# verified: the verifier stopped the loop; answered: the policy gave an answer; ended: it ended its reply without one;
+# token_limit: the agent's own limit; context_limit: the model's context; time_limit: `rollout.deadline_s`, which older
+# versions recorded as "deadline", always with an error.
+StopReason = Literal[
+    "verified", "answered", "ended", "turn_limit", "token_limit", "context_limit", "time_limit", "deadline", "error"
+]
+CUT_OFF: frozenset[StopReason] = frozenset({"token_limit", "context_limit", "time_limit"})  # a limit ended the run
 EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
 
 
@@ -161,7 +166,8 @@ class Turn(Frozen):
     # Text that the environment appended to an interleaved policy's stream after this turn's call: tool output between
     # its tags, or a user's message.
     appended: str = ""
-    error: ErrorInfo | None = None  # something around the model failed in this turn; the rest is what happened before
+    # Something around the model failed in this turn, or a limit ended it; the rest is what happened before.
+    error: ErrorInfo | None = None
 
 
 class MemoryRecord(Frozen):

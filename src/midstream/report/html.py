@@ -229,7 +229,7 @@ def _run(label: str, trajectory: Trajectory, template: StreamTemplate | None) ->
         elif action is not None and not stream:
             head = f" · {text(action.tool)}"
         if turn.error is not None:
-            head += ' · <span class="down">broken</span>'
+            head += f' · <span class="down">{turn_rows.broken_by(turn.error)}</span>'
         rows = _rows(turn_rows.turn_rows(turn, template, stream=stream))
         turns.append(f"<li><p><b>Turn {turn.index}</b>{head}</p><dl>{rows}</dl></li>")
     if last := turn_rows.closing_rows(trajectory, template):

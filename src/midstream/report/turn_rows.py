@@ -24,7 +24,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from midstream.core.errors import RecipeError
+from midstream.core.errors import DeadlineError, PromptTooLongError, RecipeError
 from midstream.core.metrics import StreamMetrics
 from midstream.core.stream import POLICY, Block, Piece, blocks, is_strict, stream_of, tags_present
 from midstream.core.stream_template import ANY_TOOL, Template, load_template
@@ -38,7 +38,10 @@ _TEXT_LIMIT = 1500
 _REASONS = {
     "ended": "the policy ended its reply without an answer",
     "token_limit": "limit of tokens, the stream was cut off",
+    "context_limit": "limit of the model's context",
+    "time_limit": "time limit",
 }
+_LIMITS = {PromptTooLongError.__name__, DeadlineError.__name__}
 
 Row = tuple[str, Text]
 
@@ -70,7 +73,8 @@ def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = Fa
         rows += verdict_rows(turn.verdict) if turn.verdict is not None else []
     rows += [row for call in turn.calls for row in trouble_rows(call)]
     if turn.error is not None:
-        rows.append(("broken", plain(broken(turn.error), "bold red")))
+        label = broken_by(turn.error)
+        rows.append((label, plain(broken(turn.error), "yellow" if label == "limit" else "bold red")))
     return rows
 
 
@@ -153,6 +157,11 @@ def stopped(trajectory: Trajectory) -> str:
     """Why a run ended, and after how many turns."""
     reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason.replace("_", " "))
     return f"{reason}, {counted(len(trajectory.turns), 'turn')}"
+
+
+def broken_by(error: ErrorInfo) -> str:
+    """What ended a turn: a "limit" of context or time, or else it is "broken"."""
+    return "limit" if error.type in _LIMITS else "broken"
 
 
 def broken(error: ErrorInfo) -> str:

@@ -25,7 +25,7 @@ import torch
 from midstream.core.errors import EngineError, TrainingError, UnsupportedError
 from midstream.core.protocols import Row
 from midstream.core.seeds import derive_seed
-from midstream.core.trajectory import Call, Trajectory
+from midstream.core.trajectory import CUT_OFF, Call, Trajectory
 from midstream.training.losses import row_weights
 from midstream.training.settings import Baseline, TrainingConfig
 
@@ -94,7 +94,7 @@ def build_rows(
             left_out["uniform group whose KL term was not drawn"] += 0 if kept else len(group)
         advantages = _advantages(group[0].task_id, rewards, group_runs, config)
         for trajectory, own, advantage in zip(group, group_runs, advantages, strict=True):
-            cut_off = trajectory.stop_reason == "token_limit" or any(
+            cut_off = trajectory.stop_reason in CUT_OFF or any(
                 last and run[-1].finish_reason == "length" for run, last in own
             )
             masked = config.mask_cut_off and cut_off
@@ -250,7 +250,8 @@ def _finished(group: Sequence[Trajectory], left_out: Counter[str]) -> list[Traje
 
 def _trained_runs(trajectory: Trajectory, role: str, left_out: Counter[str]) -> _Runs:
     """The calls of `role` that have token ids, as the rows they make."""
-    calls = [call for call in trajectory.calls if call.role == role]
+    # A refused request, such as a prompt that was too long, sampled nothing.
+    calls = [call for call in trajectory.calls if call.role == role and call.error is None]
     trained = []
     for call in calls:
         if not (call.prompt_ids and call.completion_ids and call.logprobs):
