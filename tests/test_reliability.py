@@ -10,7 +10,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
