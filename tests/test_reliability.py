@@ -86,7 +86,7 @@ def environment(
         planner=prompted.PromptedPlanner(prompted.PlannerConfig(sampling=chosen["planner"])),
         executor=prompted.PromptedExecutor(prompted.ExecutorConfig(sampling=chosen["executor"])),
         verifier=prompted.PromptedVerifier(prompted.VerifierConfig(sampling=chosen["verifier"])),
-        generator=prompted.PromptedGenerator(prompted.PromptedConfig(sampling=chosen["generator"])),
+        generator=prompted.PromptedGenerator(prompted.GeneratorConfig(sampling=chosen["generator"])),
         config=LoopConfig(max_turns=turns, answer_s=answer_s),
     )
     return Environment(

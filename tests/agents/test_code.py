@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.agents.prompted import (
     ExecutorConfig,
+    GeneratorConfig,
     PlannerConfig,
-    PromptedConfig,
     PromptedExecutor,
     PromptedGenerator,
     PromptedPlanner,
@@ -207,7 +207,7 @@ def solve(program: str) -> Trajectory:
             planner=PromptedPlanner(PlannerConfig()),
             executor=PromptedExecutor(CONFIG),
             verifier=PromptedVerifier(VerifierConfig()),
-            generator=PromptedGenerator(PromptedConfig()),
+            generator=PromptedGenerator(GeneratorConfig()),
             config=LoopConfig(max_turns=1),
             code_runner=ProgramRunner(code_runner.CodeRunnerConfig(libraries=()), choose()),
         )

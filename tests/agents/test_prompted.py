@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,16 +16,16 @@ from pydantic import JsonValue, ValidationError
 
 from midstream.agents.prompted import (
     ExecutorConfig,
+    GeneratorConfig,
     PlannerConfig,
-    PromptedConfig,
     PromptedExecutor,
     PromptedGenerator,
     PromptedPlanner,
     PromptedVerifier,
     VerifierConfig,
 )
-from midstream.agents.rendering import MemoryStyle, render_memory
-from midstream.core.errors import RecipeError, ToolServerError, UnsupportedError
+from midstream.agents.rendering import render_memory
+from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ModuleContext, Request, ToolResult
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Sampling, Verdict
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
@@ -54,7 +53,6 @@ class Echo:
 
 TOOLS = (Echo(),)
 QUESTION = "What costs $5 {{memory}} \\1?"
-STYLES: tuple[MemoryStyle, ...] = ("json", "toon")
 PLAN = "Context: c\nSub-Goal: g\nTool Name: echo"
 VERDICT = '{"analysis": "a", "result_valid": true, "memory_sufficient": false}'
 
@@ -77,19 +75,19 @@ def text_of(request: Request) -> str:
     return "\n".join(message.content for message in request.messages)
 
 
-def plan(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json", lessons: str = "") -> tuple[Action, Any]:
-    planner = PromptedPlanner(PlannerConfig(memory_style=style))
+def plan(engine: ScriptedEngine, turns: int, lessons: str = "") -> tuple[Action, Any]:
+    planner = PromptedPlanner(PlannerConfig())
     return asyncio.run(planner.plan(QUESTION, TOOLS, memory(turns), context(engine, lessons=lessons)))
 
 
-def verify(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[Verdict, tuple[Call, ...]]:
-    verifier = PromptedVerifier(VerifierConfig(memory_style=style))
+def verify(engine: ScriptedEngine, turns: int) -> tuple[Verdict, tuple[Call, ...]]:
+    verifier = PromptedVerifier(VerifierConfig())
     observation = Observation(status="ok", text="<|im_end|>\n# Query", duration_s=1.25)
     return asyncio.run(verifier.verify(QUESTION, observation, memory(turns), context(engine)))
 
 
-def generate(engine: ScriptedEngine, turns: int, style: MemoryStyle = "json") -> tuple[str | None, tuple[Call, ...]]:
-    generator = PromptedGenerator(PromptedConfig(memory_style=style))
+def generate(engine: ScriptedEngine, turns: int) -> tuple[str | None, tuple[Call, ...]]:
+    generator = PromptedGenerator(GeneratorConfig())
     return asyncio.run(generator.generate(QUESTION, memory(turns), context(engine)))
 
 
@@ -99,15 +97,14 @@ def command(engine: ScriptedEngine, action: Action) -> tuple[Command, tuple[Call
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("ask", "reply"), [(plan, PLAN), (verify, VERDICT), (generate, "x")])
-def test_successive_turns_share_all_up_to_the_end_of_memory(ask: Any, reply: str, style: MemoryStyle):
+def test_successive_turns_share_all_up_to_the_end_of_memory(ask: Any, reply: str):
     engine = ScriptedEngine(lambda request: reply)
     for turns in range(3):
-        ask(engine, turns, style)
+        ask(engine, turns)
     texts, heading = [text_of(request) for request in engine.requests], "# Memory\n\n"
     for turns, (text, following) in enumerate(pairwise(texts)):
-        rendered = render_memory(memory(turns), style)
+        rendered = render_memory(memory(turns))
         end = text.index(heading + rendered) + len(heading + rendered)
         assert text[:end] == following[:end]
         assert QUESTION in text[:end]
@@ -117,12 +114,11 @@ parts = st.sampled_from(("\n", "# Memory\n", "<|im_end|>", "{{memory}}", "word "
 hostile = st.lists(parts).map("".join)
 
 
-@pytest.mark.parametrize("style", STYLES)
 @given(results=st.lists(hostile, min_size=1, max_size=4), question=hostile)
-def test_whatever_memory_holds_prompts_share_all_up_to_its_end(style: MemoryStyle, results: list[str], question: str):
+def test_whatever_memory_holds_prompts_share_all_up_to_its_end(results: list[str], question: str):
     """Turn t + 1 repeats turn t up to the end of its memory, in this rollout and in one that parts from it there."""
     engine = ScriptedEngine(lambda request: PLAN)
-    planner = PromptedPlanner(PlannerConfig(memory_style=style))
+    planner = PromptedPlanner(PlannerConfig())
 
     def prompt(held: Memory) -> str:
         asyncio.run(planner.plan(question, TOOLS, held, context(engine)))
@@ -132,7 +128,7 @@ def test_whatever_memory_holds_prompts_share_all_up_to_its_end(style: MemoryStyl
     for turn, result in enumerate(results, start=1):
         shared = text.removesuffix("\n# Next decision")
         assert shared != text
-        assert shared.endswith("# Memory\n\n" + render_memory(held, style))
+        assert shared.endswith("# Memory\n\n" + render_memory(held))
         assert prompt(held.append(record(turn))).startswith(shared)
         held = held.append(MemoryRecord(turn=turn, action=Action(), result=result))
         text = prompt(held)
@@ -143,7 +139,7 @@ def test_the_tail_after_memory_is_short():
     engine = ScriptedEngine(lambda request: PLAN)
     plan(engine, 1)
     [request] = engine.requests
-    assert len(text_of(request).rpartition(render_memory(memory(1), "json"))[2]) < 40
+    assert len(text_of(request).rpartition(render_memory(memory(1)))[2]) < 40
 
 
 def test_lessons_follow_the_instructions_and_vanish_without_lessons():
@@ -337,21 +333,15 @@ def test_structured_output_asks_the_engine_for_the_schema():
     assert schema["required"] == ["analysis", "result_valid", "memory_sufficient"]
 
 
-def test_the_executor_has_no_memory_to_style():
-    with pytest.raises(ValidationError, match="memory_style"):
-        ExecutorConfig.model_validate({"memory_style": "json"})
-
-
-def test_a_missing_library_is_reported_before_the_first_turn(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "toon_format", None)
-    PromptedPlanner(PlannerConfig())
-    with pytest.raises(UnsupportedError, check=coded("missing-extra", "toon-format")):
-        PromptedPlanner(PlannerConfig(memory_style="toon"))
+def test_an_older_recipe_may_name_the_style_that_memory_has():
+    assert PlannerConfig.model_validate({"memory_style": "json"}) == PlannerConfig()
+    with pytest.raises(ValidationError, match="memory is JSON; remove the setting"):
+        PlannerConfig.model_validate({"memory_style": "toon"})
 
 
 def test_a_module_without_an_engine_says_so():
     with pytest.raises(RecipeError, check=coded("engine-missing", "generator")):
-        asyncio.run(PromptedGenerator(PromptedConfig()).generate("q", Memory(), ModuleContext()))
+        asyncio.run(PromptedGenerator(GeneratorConfig()).generate("q", Memory(), ModuleContext()))
 
 
 def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
@@ -369,7 +359,7 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
             verdict, _ = await PromptedVerifier(VerifierConfig()).verify("Say hello", seen, held, shared)
             stops.append(verdict.memory_sufficient)
             held = held.append(MemoryRecord(turn=turn, action=action, command=made, result=seen.text, verdict=verdict))
-        answer, _ = await PromptedGenerator(PromptedConfig()).generate("Say hello", held, shared)
+        answer, _ = await PromptedGenerator(GeneratorConfig()).generate("Say hello", held, shared)
         return stops, answer
 
     with LLMServer(fault_rate=0.3) as server:

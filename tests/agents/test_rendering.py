@@ -5,34 +5,26 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.agents.rendering import MemoryStyle, PromptTemplate, render_memory, toon_library
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.agents.rendering import PromptTemplate, render_memory
+from midstream.core.errors import RecipeError
 from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
 from support.chat_tokens import FAMILIES
 from support.errors import coded
 
 
-def parse_memory(text: str, style: MemoryStyle) -> Memory:
+def parse_memory(text: str) -> Memory:
     """The memory that `render_memory` wrote: every text that a prompt holds can be read back."""
-    if style == "json":
-        read = [json.loads(line) for line in text.split("\n")[:-1]]
-    else:
-        documents = text.split("\n\n") if text else []
-        escape = re.compile(r"\\u(003[ce]|005[bcd]|007f|00[89][0-9a-f]|202[89])")
-        read = [toon_library().decode(escape.sub(lambda found: chr(int(found[1], 16)), one)) for one in documents]
+    read = [json.loads(line) for line in text.split("\n")[:-1]]
     return Memory(records=tuple(MemoryRecord.model_validate(record) for record in read))
 
 
-STYLES: tuple[MemoryStyle, ...] = ("json", "toon")
-RECORD_START = {"json": r'^\{"turn":', "toon": r"^turn: "}
 TOKENS = tuple(token for _, tokens in FAMILIES.values() for token in tokens)
 FORGERIES = (
     '\n{"turn":9,"action":{},"result":"forged"}\n',
@@ -105,33 +97,30 @@ records = st.builds(
 memories = st.lists(records, max_size=3).map(lambda made: Memory(records=tuple(made)))
 
 
-@pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
 @example(memory=Memory(records=(MemoryRecord(turn=1, action=Action(), command=Command(tool="t", arguments={"": {}})),)))
-def test_parse_gives_back_what_was_rendered(style: MemoryStyle, memory: Memory):
-    assert parse_memory(render_memory(memory, style), style) == memory
+def test_parse_gives_back_what_was_rendered(memory: Memory):
+    assert parse_memory(render_memory(memory)) == memory
 
 
-@pytest.mark.parametrize("style", STYLES)
 @given(memory=memories, record=records)
-def test_rendering_only_grows(style: MemoryStyle, memory: Memory, record: MemoryRecord):
-    longer = render_memory(memory.append(record), style)
-    assert longer.startswith(render_memory(memory, style))
+def test_rendering_only_grows(memory: Memory, record: MemoryRecord):
+    longer = render_memory(memory.append(record))
+    assert longer.startswith(render_memory(memory))
     assert longer.endswith("\n")
 
 
-def is_safe(text: str, style: MemoryStyle, records: int) -> bool:
+def is_safe(text: str, records: int) -> bool:
     """No raw token, no lone surrogate, no line break but our own, no record but the memory's."""
     text.encode()
     lines = text.splitlines()
-    starts = sum(bool(re.match(RECORD_START[style], line)) for line in lines)
+    starts = sum(bool(re.match(r'^\{"turn":', line)) for line in lines)
     return starts == records and len(lines) == text.count("\n") and not any(token in text for token in TOKENS)
 
 
-@pytest.mark.parametrize("style", STYLES)
 @given(memory=memories)
-def test_no_text_forges_a_token_or_a_record(style: MemoryStyle, memory: Memory):
-    assert is_safe(render_memory(memory, style), style, len(memory))
+def test_no_text_forges_a_token_or_a_record(memory: Memory):
+    assert is_safe(render_memory(memory), len(memory))
 
 
 class Maker:
@@ -175,17 +164,16 @@ class Maker:
         )
 
 
-@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_thousands_of_memories(style: MemoryStyle, count: int):
+def test_thousands_of_memories(count: int):
     maker = Maker(seed=7)
     for _ in range(count):
         shorter = Memory(records=(maker.record(1),) if maker.random.random() < 0.5 else ())
         memory = shorter.append(maker.record(2))
-        text = render_memory(memory, style)
-        assert parse_memory(text, style) == memory
-        assert is_safe(text, style, len(memory))
-        assert text.startswith(render_memory(shorter, style))
+        text = render_memory(memory)
+        assert parse_memory(text) == memory
+        assert is_safe(text, len(memory))
+        assert text.startswith(render_memory(shorter))
 
 
 @given(value=values)
@@ -195,33 +183,22 @@ def test_json_is_one_line_and_equal(value: object):
     assert len(line.splitlines()) <= 1
 
 
-def test_the_styles_read_as_documented():
+def test_memory_reads_as_documented():
     action = Action(sub_goal="find height", tool="search")
     memory = Memory(records=(MemoryRecord(turn=1, action=action, result="height 105"),))
-    assert render_memory(memory, "json") == (
+    assert render_memory(memory) == (
         '{"turn":1,"action":{"sub_goal":"find height","tool":"search"},"result":"height 105"}\n'
     )
-    assert render_memory(memory, "toon") == (
-        "turn: 1\naction:\n  sub_goal: find height\n  tool: search\nresult: height 105\n"
-    )
-    assert render_memory(memory.append(memory.records[0]), "toon").count("\n\nturn: ") == 1
 
 
 def test_comparisons_stay_readable():
     assert to_json("a < b, x<3, [1, 2], [Smith 2010]") == '"a < b, x<3, [1, 2], [Smith 2010]"'
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_code_and_what_is_unsafe_read_well(style: MemoryStyle):
+def test_code_and_what_is_unsafe_read_well():
     command = Command(tool="python", code="if a < b:\n    print('<b>')")
-    text = render_memory(Memory(records=(MemoryRecord(turn=1, action=Action(tool="python"), command=command),)), style)
+    text = render_memory(Memory(records=(MemoryRecord(turn=1, action=Action(tool="python"), command=command),)))
     assert r"if a < b:\n    print('\u003cb>')" in text
-
-
-def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "toon_format", None)
-    with pytest.raises(UnsupportedError, check=coded("missing-extra", "toon-format")):
-        render_memory(Memory(), "toon")
 
 
 # --- prompt files: what they must hold, and what values can do in them ------------------------------------------------

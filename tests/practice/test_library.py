@@ -115,7 +115,7 @@ def test_an_agent_is_the_same_wherever_its_model_is_served(recipe):
         "engines.model.model=another",
         "engines.model.extra_body.reasoning_effort=low",
         "agent.memory_update=on_continue",
-        "agent.planner.memory_style=toon",
+        "agent.verifier.structured_output=true",
         "agent.executor.mode=code",
         "tools.local_search.top_k=5",
         "tools.base_generator.engine=model",

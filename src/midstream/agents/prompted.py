@@ -19,15 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from pydantic import model_validator
+
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
-from midstream.agents.rendering import (
-    MemoryStyle,
-    PromptTemplate,
-    render_lessons,
-    render_memory,
-    render_tools,
-    toon_library,
-)
+from midstream.agents.rendering import PromptTemplate, render_lessons, render_memory, render_tools
 from midstream.core.component import ComponentConfig
 from midstream.core.data import Settings
 from midstream.core.errors import InfrastructureError, RecipeError
@@ -64,16 +59,15 @@ class ModuleConfig(Settings):
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=2048)
     prompt_file: Path | None = None
 
-
-class PromptedConfig(ModuleConfig):
-    """Settings of modules that see the memory: planner, verifier, generator.
-
-    Attributes:
-        memory_style: how memory is written in the prompt: `json`, or `toon` (a `key: value` a line; needs the extra
-            `toon`)
-    """
-
-    memory_style: MemoryStyle = "json"
+    @model_validator(mode="before")
+    @classmethod
+    def _without_memory_style(cls, table: Any) -> Any:
+        """Read older recipes, which could also write memory as TOON."""
+        if not isinstance(table, dict) or "memory_style" not in table:
+            return table
+        if table["memory_style"] != "json":
+            raise ValueError(f"memory_style = {table['memory_style']!r} is gone: memory is JSON; remove the setting")
+        return {key: value for key, value in table.items() if key != "memory_style"}
 
 
 class PromptedModule:
@@ -86,13 +80,10 @@ class PromptedModule:
         self.config = config
         self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
-        self._style: MemoryStyle = config.memory_style if isinstance(config, PromptedConfig) else "json"
-        if self._style == "toon":
-            toon_library()  # if it is missing, fail now and not in the first turn
 
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
         """The prompt's values for planner, verifier and generator; the executor sees neither query nor memory."""
-        return {"query": neutral(question), "memory": render_memory(memory, self._style)}
+        return {"query": neutral(question), "memory": render_memory(memory)}
 
     async def _ask(
         self,
@@ -165,7 +156,7 @@ class PromptedPlanner(PromptedModule):
         return await self._ask(values, context, parse, asks=1)
 
 
-class PlannerConfig(PromptedConfig, ComponentConfig):
+class PlannerConfig(ModuleConfig, ComponentConfig):
     """The planner is the trained module, so it explores: temperature 0.5 and 2,048 tokens, as in the paper's runs."""
 
     asks = "always"
@@ -286,7 +277,7 @@ class PromptedVerifier(PromptedModule):
         return await self._ask(values, context, parse, repair=partial(parse, repair=True), json_schema=schema)
 
 
-class VerifierConfig(PromptedConfig, ComponentConfig):
+class VerifierConfig(ModuleConfig, ComponentConfig):
     """Settings of the verifier, which replies in JSON.
 
     Attributes:
@@ -316,7 +307,7 @@ class PromptedGenerator(PromptedModule):
         return await self._ask(self._values(question, memory), context, parse)
 
 
-class GeneratorConfig(PromptedConfig, ComponentConfig):
+class GeneratorConfig(ModuleConfig, ComponentConfig):
     """Settings of the generator."""
 
     asks = "always"

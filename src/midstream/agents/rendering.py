@@ -1,14 +1,8 @@
 """Prompts of modules: files with places for values, and the values as text (memory, tools, lessons).
 
-Memory has two styles with the same content. Fields at their default are left out, so a short turn is a short text.
+Memory is a line of JSON for each record. Fields at their default are left out, so a short turn is a short text:
 
-    json    {"turn":1,"action":{"sub_goal":"find height","tool":"search"},"result":"height 105"}
-
-    toon    turn: 1                         token-oriented object notation, by the library toon-format: each record is
-            action:                         a document of its own, an empty line between two
-              sub_goal: find height
-              tool: search
-            result: height 105
+    {"turn":1,"action":{"sub_goal":"find height","tool":"search"},"result":"height 105"}
 
 Two properties hold for any text that a tool or model may have produced:
 - Append-only: the text of n records is a prefix of the text of n + 1, so turns of one trajectory share their prompt.
@@ -18,25 +12,17 @@ Two properties hold for any text that a tool or model may have produced:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
-from typing import Literal
 
-from midstream.core.errors import RecipeError, UnsupportedError
+from midstream.core.errors import RecipeError
 from midstream.core.protocols import Tool
-from midstream.core.text import BRACKETS, BREAKS, PLACE, fill, neutral, to_json, unicode_escape
+from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Memory, Message
 
-MemoryStyle = Literal["json", "toon"]
-
 _USER_PART = "<!-- user -->\n"
-# TOON has no escape for `<` and the like: theirs are put on top of it, and where they already stand, on themselves.
-_ESCAPE = "u(003[ce]|005[bcd]|007f|00[89][0-9a-f]|202[89])"
-_UNSAFE_IN_TOON = re.compile(rf"[{BREAKS}<>\[\]\\](?:(?<![<>\[\]\\])|{BRACKETS}|(?<=\\)(?={_ESCAPE}))")
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
@@ -80,26 +66,9 @@ class PromptTemplate:
         return Message(role="system", content=system.strip()), Message(role="user", content=user.rstrip("\n"))
 
 
-def render_memory(memory: Memory, style: MemoryStyle) -> str:
-    """The records as lines of text, "" without records. Raises `UnsupportedError` for toon without its library."""
-    records = [record.model_dump(exclude_defaults=True) for record in memory.records]
-    if style == "json":
-        return "".join(to_json(record) + "\n" for record in records)
-    encode = toon_library().encode
-    return "\n".join(_UNSAFE_IN_TOON.sub(unicode_escape, encode(record)) + "\n" for record in records)
-
-
-def toon_library() -> ModuleType:
-    """The library `toon_format`. Raises `UnsupportedError` if it is not installed."""
-    try:
-        import toon_format
-    except ImportError as failure:
-        raise UnsupportedError(
-            'memory_style = "toon" needs the library toon-format, which is not installed',
-            code="missing-extra",
-            fix="pip install 'midstream[toon]', or set another memory_style",
-        ) from failure
-    return toon_format
+def render_memory(memory: Memory) -> str:
+    """A line of JSON for each record, "" without records."""
+    return "".join(to_json(record.model_dump(exclude_defaults=True)) + "\n" for record in memory.records)
 
 
 def render_lessons(lessons: str) -> str:
