@@ -223,6 +223,8 @@ def test_a_repaired_verdict_says_what_the_model_did(reply: str, verdict: Verdict
         ("<answer> 112 </answer>", "112"),
         ("<answer>1</answer> no, <ANSWER>112</ANSWER>.", "112"),
         ("so <answer>112", "112"),
+        ("<answer>112<answer>", "112"),
+        ("<answer>112</answer> <answer>", "112"),
         (" 112 \n", "112"),
         ("<think>7</think>\n112", "112"),
         ("<think>is it 7", ""),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.answers import extract, meaning, normalize, numbers, words
+from midstream.core.answers import conclusion, extract, meaning, normalize, numbers, plain, unboxed, words
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,50 @@ from midstream.core.answers import extract, meaning, normalize, numbers, words
         ("<answer>Rome</answer> wait <answer> Paris </answer>", "Paris"),
         ("<answer>\nPa\nris</answer> done", "Pa\nris"),
         ("<answer></answer>", ""),
-        ("<answer>Paris", ""),
+        ("<answer>Paris", "Paris"),
         ("I close </answer> and open <answer>", ""),
         ("<answer>Rome</answer> or <answer>Paris", "Rome"),
-        ("a lone </answer>", "a lone </answer>"),
+        ("opened by the prompt</answer> and so on", "opened by the prompt"),
+        ("<answer>Paris<answer>", "Paris"),
+        ("<answer>Rome<answer>, no: <answer>Paris<answer>", "Paris"),
+        ("<answer>Paris</answer> <answer>", "Paris"),
+        ("<answer>Paris</answer> <answer></answer>", "Paris"),
+        ("<answer>Paris<answer/>", "Paris"),
+        ("<ANSWER>Paris</Answer>", "Paris"),
+        ("<answer >Paris</ answer>", "Paris"),
+        ("<answers>Paris</answers>", "<answers>Paris</answers>"),
+        ("<answer>Paris</answer>" * 11, "Paris"),
     ],
 )
 def test_extract(reply, answer):
     assert extract(reply) == answer
+
+
+@given(
+    st.lists(st.sampled_from(["<answer>", "</answer>", "<ANSWER>", " ", "Paris", "\\boxed{", "}", "not "]), max_size=9)
+)
+def test_extracting_twice_is_extracting_once(parts):
+    """Agents extract, and rules extract again: another agent may not have."""
+    once = unboxed(extract("".join(parts)))
+    assert unboxed(extract(once)) == once
+
+
+@pytest.mark.parametrize(
+    ("answer", "inside"),
+    [
+        (r"\boxed{Paris}", "Paris"),
+        (r"It is $\boxed{\text{Paris}}$.", r"\text{Paris}"),
+        (r"\boxed{5}, so \boxed{5}", "5"),
+        (r"\boxed{5}, so \boxed{6}", r"\boxed{5}, so \boxed{6}"),
+        (r"I don't know, but \boxed{5}", "5"),
+        (r"It is not \boxed{5}", r"It is not \boxed{5}"),
+        (r"\boxed{5} is wrong", r"\boxed{5} is wrong"),
+        (r"\boxed{}", r"\boxed{}"),
+        (r"\boxed{5", r"\boxed{5"),
+    ],
+)
+def test_unboxed(answer, inside):
+    assert unboxed(answer) == inside
 
 
 def test_a_reply_of_tags_alone_is_read_in_one_pass():
@@ -115,5 +151,23 @@ def test_numbers_read_from_their_own_form_are_the_same(text):
 
 
 def test_long_runs_take_no_time():
-    for part in ("9", ".", ",", "- ", "1,", "1.", "(", "e9", " ", "−", "$"):
-        words(part * 100_000)
+    for part in (
+        "9",
+        ".",
+        ",",
+        "- ",
+        "1,",
+        "1.",
+        "(",
+        "e9",
+        " ",
+        "−",
+        "$",
+        "*",
+        "\\",
+        "\\boxed{",
+        "not ",
+        ". the answer ",
+    ):
+        words(plain(unboxed(part * 100_000)))
+        conclusion(part * 100_000)

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from midstream.core.answers import extract
 from midstream.core.data import unfit
 from midstream.core.json_schema import UNFINISHED, schema_error_async
 from midstream.core.protocols import Tool
@@ -49,7 +50,6 @@ _SECTION = re.compile(
 )
 _FENCE = re.compile(r"^[ \t]*```[\w+-]*[ \t]*$", re.MULTILINE)
 _CONCLUSION = re.compile(r"conclusion[*_`\s]*:[*_`\s]*(stop|continue)\b", re.IGNORECASE)
-_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 # What a repair may change: white space, quotation marks, commas, colons, and escapes.
@@ -143,10 +143,8 @@ def _truth(value: object) -> bool | None:
 
 
 def parse_answer(text: str) -> str:
-    """The generator's answer: inside the last `<answer>` tag, or else the whole text; "" if there is no answer."""
-    text = spoken(text)
-    tagged = _ANSWER.findall(text)
-    return (tagged[-1] if tagged else text).strip()
+    """The generator's answer (`core.answers.extract`), after its thoughts; "" if there is no answer."""
+    return extract(spoken(text))
 
 
 # --- JSON in a reply --------------------------------------------------------------------------------------------------

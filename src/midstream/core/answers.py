@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 
-OPEN, CLOSE = "<answer>", "</answer>"
+from midstream.core.text import last_box
+
+_TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
+_NEGATION = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
+_TYPOGRAPHY = str.maketrans(
+    "‘’‚‛′‹›`´“”„‟″«»‐‑‒–—―−",
+    9 * "'" + 7 * '"' + 7 * "-",
+    "\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
+)
+_SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|(?<=\w)~(?=\w)")
+_COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")
+_MARK_UP = re.compile(r"</?(?:b|i|em|strong|u|code|p|br|span)\s?/?>|(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
+_LEAD_IN = re.compile(
+    r"(?:\A|(?<=[.!?\n]))[\W_]{0,6}(?:(?:so|thus|therefore|hence|in conclusion|overall)\b,?\s)?(?:(?:the|my|our)\s)?"
+    r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n])\s?",
+    re.IGNORECASE,
+)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MINUS = str.maketrans("−", "-")
@@ -18,13 +35,32 @@ _PLAIN = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|
 
 
 def extract(text: str) -> str:
-    """The last `<answer>...</answer>` of a text, trimmed; all of the text without a tag, "" if no tag is closed."""
-    if OPEN not in text:
-        return text.strip()
-    found, end = "", 0
-    while (start := text.find(OPEN, end)) >= 0 and (close := text.find(CLOSE, start)) >= 0:
-        found, end = text[start + len(OPEN) : close], close + len(CLOSE)
-    return found.strip()
+    """The answer in a reply, trimmed: the one place that reads answer tags. Twice gives the same as once.
+
+    Of a text with answer tags, in any case, it is what the last pair holds that is not blank. A second opening tag
+    closes as well, and what no tag closes counts only where nothing else does.
+    """
+    parts = _TAG.split(text)
+    marks = parts[1::2]
+    # The text before the first tag is an answer without any tag, or where the prompt ends in the opening tag.
+    before = ["/" if "" in marks else "", *marks]
+    opened = [part.strip() for mark, part in zip(before, parts[::2], strict=True) if not mark]
+    closed = opened if marks and marks[-1] else opened[:-1]
+    return next(filter(None, reversed([*opened[-1:], *closed])), "")
+
+
+def unboxed(answer: str) -> str:
+    """The content of the \\boxed{} that an answer ends in, for rules that read text; else the answer.
+
+    Several boxes count only if they hold the same, and none does after a "not" in its clause.
+    """
+    inside = last_box(answer)
+    box = f"\\boxed{{{inside}}}"
+    start, _, end = answer.rpartition(box)
+    differ = answer.count(box) < answer.count("\\boxed")
+    if not inside.strip() or differ or re.search(r"\w", end) or _NEGATION.search(re.split(r"[.,;:\n]", start)[-1]):
+        return answer
+    return inside.strip()
 
 
 def normalize(text: str) -> str:
@@ -35,6 +71,23 @@ def normalize(text: str) -> str:
     Signs and decimal points are removed too: compare `numbers` with the normal forms, or compare `words`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def plain(text: str) -> str:
+    """A text without mark-up (Markdown's stars and ticks, LaTeX's text commands and delimiters, simple HTML).
+
+    Characters of one meaning become one: typographic quotation marks and dashes are those of ASCII, an accent is part
+    of its letter, white space is a space or a line break, invisible characters go.
+    """
+    text = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY)
+    text = _COMMAND.sub("", _SPACING.sub(" ", text)).replace("{", "").replace("}", "")
+    return "\n".join(" ".join(line.split()) for line in _MARK_UP.sub("", text).splitlines() if line.strip())
+
+
+def conclusion(text: str) -> str:
+    """What follows the one "the answer is" or "Answer:" that begins a sentence of a plain text; "" without it."""
+    found = list(_LEAD_IN.finditer(text))
+    return text[found[0].end() :] if len(found) == 1 else ""
 
 
 def numbers(text: str) -> tuple[str, ...]:
@@ -67,6 +120,6 @@ def words(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def meaning(text: str) -> object:
-    """An answer as a value: equal for answers with equal `words`, whatever tags are around them."""
-    answer = extract(text)
+    """An answer as a value: equal for answers with equal `words`, whatever tags and box are around them."""
+    answer = unboxed(extract(text))
     return tuple(words(answer)) or answer

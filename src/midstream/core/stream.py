@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Literal, cast
 
+from midstream.core.answers import extract
 from midstream.core.stream_template import ANY_TOOL, Marks, Template
 from midstream.core.text import last_box, neutral
 from midstream.core.trajectory import Trajectory
@@ -127,7 +128,7 @@ def answer_of(pieces: Sequence[Piece], template: Template) -> str | None:
     else:
         answers = [block for block in blocks(pieces, template) if block.kind == "answer" and block.closed]
         text = answers[-1].body if answers else ""
-    return (last_box(text) if template.boxed else text).strip() or None
+    return extract(last_box(text) if template.boxed else text) or None
 
 
 def latest(pieces: Sequence[Piece], template: Template) -> list[Block]:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Literal
 
-from midstream.core.answers import CLOSE, OPEN, numbers, words
+from midstream.core.answers import conclusion, extract, numbers, plain, unboxed, words
 from midstream.core.component import RewardConfig
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
 
-MANY_TAGS = 10
+AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
+_BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = ("yes", "no", "noanswer")
 
 
 class ExactMatch(Rule):
     """1 if the answer is an accepted one, else 0; no answer and a blank one are 0.
 
-    Normalized (`core.answers.normalize`): case, ASCII punctuation, the articles a, an, the, white space. Numbers must
+    Normalized (`core.answers.normalize`): case, ASCII punctuation, the articles a, an, the, white space; before that
+    mark-up, typographic quotation marks and dashes (`core.answers.plain`), and "The answer is" before it. Numbers must
     be equal all the same: "-5" is not "5", "3.14" not "314"; "1,000" is "1000". Not normalized: "1,000.0" is not
-    "1000", nor "one" "1", nor "29 March" "March 29"; other punctuation and accents; units. A percent or dollar sign is
-    punctuation: "10 %" is "10".
+    "1000", nor "one" "1", nor "29 March" "March 29"; accents; units. A percent or dollar sign is punctuation: "10 %" is
+    "10". A wrong answer that states the same number as a gold answer has the part `AS_NUMBER`.
 
     With `match = "contains"` an accepted answer's letters stand somewhere in the answer, also inside a word, and its
     numbers are all among the answer's.
-
-    An answer in more than `MANY_TAGS` pairs of answer tags counts a quarter, as in Search-R1's reward (verl,
-    `search_r1_like_qa_em.py`), or a policy would learn to list guesses.
     """
 
     name = "exact match"
@@ -38,16 +39,23 @@ class ExactMatch(Rule):
             self.name = "answer contained"
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """The value of the text inside the last answer tags, or of all of it."""
+        """0 without an answer, else its value."""
         score = await super().score(task, trajectory)
-        text = trajectory.answer or ""
-        many = max(text.count(OPEN), text.count(CLOSE)) > MANY_TAGS
-        return Score(value=score.value / 4) if many else score
+        answer = None if score.value or trajectory.answer is None else read(unboxed(extract(trajectory.answer)))
+        golds = [read(accepted) for accepted in task.answers if answer is not None and _BARE.fullmatch(accepted)]
+        return Score(value=0.0, parts={AS_NUMBER: 1.0}) if answer in golds else score
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer."""
         match = _contains if self.config.match == "contains" else same
-        return float(any(match(answer, accepted) for accepted in task.answers))
+        said = plain(answer)
+        forms = [form for form in (said, conclusion(said)) if form]
+        return float(
+            any(
+                match(answer, accepted) or any(match(form, plain(accepted)) for form in forms)
+                for accepted in task.answers
+            )
+        )
 
 
 class ExactMatchConfig(RewardConfig):
@@ -96,7 +104,7 @@ class F1(Rule):
 
     async def value(self, task: Task, answer: str) -> float:
         """The best F1 over accepted answers."""
-        return max(f1(answer, accepted) for accepted in task.answers)
+        return max(f1(plain(answer), plain(accepted)) for accepted in task.answers)
 
 
 class F1Config(RewardConfig):

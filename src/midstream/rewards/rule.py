@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from midstream.core.answers import extract
+from midstream.core.answers import extract, unboxed
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
 
@@ -32,10 +32,10 @@ class Rule(BaseReward):
     """A reward that compares texts: subclasses set `name` and define `value`."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """0 without an answer, else the value of the text inside its last answer tags, or of all of it."""
+        """0 without an answer, else the value of its text, out of a box. Agents have extracted it; own ones may not."""
         if trajectory.answer is None:
             return Score(value=0.0)
-        return Score(value=await self.value(task, extract(trajectory.answer)))
+        return Score(value=await self.value(task, unboxed(extract(trajectory.answer))))
 
     async def value(self, task: Task, answer: str) -> float:
         """How right the answer is, in [0, 1]."""

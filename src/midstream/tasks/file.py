@@ -95,7 +95,8 @@ class FileTasks(Finite):
         if not isinstance(question, str):
             raise BadRowError(f"{config.question_field!r} must be text, not {shorten(question)}")
         question = as_text(question, config.question_field)
-        answers = as_texts(row.pop(config.answer_field), config.answer_field)
+        gold = row.pop(config.answer_field)
+        answers = as_texts(gold, config.answer_field)
         if (aliases := row.pop("aliases", None)) not in (None, []):
             answers += as_texts(_listed(aliases), "aliases")
         own_id, family, reward = (row.pop(name, None) for name in (config.id_field, config.family_field, "reward"))
@@ -107,7 +108,9 @@ class FileTasks(Finite):
         if "rubric" in row:
             row["rubric"] = as_text(row["rubric"], "rubric")
         name = config.path.name.split(".")[0]
-        default_reward = config.reward or ("multiple_choice" if options else "exact_match")
+        # A gold answer that JSON has as a number is meant as one: compared as text with 215.0, "215" would be wrong.
+        number = {type(value) for value in (gold if isinstance(gold, list | tuple) else [gold])} <= {int, float}
+        by_gold = "multiple_choice" if options else "numeric" if number else "exact_match"
         task = make_task(
             Fields(
                 question=question,
@@ -118,7 +121,7 @@ class FileTasks(Finite):
             ),
             prefix=name,
             family=name if family is None else as_text(family, config.family_field),
-            reward=default_reward if reward is None else as_text(reward, "reward"),
+            reward=(config.reward or by_gold) if reward is None else as_text(reward, "reward"),
             instruction=config.instruction,
         )
         return split, task if own_id is None else task.model_copy(update={"id": as_text(own_id, config.id_field)})
@@ -153,7 +156,8 @@ class FileTasksConfig(TasksConfig):
         split_field: the field with the split; not with `splits`
         splits: shares of the splits, which sum to 1, such as `{ train = 0.8, test = 0.2 }`; a question's text decides
             its split
-        reward: the reward of rows that name none; `""`: `multiple_choice` with options, else `exact_match`
+        reward: the reward of rows that name none; `""`: `multiple_choice` with options, `numeric` where the answer is a
+            JSON number, else `exact_match`
         instruction: ends every question
         duplicates: `error`, or `drop`: leave out a row that repeats question and answer of an earlier one
     """
