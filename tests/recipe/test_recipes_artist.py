@@ -1,8 +1,7 @@
-"""The recipes of interleaved agents: each value has its source, papers' numbers stand, what does not fit is refused."""
+"""The recipes of interleaved agents: papers' numbers stand, what does not fit is refused."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 
 import pytest
@@ -16,24 +15,6 @@ from midstream.recipe.sessions import parts_of
 from support.errors import coded
 
 RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b"]
-SOURCE = re.compile(r"\b(paper|ours)\b")
-
-
-def file_of(name):
-    return (config.recipes_directory() / f"{name}.toml").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_value_below_the_title_names_its_source(name):
-    table, bare = "", []
-    for line in file_of(name).splitlines():
-        table = line if line.startswith("[") else table
-        code, _, comment = line.partition("#")
-        # What names a part, and a benchmark under the set that is called after it, is no value of the paper's.
-        plain = code.strip().startswith(("name =", "split =", "seed =", "engine =", "tasks ="))
-        if table and "=" in code and not plain and not SOURCE.search(comment):
-            bare.append(line)
-    assert not bare
 
 
 @pytest.mark.parametrize("name", RECIPES)
