@@ -15,7 +15,7 @@ from pathlib import Path
 from midstream.core.errors import RecipeError
 from midstream.recipe.schema import Recipe, load_recipe
 from midstream.report.study_tables import StudyRow
-from midstream.study import Arm, Seeds, StudyFile, chosen, read_study, rows, run_arms
+from midstream.study import Arm, Seeds, StudyFile, chosen, plan, read_study, rows, run_arms
 from studies.common import parser, print_tables, records, reporter, run, write_json
 from studies.figures import Panel, panels
 
@@ -33,14 +33,8 @@ def study_agents(options: argparse.Namespace, study: StudyFile | None = None) ->
     labels = chosen([arm.name for arm in study.arms], options.only)
     recipes = {arm.name: _recipe(arm, options.overrides) for arm in study.arms if arm.name in labels}
     require_equal_budgets(recipes)
-    found = run_arms(
-        study,
-        options.out,
-        seeds=options.seeds,
-        only=labels,
-        overrides=options.overrides,
-        report=reporter(options),
-    )
+    planned = plan(study, options.out, seeds=options.seeds, only=labels, overrides=options.overrides)
+    found = run_arms(planned, report=reporter(options))
     table, curve = rows(study, found), validation(found, recipes)
     record = records([*table, *curve])
     write_json(options.out / "agents.json", record)

@@ -9,7 +9,8 @@ import pytest
 
 from midstream.cli.main import main
 from midstream.core.errors import RecipeError
-from midstream.study import DEFAULT_METRICS, Metric, StudyFile, read_study
+from midstream.report.study_tables import study_tables
+from midstream.study import DEFAULT_METRICS, Metric, StudyFile, read_study, rows
 from support.fake_run import evaluation
 
 SMALL = (
@@ -45,9 +46,38 @@ def test_rows_of_every_policy_and_nothing_trained_twice(tmp_path: Path, capsys: 
     assert written == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
 
 
+def test_the_studies_are_listed_and_a_dry_run_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["study", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "controls" in listed
+    assert "Modular and interleaved agents" in listed
+    assert main([*study(tmp_path / "runs", "Flow-GRPO"), "--dry-run"]) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines() if "Flow-GRPO" in line] == [
+        ["2", "missing"]
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_seed_has_the_interval_of_its_tasks() -> None:
+    results = [evaluation(0.5, 3, "T=1").model_copy(update={"success": 0.25, "interval": (0.1, 0.4)})]
+    settings = StudyFile.model_validate(
+        {"name": "s", "arms": [{"name": "a", "recipe": "r"}], "metrics": {"after": {"value": "success"}}}
+    )
+    [alone] = rows(settings, {"a": [results]})
+    assert alone.interval == (0.1, 0.4)
+    [table] = study_tables([alone], "arm", "")
+    assert list(table.columns[2].cells) == ["25.0 (10.0–40.0)"]
+    [several] = rows(settings, {"a": [results, results]})
+    assert several.interval is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        ([], "missing-option"),
         (["controls", "--only", "nonsense"], "unknown-name"),
         (["controls", "--seeds", "0"], "empty-value"),
         (["controls", "--seeds", "-1"], "empty-value"),

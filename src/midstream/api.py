@@ -43,7 +43,7 @@ from midstream.engines.local.settings import require_torch
 from midstream.evaluation import result_name
 from midstream.evaluation.pairs import Evaluated, Paired
 from midstream.evaluation.pairs import compare as compare_pair
-from midstream.evaluation.run import every_set
+from midstream.evaluation.run import every_set, metric_of
 from midstream.evaluation.session import JournalStore, check_unchanged, evaluate_sets, reopen, task_digests
 from midstream.practice.budget import Budget
 from midstream.practice.commit import read_updates
@@ -54,7 +54,7 @@ from midstream.practice.similarity import leak_guard
 from midstream.practice.validation import Validation
 from midstream.practice.validation import validate as measure_library
 from midstream.recipe.build import Build
-from midstream.recipe.check import check, is_dialogues
+from midstream.recipe.check import check, is_dialogues, set_reward
 from midstream.recipe.library import check_shown, editable_library, split, unproven
 from midstream.recipe.overrides import (
     RECIPE,
@@ -560,6 +560,13 @@ def _evaluate_in(
             begun = _create_run(root, build, asked.model_copy(update=update))
         check_unchanged(begun, tasks, checkpoint)
         _begin_work(begun, build, _weights_digest(trained, step), listener)
+        usual = build.reward(recipe.reward).name if recipe.reward.config.asks == "never" else recipe.reward.type
+        own = [
+            part for part in evaluations if set_reward(recipe, part.chosen) not in (recipe.reward, part.chosen.reward)
+        ]
+        for name, metric in {part.chosen.name: metric_of(part) for part in own}.items():
+            if metric != usual:
+                listener(Note(f"{name} is scored by {metric}, its own reward, not by the recipe's: {usual}"))
         for chosen in recipe.evaluation.sets:
             source = build.tasks(chosen.tasks or recipe.tasks)
             left_out = source.left_out.get(chosen.split, {}) if isinstance(source, Finite) else {}

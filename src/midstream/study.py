@@ -27,6 +27,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -42,6 +43,7 @@ from midstream.core.text_file import read_toml
 from midstream.recipe.check import check
 from midstream.recipe.schema import load_recipe
 from midstream.report.study_tables import StudyRow
+from midstream.runs.directory import RunDirectory
 
 Seeds = dict[str, list[Sequence[EvaluationResult]]]  # row -> the evaluations of each seed
 
@@ -73,6 +75,20 @@ class Metric(Settings):
 
     def of(self, evaluations: Sequence[EvaluationResult]) -> float:
         """The number in the evaluations of one run. Raises `RecipeError` if it is not there."""
+        before, after = self._first_and_last(evaluations)
+        if self.at == "gain":
+            return self._read(after) - self._read(before)
+        return self._read(before if self.at == "before" else after)
+
+    def over_tasks(self, evaluations: Sequence[EvaluationResult]) -> tuple[float, float] | None:
+        """The interval of one run's number over its tasks, which an evaluation has of its success alone."""
+        before, after = self._first_and_last(evaluations)
+        if self.value != "success" or self.at == "gain" or self.per_run:
+            return None
+        return (before if self.at == "before" else after).interval
+
+    def _first_and_last(self, evaluations: Sequence[EvaluationResult]) -> tuple[EvaluationResult, EvaluationResult]:
+        """The evaluations of the metric's set and sampling at the first and the last evaluated step."""
         name = self.set or (evaluations[0].set_name if evaluations else "")
         found = [result for result in evaluations if (result.set_name, result.sampling) == (name, self.sampling)]
         if not found:
@@ -81,11 +97,7 @@ class Metric(Settings):
                 code="missing-key",
                 fix="keep evaluation.sets and evaluation.temperatures of the recipe, or change the metric",
             )
-        before = min(found, key=lambda result: result.step or 0)
-        after = max(found, key=lambda result: result.step or 0)
-        if self.at == "gain":
-            return self._read(after) - self._read(before)
-        return self._read(before if self.at == "before" else after)
+        return min(found, key=lambda result: result.step or 0), max(found, key=lambda result: result.step or 0)
 
     def _read(self, result: EvaluationResult) -> float:
         paths = (self.value,) if isinstance(self.value, str) else self.value
@@ -155,17 +167,25 @@ class StudyFile(Settings):
         return self
 
 
+_PACKAGED = Path(__file__).parent / "studies"  # else the checkout that midstream is installed from
+SHIPPED = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "studies"
+
+
+def shipped_studies() -> list[StudyFile]:
+    """The studies that come with midstream, by name; other files there are of programs in the same directory."""
+    tables = [(path, read_toml(path)) for path in sorted(SHIPPED.glob("*.toml"))]
+    return [validate(StudyFile, table, "", of=f"study {path}") for path, table in tables if "arms" in table]
+
+
 def read_study(name: str | Path) -> StudyFile:
     """The study in a TOML file, by path or by the name of one that comes with midstream. Raises `RecipeError`."""
-    packaged = Path(__file__).parent / "studies"  # else the checkout that midstream is installed from
-    shipped = packaged if packaged.is_dir() else Path(__file__).parents[2] / "studies"
-    path = Path(name) if str(name).endswith(".toml") else shipped / f"{name}.toml"
+    path = Path(name) if str(name).endswith(".toml") else SHIPPED / f"{name}.toml"
     if not os.path.exists(path):
         raise RecipeError(
             f"there is no study {str(name)!r}",
             code="file-not-found",
             cause="it is neither a .toml file nor the name of a study that comes with midstream",
-            fix="midstream study controls, or a file like docs/study.md shows",
+            fix="midstream study --list, or a file like docs/study.md shows",
         )
     return validate(StudyFile, read_toml(path), "", of=f"study {path}")
 
@@ -186,36 +206,52 @@ def check_seeds(seeds: int) -> None:
         raise UsageError(f"--seeds {seeds} trains nothing", code="empty-value", fix="e.g. --seeds 3")
 
 
-def run_arms(
-    study: StudyFile,
-    root: Path,
-    *,
-    seeds: int,
-    only: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-    report: Callable[[str], None] = lambda text: None,
-) -> Seeds:
-    """Train and evaluate what is missing in `root`; returns each seed's evaluations by row (arms and `before`)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmRun:
+    """One arm with one seed, and its directory."""
+
+    arm: Arm
+    seed: int
+    changes: list[str]
+    out: Path
+
+    @property
+    def state(self) -> str:
+        """The state of its run, such as "finished", or "missing"."""
+        return RunDirectory.open(self.out).status().state if (self.out / "run.json").exists() else "missing"
+
+
+def plan(
+    study: StudyFile, root: Path, *, seeds: int, only: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> list[ArmRun]:
+    """The runs of a study in `root`. Raises `RecipeError` if a recipe is not valid, before any work of another arm."""
     check_seeds(seeds)
     names = chosen([arm.name for arm in study.arms], only)
-    arms = [arm for arm in study.arms if arm.name in names]
-    for arm in arms:  # an error in the last arm's recipe must not wait for the others' trainings
-        if arm.train:
-            check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
-    found: Seeds = {}
-    for arm in arms:
-        for seed in range(seeds):
-            report(f"{arm.name}, seed {seed}")
-            changes = [*arm.overrides, *overrides, f"seed={seed}"]
-            out = root / f"{arm.runs}-s{seed}"
+    planned = []
+    for arm in study.arms:
+        if arm.name in names:
             if arm.train:
-                run = api.train(load_recipe(arm.recipe, changes), out, exist_ok=True)
-            else:
-                run = api.evaluate(arm.recipe, out, overrides=changes)
-            evaluations = run.evaluations.read()
-            if arm.before:
-                found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
-            found.setdefault(arm.name, []).append(evaluations)
+                check(load_recipe(arm.recipe, [*arm.overrides, *overrides]))
+            for seed in range(seeds):
+                changes = [*arm.overrides, *overrides, f"seed={seed}"]
+                planned.append(ArmRun(arm=arm, seed=seed, changes=changes, out=root / f"{arm.runs}-s{seed}"))
+    return planned
+
+
+def run_arms(planned: Sequence[ArmRun], *, report: Callable[[str], None] = lambda text: None) -> Seeds:
+    """Train and evaluate what is missing; returns each seed's evaluations by row (arms and `before`)."""
+    found: Seeds = {}
+    for planned_run in planned:
+        arm = planned_run.arm
+        report(f"{arm.name}, seed {planned_run.seed}")
+        if arm.train:
+            run = api.train(load_recipe(arm.recipe, planned_run.changes), planned_run.out, exist_ok=True)
+        else:
+            run = api.evaluate(arm.recipe, planned_run.out, overrides=planned_run.changes)
+        evaluations = run.evaluations.read()
+        if arm.before:
+            found.setdefault(arm.before, []).append([result for result in evaluations if result.step == 0])
+        found.setdefault(arm.name, []).append(evaluations)
     return found
 
 
@@ -226,6 +262,7 @@ def rows(study: StudyFile, found: Seeds) -> list[StudyRow]:
             name=name,
             metric=metric,
             values=tuple(settings.of(evaluations) for evaluations in seeds),
+            interval=settings.over_tasks(seeds[0]) if len(seeds) == 1 else None,
             as_percent=settings.percent,
         )
         for name, seeds in found.items()

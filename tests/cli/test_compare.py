@@ -55,6 +55,20 @@ def test_json_has_everything(capsys):
     assert len(one["differing"]) == 20
 
 
+def test_the_share_of_turns_by_tool(capsys):
+    """Every run of A searches; of B, every second one computes."""
+    for name, tools in (("a", ["search"]), ("b", ["search", "python"])):
+        write(Path(name), WEAK, tools=tools)
+    text = compare(capsys, "a", "b")
+    assert "share of turns by tool" in text
+    assert [line.split() for line in text.splitlines() if "search " in line or "python " in line] == [
+        ["python", "0.0%", "50.0%", "+50.0", "+50.0", "to", "+50.0"],
+        ["search", "100.0%", "50.0%", "-50.0", "-50.0", "to", "-50.0"],
+    ]
+    [one] = json.loads(compare(capsys, "a", "b", "--json"))["compared"]
+    assert one["tools"]["python"] == {"first": 0.0, "other": 0.5, "interval": [0.5, 0.5]}
+
+
 def test_an_evaluation_with_itself(capsys):
     write(Path("a"), WEAK)
     assert "B and A are the same" in compare(capsys, "a", "a")

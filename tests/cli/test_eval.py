@@ -268,6 +268,9 @@ def test_benchmarks_of_every_form_are_evaluated_from_files(server, recipe, tmp_p
     assert {found[name].metric for name in ("bamboogle", "hotpotqa", "2wiki", "musique")} == {"exact match"}
     assert len({one.metric for one in found.values()}) == 3
     assert not any(one.judged for one in found.values())
+    said = " ".join(err.split())
+    assert "warning: medqa is scored by multiple choice" in said
+    assert "bamboogle is scored" not in said  # by the recipe's own
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------

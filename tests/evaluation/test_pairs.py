@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import UsageError
 from midstream.core.trajectory import Turn
-from midstream.evaluation.pairs import Evaluated, Paired, compare, difference_interval
+from midstream.evaluation.pairs import Evaluated, Paired, compare, difference_interval, tool_shifts
 from support.errors import coded
 from support.evaluations import Trials, evaluated
 
@@ -127,3 +129,38 @@ def test_few_tasks_that_differ_are_as_sure_as_a_coin_says(won, sure):
 def test_an_interval_of_differences_is_never_empty_and_in_range(differences):
     low, high = difference_interval(differences)
     assert -1 <= low < high <= 1
+
+
+# --- shares of turns by tool ------------------------------------------------------------------------------------------
+
+
+def test_shares_are_of_all_turns_and_equal_sides_do_not_differ():
+    side = [Counter(search=3, python=1), Counter(search=1), Counter()]
+    shifts = tool_shifts(side, side)
+    assert {name: (shift.first, shift.other) for name, shift in shifts.items()} == {
+        "python": (0.2, 0.2),
+        "search": (0.8, 0.8),
+    }
+    assert all(shift.interval == pytest.approx((0, 0)) for shift in shifts.values())
+
+
+def test_a_tool_of_one_side_and_a_side_without_turns():
+    shifts = tool_shifts([Counter(search=2)] * 3, [Counter()] * 3)
+    assert (shifts["search"].first, shifts["search"].other) == (1.0, 0.0)
+    assert tool_shifts([Counter()], [Counter()]) == {}
+
+
+def test_the_interval_is_that_of_resampled_tasks():
+    """The delta method against the paired bootstrap of the two ratios."""
+    draw = random.Random(7)
+    sides = [[Counter(search=draw.randint(0, most), python=draw.randint(1, 3)) for _ in range(200)] for most in (4, 6)]
+    found = tool_shifts(*sides)["search"]
+
+    def difference(places: list[int]) -> float:
+        before, after = ([task[i] for i in places] for task in sides)
+        totals = [sum(side, Counter()) for side in (before, after)]
+        return totals[1]["search"] / totals[1].total() - totals[0]["search"] / totals[0].total()
+
+    resampled = sorted(difference(draw.choices(range(200), k=200)) for _ in range(400))
+    assert found.interval == pytest.approx((resampled[10], resampled[-11]), abs=0.015)
+    assert sum(found.interval) / 2 == pytest.approx(found.other - found.first)

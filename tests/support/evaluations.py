@@ -8,7 +8,7 @@ from typing import Any
 
 from midstream.core.metrics import EvaluationResult
 from midstream.core.task import Task
-from midstream.core.trajectory import Score, Trajectory
+from midstream.core.trajectory import Action, Observation, Score, Trajectory, Turn
 from midstream.evaluation import result_name
 from midstream.evaluation.run import Summary
 from midstream.rollout import Group
@@ -18,12 +18,12 @@ from midstream.runs.info import EvaluationInfo, collect_info
 Trials = Sequence[float | None]  # each trial's score; None: an infrastructure error
 
 
-def groups(scores: Mapping[str, Trials], *, gold: str = "Paris") -> list[Group]:
+def groups(scores: Mapping[str, Trials], *, gold: str = "Paris", tools: Sequence[str] = ()) -> list[Group]:
     """One task a name; the right answer is `gold`, a wrong one says so."""
     made = []
     for name, trials in scores.items():
         task = Task(id=name, question=f"question {name}?", answer=gold)
-        made.append(Group(task=task, trajectories=tuple(_trial(task, i, one) for i, one in enumerate(trials))))
+        made.append(Group(task=task, trajectories=tuple(_trial(task, i, one, tools) for i, one in enumerate(trials))))
     return made
 
 
@@ -36,10 +36,10 @@ def summarize(groups: Iterable[Group], **identity: Any) -> EvaluationResult:
 
 
 def evaluated(
-    scores: Mapping[str, Trials], *, gold: str = "Paris", **about: Any
+    scores: Mapping[str, Trials], *, gold: str = "Paris", tools: Sequence[str] = (), **about: Any
 ) -> tuple[EvaluationResult, list[Trajectory]]:
-    """The numbers and trajectories of an evaluation of the set "held-out"."""
-    made = groups(scores, gold=gold)
+    """The numbers and trajectories of an evaluation of the set "held-out"; every trial uses `tools`, a turn each."""
+    made = groups(scores, gold=gold, tools=tools)
     whole = {"policy": "agent", "set_name": "held-out", "split": "test", "sampling": "T=1", "seed": 0, "step": None}
     result = summarize(made, **(whole | {"metric": "exact match", "judged": False} | about))
     return result, [one for group in made for one in group.trajectories]
@@ -66,7 +66,7 @@ def write(
     return root
 
 
-def _trial(task: Task, index: int, score: float | None) -> Trajectory:
+def _trial(task: Task, index: int, score: float | None, tools: Sequence[str]) -> Trajectory:
     lost = score is None
     return Trajectory(
         id=f"{task.id}#{index}",
@@ -74,6 +74,10 @@ def _trial(task: Task, index: int, score: float | None) -> Trajectory:
         question=task.question,
         gold=task.answer,
         rollout_index=index,
+        turns=tuple(
+            Turn(index=i, action=Action(tool=tool), observation=Observation(status="ok", text=""))
+            for i, tool in enumerate(tools, 1)
+        ),
         answer=None if lost else task.answer if score else "not known",
         reward=None if lost else Score(value=score),
         status="error" if lost else "ok",

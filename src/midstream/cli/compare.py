@@ -18,7 +18,7 @@ from midstream.core.terminal import Terminal
 from midstream.recipe.schema import differing_settings
 from midstream.report.evaluation_tables import label
 from midstream.report.numbers import counted
-from midstream.report.tables import compared_screen, effort_table, sentence
+from midstream.report.tables import compared_screen, effort_table, sentence, tool_share_table
 
 _SETTINGS_SHOWN = 8
 
@@ -74,6 +74,9 @@ def run(options: argparse.Namespace) -> int:
         }
         console.print()
         console.print(effort_table(sides, f"{', '.join(key)}: what a task took"))
+        several = [paired for paired in comparison.found if (paired.set_name, paired.sampling) == key and paired.tools]
+        if several:
+            console.print(tool_share_table(letters, several, f"{', '.join(key)}: share of turns by tool"))
     if len(others) > 1:
         console.print(
             f"\nWith {len(others)} comparisons against {letters[first.name]} each interval is made wider (Bonferroni), "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
 from typing import Literal
 
@@ -38,6 +38,13 @@ class ToolUse(Frozen):
     repeat_rate: float = 0.0  # repeats / turns
 
 
+def tools_of(trajectory: Trajectory) -> Iterator[str]:
+    """The tool of each turn that counts in `ToolUse`, or "malformed"."""
+    for turn in trajectory.turns:
+        if turn.action is not None and not turn.error:
+            yield turn.action.tool if not turn.action.error else "malformed"
+
+
 class ToolCounter:
     """Counts tools, calls, errors, recoveries and repeats over all turns of the trajectories added."""
 
@@ -48,12 +55,12 @@ class ToolCounter:
 
     def add(self, trajectory: Trajectory) -> None:
         """Count one trajectory."""
+        self._tools.update(tools_of(trajectory))
         failures: set[str] = set()
         before: Turn | None = None
         for turn in trajectory.turns:
             if turn.action is None or turn.error:
                 continue
-            self._tools[turn.action.tool if not turn.action.error else "malformed"] += 1
             if turn.command is not None and not turn.command.error and turn.observation is not None:
                 if turn.command.code is None:
                     self._calls[turn.command.tool] += 1

@@ -71,10 +71,21 @@ def effective_tasks(values: Sequence[float]) -> float:
     spread = variance(values) if count > 1 else 0.0
     if spread == 0:
         return count
-    # The 97.5 % quantiles of the normal distribution and, by Cornish and Fisher's expansion, of Student's t.
-    freedom, z = count - 1, NormalDist().inv_cdf(0.975)
-    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return count * share * (1 - share) / spread * (z / t) ** 2
+    z = NormalDist().inv_cdf(0.975)
+    return count * share * (1 - share) / spread * (z / _student(count - 1)) ** 2
+
+
+def t_interval(values: Sequence[float]) -> Interval:
+    """The 95 % Student t interval of a mean over tasks; without a spread, or of one value, it has no width."""
+    middle = fmean(values)
+    half = _student(len(values) - 1) * math.sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
+    return middle - half, middle + half
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t by Cornish and Fisher's expansion."""
+    z = NormalDist().inv_cdf(0.975)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def pass_at(right: Sequence[int], trials: int) -> dict[int, float]:

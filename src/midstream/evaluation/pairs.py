@@ -7,17 +7,18 @@ is left out and counted: it says nothing about the agents.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from statistics import fmean
 from typing import Literal
 
 from midstream.core.data import Frozen
 from midstream.core.errors import UsageError
-from midstream.core.metrics import EvaluationResult
+from midstream.core.metrics import EvaluationResult, tools_of
 from midstream.core.trajectory import Trajectory, without_clocks
-from midstream.evaluation.estimates import Interval, bootstrap, value
+from midstream.evaluation.estimates import Interval, bootstrap, t_interval, value
 
 Verdict = Literal["better", "worse", "no evidence of a difference", "the same"]
 _EQUAL = 1e-9  # means of trials carry rounding errors
@@ -55,6 +56,14 @@ class Pair(Frozen):
         return apart if abs(apart) > _EQUAL else 0.0
 
 
+class ToolShift(Frozen):
+    """The share of turns that one tool has on each side, and the 95 % interval of how much more `other` has."""
+
+    first: float
+    other: float
+    interval: Interval
+
+
 class Paired(Frozen):
     """`other` against `first` on the tasks that both have a result of.
 
@@ -62,7 +71,8 @@ class Paired(Frozen):
     `verdict` says how `other` is, "the same" where every trajectory is equal but for its clocks. `wins` counts the
     tasks on which `other` is better. `left_out` tasks lack a result on a side, `only_first` and `only_other` are in one
     evaluation alone; `runs_left_out` counts the trials without a result, of either side, of tasks that are compared.
-    `differing` are the tasks that are no tie.
+    `tools` are the shares of turns by tool, as in `ToolUse`, on the tasks that are compared. `differing` are the tasks
+    that are no tie.
     """
 
     first: str
@@ -84,6 +94,7 @@ class Paired(Frozen):
     only_first: int
     only_other: int
     runs_left_out: int = 0
+    tools: dict[str, ToolShift] = {}
     differing: tuple[Pair, ...] = ()
 
 
@@ -162,6 +173,7 @@ def compare(first: Evaluated, other: Evaluated, *, comparisons: int = 1) -> Pair
         only_first=len(ours) - len(shared),
         only_other=len(theirs) - len(shared),
         runs_left_out=sum(score is None for score, _ in compared),
+        tools=tool_shifts(*([side[pair.task_id].tools for pair in pairs] for side in (ours, theirs))),
         differing=tuple(pair for pair in pairs if pair.difference),
     )
 
@@ -179,13 +191,35 @@ def difference_interval(differences: Sequence[float], error: float = 0.05) -> In
     return bootstrap([*differences, size, -size], error)
 
 
+def tool_shifts(first: Sequence[Counter[str]], other: Sequence[Counter[str]]) -> dict[str, ToolShift]:
+    """How each tool's share of all turns differs; both have, task by task, the number of turns by tool.
+
+    A share is a ratio of two sums over tasks. Its interval is that of a mean, of what each task adds to the difference
+    if the sums are known (the delta method), so that a task with many turns counts as one task.
+    """
+    sides = []  # of each: shares, turns of each task, and their mean
+    for tasks in (first, other):
+        turns = [task.total() for task in tasks]
+        total = sum(tasks, Counter[str]())
+        sides.append((tasks, {name: count / sum(turns) for name, count in total.items()}, turns, fmean(turns)))
+    shifts = {}
+    for name in sorted({name for _, shares, _, _ in sides for name in shares}):
+        (before, after), added = [shares.get(name, 0.0) for _, shares, _, _ in sides], []
+        for (tasks, _, turns, mean), share in zip(sides, (before, after), strict=True):
+            added.append([(task[name] - share * n) / (mean or 1) for task, n in zip(tasks, turns, strict=True)])
+        difference = [after - before + more - less for less, more in zip(*added, strict=True)]
+        shifts[name] = ToolShift(first=before, other=after, interval=t_interval(difference))
+    return shifts
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is compared of one task's trials: their values and answers, None and None without a result."""
+    """What is compared of one task's trials: their values and answers, None and None without a result, and tools."""
 
     question: str
     gold: str | None
-    trials: list[tuple[float | None, str | None]]
+    trials: list[tuple[float | None, str | None]] = field(default_factory=list)
+    tools: Counter[str] = field(default_factory=Counter)  # turns by tool, of the trials with a result
 
     def side(self) -> Side | None:
         finished = [score for score, _ in self.trials if score is not None]
@@ -196,8 +230,10 @@ class _Task:
 def _by_task(evaluated: Evaluated) -> dict[str, _Task]:
     tasks: dict[str, _Task] = {}
     for trial in evaluated.trajectories:
-        task = tasks.setdefault(trial.task_id, _Task(trial.question, trial.gold, []))
+        task = tasks.setdefault(trial.task_id, _Task(trial.question, trial.gold))
         task.trials.append((value(trial), trial.answer) if trial.status == "ok" else (None, None))
+        if trial.status == "ok":
+            task.tools.update(tools_of(trial))
     return tasks
 
 

@@ -98,9 +98,14 @@ async def evaluate(evaluation: SetEvaluation) -> tuple[EvaluationResult, list[Tr
     return summary.result(), [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def summary_of(evaluation: SetEvaluation) -> Summary:
-    """Return an empty summary. Call this before any work, because a task may name a reward that does not exist."""
+def metric_of(evaluation: SetEvaluation) -> str:
+    """The name of what scores a set. Raises `RecipeError` if a task names a reward that does not exist."""
     reward = evaluation.environment.reward
+    return reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name
+
+
+def summary_of(evaluation: SetEvaluation) -> Summary:
+    """Return an empty summary. Call this before any work: it raises as `metric_of` does."""
     return Summary(
         policy=evaluation.policy,
         set_name=evaluation.chosen.name,
@@ -108,8 +113,8 @@ def summary_of(evaluation: SetEvaluation) -> Summary:
         sampling=sampling_name(evaluation.temperature),
         seed=evaluation.seed,
         step=evaluation.step,
-        metric=reward.names(evaluation.tasks) if isinstance(reward, PerTask) else reward.name,
-        judged=reward.judged,
+        metric=metric_of(evaluation),
+        judged=evaluation.environment.reward.judged,
     )
 
 

@@ -17,12 +17,16 @@ SHORT = 16  # characters of a name that leaves room for four numbers on a termin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRow:
-    """One number of one arm in a study: `values` one a seed, shares in [0, 1] where `as_percent`."""
+    """One number of one arm in a study: `values` one a seed, shares in [0, 1] where `as_percent`.
+
+    `interval`, of a single value, is its 95 % interval over tasks.
+    """
 
     name: str
     metric: str
     values: tuple[float, ...]
     as_percent: bool = True
+    interval: tuple[float, float] | None = None
 
 
 def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]:
@@ -35,7 +39,10 @@ def study_tables(rows: Sequence[StudyRow], head: str, title: str) -> list[Table]
         for start in range(0, len(metrics), columns):
             shown = metrics[start : start + columns]
             table = plain_table(Text(title), left=[head])
-            table.caption = f"percent, {CAPTION}" if as_percent else CAPTION
+            caption = CAPTION
+            if any(row.interval for row in picked):
+                caption += "; of one seed, its value and its 95% interval over tasks"
+            table.caption = f"percent, {caption}" if as_percent else caption
             table.add_column("seeds", justify="right", no_wrap=True)
             for metric in shown:
                 table.add_column(Text(metric), justify="right")
@@ -54,4 +61,9 @@ def _interval(row: StudyRow | None) -> str:
     scale = 100 if row.as_percent else 1
     middle, half = t_interval(row.values)
     shown = percent(middle).removesuffix("%") if row.as_percent else f"{middle:.2f}"
-    return f"{shown} (one seed)" if half is None else f"{shown} ± {half * scale:.{1 if row.as_percent else 2}f}"
+    digits = 1 if row.as_percent else 2
+    if half is not None:
+        return f"{shown} ± {half * scale:.{digits}f}"
+    if row.interval is None:
+        return f"{shown} (one seed)"
+    return f"{shown} ({'–'.join(f'{end * scale:.{digits}f}' for end in row.interval)})"

@@ -227,6 +227,27 @@ def effort_table(results: Mapping[str, EvaluationResult], title: str) -> Table:
     return table
 
 
+def tool_share_table(letters: Mapping[str, str], several: Sequence[Paired], title: str) -> Table:
+    """The share of turns that went to each tool, the first evaluation's and the others', with their differences."""
+    head = several[0]
+    table = plain_table(Text(title), left=["tool"], right=[letters[head.first]])
+    for pair in several:
+        for name in (letters[pair.other], f"against {letters[pair.first]}", "95% interval"):
+            table.add_column(name, justify="right", no_wrap=True)
+    most: dict[str, float] = {}
+    for pair in several:
+        most |= {name: max(shift.other, most.get(name, 0.0)) for name, shift in pair.tools.items()}
+    for name in sorted(most, key=lambda name: (-most[name], name)):
+        cells = [percent(head.tools[name].first if name in head.tools else 0.0)]
+        for pair in several:
+            if shift := pair.tools.get(name):
+                cells += [percent(shift.other), gain(shift.other - shift.first), gains(shift.interval)]
+            else:
+                cells += [percent(0.0), gain(0.0), "-"]
+        table.add_row(Text(name), *cells)
+    return table
+
+
 def sentence(letters: Mapping[str, str], pair: Paired) -> str:
     """The verdict in words: "B is better than A by 3.2 points (95% interval 1.1 to 5.3)"."""
     first, other = letters[pair.first], letters[pair.other]
