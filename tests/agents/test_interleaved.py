@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
+from pydantic import JsonValue
 
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.errors import (
@@ -18,6 +20,7 @@ from midstream.core.errors import (
     UnsupportedError,
 )
 from midstream.core.events import TurnEvent
+from midstream.core.protocols import ToolResult
 from midstream.core.stream import is_strict, stream_of
 from midstream.core.stream_template import load_template
 from midstream.core.task import Task
@@ -64,6 +67,17 @@ def test_a_reply_with_a_call_is_a_turn_and_the_last_reply_closes():
     assert (trajectory.answer, trajectory.stop_reason, trajectory.status) == ("5", "answered", "ok")
     assert [call.completion for call in trajectory.closing_calls] == [LAST]
     assert is_strict(stream_of(trajectory), load_template("artist-math"))
+
+
+def test_json_enters_the_stream_as_the_agents_setting_says():
+    class Table(Shout):
+        async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+            return ToolResult(text='[{"town": "York", "height": 105}, {"town": "<output>", "height": 98}]')
+
+    trajectory = play(ScriptedEngine([ONE, LAST]), tools=[Table()], observation_format="auto")
+    assert trajectory.turns[0].appended == (
+        "\n<output>\n[2]{town,height}:\n  York,105\n  \\u003coutput>,98\n</output>\n"
+    )
 
 
 def test_the_prompt_holds_the_question_and_the_tool_and_stays_as_it_is():

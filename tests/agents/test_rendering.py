@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import toon_format
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from midstream.agents.rendering import PromptTemplate, render_memory
-from midstream.core.errors import RecipeError
+from midstream.agents.rendering import PromptTemplate, render_memory, result_writer
+from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.text import to_json
 from midstream.core.trajectory import Action, Command, Memory, MemoryRecord, Verdict
 from support.chat_tokens import FAMILIES
@@ -199,6 +201,41 @@ def test_code_and_what_is_unsafe_read_well():
     command = Command(tool="python", code="if a < b:\n    print('<b>')")
     text = render_memory(Memory(records=(MemoryRecord(turn=1, action=Action(tool="python"), command=command),)))
     assert r"if a < b:\n    print('\u003cb>')" in text
+
+
+# --- results of tools -------------------------------------------------------------------------------------------------
+
+
+@given(value=st.lists(values, max_size=4) | st.dictionaries(texts, values, max_size=4))
+def test_a_result_keeps_its_value_in_every_form(value: object):
+    text = json.dumps(value, indent=1)
+    assert result_writer("json")(text) == text
+    for form in ("toon", "auto"):
+        written = result_writer(form)(text)
+        try:
+            assert json.loads(written) == value
+        except ValueError:
+            assert toon_format.decode(written) == value
+
+
+def test_auto_takes_the_form_of_fewest_tokens():
+    table = [{"name": f"file {number}", "bytes": number, "kind": "text"} for number in range(9)]
+    write = result_writer("auto")
+    assert write(json.dumps(table)).startswith("[9]{name,bytes,kind}:\n  file 0,0,text\n")
+    assert write('{"weeks": [[1, 2], [3, 4]]}') == '{"weeks":[[1,2],[3,4]]}'
+    assert result_writer("toon")('{"weeks": [[1, 2], [3, 4]]}') == "weeks[2]:\n  - [2]: 1,2\n  - [2]: 3,4"
+
+
+@pytest.mark.parametrize("text", ["", "57", "null", '"a"', "{not JSON}", "[1, NaN]", '{"a": 1e999}', "[" * 9999])
+def test_a_result_that_is_no_json_object_or_list_stays(text: str):
+    assert result_writer("toon")(text) == result_writer("auto")(text) == text
+
+
+def test_toon_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "toon_format", None)
+    assert result_writer("json")("{}") == "{}"
+    with pytest.raises(UnsupportedError, check=coded("missing-extra", "toon-format")):
+        result_writer("auto")
 
 
 # --- prompt files: what they must hold, and what values can do in them ------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.agents.fitting import fitting, smaller_memories
+from midstream.agents.rendering import ResultForm, result_writer
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
 from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, UnsupportedError
@@ -38,6 +39,8 @@ class LoopConfig(Settings):
         record_time: record the seconds of each turn in memory; then no prompt repeats exactly
         memory_result_tokens: the most tokens of a result in memory, at four characters a token; a longer one is cut
             there, and whole in the trajectory
+        observation_format: how prompts hold results that are JSON: `json` (as the tool wrote them), `toon`, or `auto`:
+            whichever takes fewer tokens; the last two need the extra `toon`
         answer_s: seconds that the generator has for the answer, even after `rollout.deadline_s`
     """
 
@@ -45,6 +48,7 @@ class LoopConfig(Settings):
     memory_update: Literal["every_turn", "on_continue"] = "every_turn"
     record_time: bool = False
     memory_result_tokens: int = Field(default=4000, ge=1)
+    observation_format: ResultForm = "json"
     answer_s: float = Field(default=120.0, gt=0)
 
 
@@ -66,6 +70,7 @@ class AgentFlow:
         self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
         self.config = config
         self.code_runner = code_runner
+        self.write_result = result_writer(config.observation_format)
 
     async def run(
         self,
@@ -174,7 +179,7 @@ class AgentFlow:
             return Observation(status="error", text=command.error), ()
         tool = next(tool for tool in tools if tool.name == command.tool)
         if command.code is None:
-            return await observe(tool, command.arguments)
+            return await observe(tool, command.arguments, self.write_result)
         assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 

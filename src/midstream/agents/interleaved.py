@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from midstream.agents.calls import ToolCall, read_calls, tools_by_name
-from midstream.agents.rendering import render_lessons
+from midstream.agents.rendering import ResultForm, render_lessons, result_writer
 from midstream.agents.running import Contexts, Draft, Record, observe, record_run, until
 from midstream.agents.stream_policy import Policy, Stream, stopped_at_mark
 from midstream.core.data import Settings
@@ -46,12 +46,15 @@ class StreamConfig(Settings):
         max_turns: the most replies that call tools, in a dialogue for each user turn; the next reply may answer
         max_tokens: the most tokens after the prompt, sampled and appended; without token ids, four characters count as
             one
+        observation_format: how the stream holds results that are JSON: `json` (as the tool wrote them), `toon`, or
+            `auto`: whichever takes fewer tokens; the last two need the extra `toon`
         tools: tool names of the template mapped to those of the recipe: `{ search = "wikipedia" }`
         answer_s: seconds that the last reply has after `rollout.deadline_s`; a dialogue has none
     """
 
     max_turns: int = Field(default=10, ge=1)
     max_tokens: int = Field(default=8000, ge=1)
+    observation_format: ResultForm = "json"
     tools: dict[str, str] = {}
     answer_s: float = Field(default=120.0, gt=0)
 
@@ -63,6 +66,7 @@ class Interleaved:
 
     def __init__(self, *, policy: Policy, template: Template, config: StreamConfig) -> None:
         self.policy, self.template, self.config = policy, template, config
+        self.write_result = result_writer(config.observation_format)
 
     async def run(
         self,
@@ -108,6 +112,7 @@ class _Run:
         self, agent: Interleaved, tools: Sequence[Tool], contexts: Contexts, dialogue: Dialogue | None
     ) -> None:
         self.policy, self.template, self.config = agent.policy, agent.template, agent.config
+        self.write_result = agent.write_result
         self.own_tools, self.contexts, self.dialogue = tools, contexts, dialogue
         self.record = Record()
         self.user: UserTurn | None = None
@@ -246,7 +251,9 @@ class _Run:
             assert draft.command is not None, "a call that can be read has a command"
             try:
                 async with until(self.contexts.deadline_s):
-                    draft.observation, inner = await observe(self.tools[call.tool], draft.command.arguments)
+                    draft.observation, inner = await observe(
+                        self.tools[call.tool], draft.command.arguments, self.write_result
+                    )
                 draft.add_calls(inner)
             except DeadlineError:
                 if not self._begin_last():

@@ -12,16 +12,23 @@ Two properties hold for any text that a tool or model may have produced:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
-from midstream.core.errors import RecipeError
+from midstream.core.errors import RecipeError, UnsupportedError
 from midstream.core.protocols import Tool
 from midstream.core.text import PLACE, fill, neutral, to_json
 from midstream.core.text_file import read_text
 from midstream.core.trajectory import Memory, Message
 
+ResultForm = Literal["json", "toon", "auto"]
+
+# How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
+_PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = "<!-- user -->\n"
 
 
@@ -81,3 +88,42 @@ def render_tools(tools: Sequence[Tool]) -> str:
     """A line of JSON for each tool: name, description, parameters. Escaped like memory: a tool may be anyone's."""
     fields = ("name", "description", "parameters")
     return "\n".join(to_json({field: getattr(tool, field) for field in fields}) for tool in tools)
+
+
+def result_writer(form: ResultForm) -> Callable[[str], str]:
+    """The function that writes a tool's result for prompts: JSON objects and lists in `form`, other text unchanged.
+
+    `json` leaves the tool's text; `toon` is token-oriented object notation; `auto` is the shortest of the tool's text,
+    JSON without spaces, and TOON. It counts the pieces into which tokenizers split text first: fewer characters are
+    often more tokens, as in TOON of nested objects (benchmarks/toon.py).
+
+    Raises `UnsupportedError` if TOON's library is not installed.
+    """
+    if form == "json":
+        return str
+    try:
+        import toon_format
+    except ImportError as failure:
+        raise UnsupportedError(
+            f"agent.observation_format = {form!r} needs the library toon-format, which is not installed",
+            code="missing-extra",
+            fix="pip install 'midstream[toon]', or set observation_format = \"json\"",
+        ) from failure
+
+    def write(text: str) -> str:
+        if not text.lstrip().startswith(("{", "[")):
+            return text
+        try:
+            value = json.loads(text)
+            toon = toon_format.encode(value)
+            if toon_format.decode(toon) != value:  # it holds NaN or an infinite number
+                return text
+        except (ValueError, RecursionError):  # not JSON, or too deep
+            return text
+        if form == "toon":
+            return toon
+        # Not `to_json`: where the text is put into a prompt, it is escaped as any other.
+        compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return min(text, compact, toon, key=lambda written: len(_PIECE.findall(written)))
+
+    return write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -200,9 +200,11 @@ class Contexts:
         return lambda kind, value: listener(TurnEvent(turn=turn, role=module, kind=kind, value=value))
 
 
-async def observe(tool: Tool, arguments: Mapping[str, JsonValue]) -> tuple[Observation, tuple[Call, ...]]:
-    """A tool's answer to valid arguments, and the requests that the tool made itself."""
+async def observe(
+    tool: Tool, arguments: Mapping[str, JsonValue], write: Callable[[str], str]
+) -> tuple[Observation, tuple[Call, ...]]:
+    """A tool's answer to valid arguments, in the form that `write` gives it, and the requests that the tool made."""
     clock = time.monotonic()
     result = await call_tool(tool, arguments)
     status = "ok" if result.ok else "error"
-    return Observation(status=status, text=result.text, duration_s=time.monotonic() - clock), result.calls
+    return Observation(status=status, text=write(result.text), duration_s=time.monotonic() - clock), result.calls

@@ -189,7 +189,8 @@ def measured(library: Library, used: Mapping[str, int], effects: Mapping[str, Ef
 
 Table = Mapping[str, Any]
 _MODULES = ("planner", "executor", "verifier", "generator", "policy")  # of every kind of agent
-_LOOP = ("memory_update", "record_time", "template")  # other settings of the agent that its prompts show
+# Other settings of the agent that its prompts show.
+_LOOP = ("memory_update", "record_time", "observation_format", "template")
 _MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
 
 

@@ -18,6 +18,7 @@ from midstream import rollout
 from midstream.agents.agentflow import AgentFlow
 from midstream.agents.interleaved import Interleaved
 from midstream.agents.prompted import ExecutorConfig
+from midstream.agents.rendering import result_writer
 from midstream.core.component import Component, config_class, registered, validate
 from midstream.core.errors import RecipeError, UnsupportedError, UsageError
 from midstream.core.lessons import Lessons
@@ -305,6 +306,7 @@ def check_machine(build: Build) -> None:
     if build.replay:  # its answers stand in for all tools
         recipe = recipe.model_copy(update={"tools": {}})
         assert build.tools is not None
+    result_writer(recipe.agent.observation_format)
     _check_machine(recipe, "")
 
 
