@@ -316,6 +316,24 @@ def test_a_unanimous_group_has_no_contrast():
     assert majority(["7", "7", " the 7"], role_engine()).uniform == 1
 
 
+@pytest.mark.parametrize("answers", [["GOLD", "8"], ["7", "7"], ["7", None]])
+def test_ungraded_groups_are_all_contrasted_and_no_role_sees_a_reward_or_an_answer(answers: Sequence[object]):
+    engine = role_engine(operations(ADD))
+    secret = [Task(id="t0", question="How high is Place0?", answer="GOLD", aliases=("GOLD too",))]
+    made = learn(answers, engine, secret, truth="none", group_size=2)
+    assert (len(made.operations), made.uniform) == (1, 0)
+    (critic,) = requests(engine, "critic")
+    rollouts = [json.loads(line) for line in section(asked(critic), "Rollouts").splitlines()]
+    assert [(rollout["reward"], rollout["answer"]) for rollout in rollouts] == [(None, answer) for answer in answers]
+    for request in requests(engine, "summariser"):
+        assert json.loads(section(asked(request), "Rollout").splitlines()[-1])["reward"] is None
+    for request in engine.requests:
+        assert "nothing is graded" in section(asked(request), "Gold answer")
+    if "GOLD" not in answers:
+        assert not any("GOLD" in message.content for request in engine.requests for message in request.messages)
+    assert all(trajectory.reward for trajectory in made.groups[0].trajectories), "the record keeps them"
+
+
 # --- without rollouts -------------------------------------------------------------------------------------------------
 
 

@@ -152,7 +152,8 @@ def test_a_run_without_any_record_makes_a_page_too():
 
 
 def test_without_a_gate_the_summary_says_so():
-    said = summary(view(made_up(2, gate=False), gated=False))
+    said = summary(view(made_up(2, gate=False), gated=False, learned_from="rollouts without any grade"))
+    assert "It learned from rollouts without any grade." in said
     assert "no gate" in said
     assert "unproven" in said
     assert "not known" in said

@@ -149,6 +149,7 @@ def view(made: MadeUp | None = None, **changes: Any) -> PracticeData:
         run_info={"seed": 3},
         updates_planned=max(1, len(made.updates)),
         gated=True,
+        learned_from="rollouts and their rewards",
         budget=BudgetConfig(),
         updates=made.updates,
         versions=made.versions,

@@ -88,7 +88,11 @@ class Reflector:
 
     async def summarize(self, step: int, question: str, trajectory: Trajectory, answer: str | None) -> Reading[str]:
         """Summarize one rollout. `answer` is the gold one, None where no role may see it."""
-        values = {"question": to_json(question), "answer": about_answer(answer), "rollout": transcript(trajectory)}
+        values = {
+            "question": to_json(question),
+            "answer": about_answer(answer, self.config.truth),
+            "rollout": transcript(trajectory),
+        }
         purpose = RoleCall("summariser", step, trajectory.task_id, trajectory.rollout_index)
         return await self.ask(purpose, self._prompts["summariser"].messages(values), read_summary, SUMMARY_SCHEMA)
 
@@ -98,7 +102,7 @@ class Reflector:
         """The semantic advantage of one group. A rollout without a summary is shown by its reward and its answer."""
         values = {
             "question": to_json(group.task.question),
-            "answer": about_answer(answer),
+            "answer": about_answer(answer, self.config.truth),
             "rollouts": about_rollouts(group.trajectories, summaries),
         }
         ids = tuple(trajectory.id for trajectory in group.trajectories)

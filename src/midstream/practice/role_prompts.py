@@ -29,6 +29,11 @@ _MODULES = {
     "verifier": "judges each result, and whether what is known suffices to answer",
     "generator": "writes the final answer from what was found",
 }
+_NOT_KNOWN = {  # by `practice.truth`
+    "majority": "not known: a reward of 1 means that the answer is the one that most rollouts gave",
+    "none": "not known, and nothing is graded: every reward is null. Judge from the rollouts alone which decisions were "
+    "right: what was checked, what the evidence says, where rollouts agree and where they contradict each other.",
+}
 _LONGEST = 40_000  # characters of a whole transcript: about 10,000 tokens
 _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and where the whole would be too long
 
@@ -59,11 +64,10 @@ def about_library(library: Library, max_tokens: int | None) -> str:
     return "\n".join(lines)
 
 
-def about_answer(answer: str | None) -> str:
+def about_answer(answer: str | None, truth: str = "majority") -> str:
     """The gold answer, or what a reward means where no role may see it."""
-    if answer is not None:
-        return f"# Gold answer\n\n{to_json(answer)}\n\n"
-    return "# Gold answer\n\nnot known: a reward of 1 means that the answer is the one that most rollouts gave\n\n"
+    shown = _NOT_KNOWN[truth] if answer is None else to_json(answer)
+    return f"# Gold answer\n\n{shown}\n\n"
 
 
 def about_rollouts(trajectories: Sequence[Trajectory], summaries: Sequence[str | None]) -> str:

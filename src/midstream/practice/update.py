@@ -10,7 +10,8 @@ advantage, as operations on the library (`Practice.propose`).
     -> sound operations -> the gate -> the library
 
 With `truth = "majority"` a rollout's reward for learning is whether it agrees with the most frequent answer of its
-group, and no role of the reflector is shown the gold answer.
+group, with `"none"` it has none: every group is contrasted, by what its rollouts did. No role of the reflector is shown
+the gold answer then.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from midstream.rollout import Environment, Group, run_concurrently
 class Proposal:
     """The changes that a batch suggests: `operations`, in a fixed order.
 
-    `groups` are all that were run, unchanged (with `truth = "majority"` too: their rewards are those of the gold
-    answer, which learning did not see); empty with `lessons_from = "model"`. `uniform` groups were left out because
+    `groups` are all that were run, unchanged (with any `truth`: their rewards are those of the gold answer, which
+    learning may not have seen); empty with `lessons_from = "model"`. `uniform` groups were left out because
     they had no contrast, `broken` ones (by task) for the reason given. `failed` rollouts (by id) ended with an error.
     `left_out` are operations that a role asked for and that go no further, each with the reason. `unreadable` lists the
     replies, or parts of them, that could not be used.
@@ -283,6 +284,8 @@ class Practice:
             if judged is None:
                 return _Suggestion(skipped="no answer is more frequent than every other")
             ended = judged
+        elif self.config.truth == "none":
+            gold, ended = None, [_graded(trajectory, None) for trajectory in ended]
         rewards = {trajectory.reward.value for trajectory in ended if trajectory.reward}
         # Without contrast there is nothing to learn from, as with an advantage of 0.
         if self.config.skip_uniform and len(rewards) == 1:
@@ -346,9 +349,14 @@ def _by_majority(trajectories: Sequence[Trajectory]) -> list[Trajectory] | None:
     if not votes or (len(votes) == 2 and votes[0][1] == votes[1][1]):
         return None
     return [
-        trajectory.model_copy(update={"reward": Score(value=float(answer == votes[0][0])), "gold": None})
+        _graded(trajectory, Score(value=float(answer == votes[0][0])))
         for trajectory, answer in zip(trajectories, meanings, strict=True)
     ]
+
+
+def _graded(trajectory: Trajectory, reward: Score | None) -> Trajectory:
+    """The trajectory with another reward, and without its gold answer."""
+    return trajectory.model_copy(update={"reward": reward, "gold": None})
 
 
 def _ended(trajectory: Trajectory) -> bool:

@@ -33,6 +33,13 @@ is proven for this agent: another model, prompt or tool makes the library unprov
 SIMULATED = """The agent's model, or the one that writes lessons, is simulated: it follows rules that are known. What
 this shows is that the loop, the gate and its statistics work; it says nothing about how much a real model gains."""
 
+_OUTSIDE = "; the rewards shown here are of the gold answers, which learning did not see"
+_LEARNED_FROM = {  # by `practice.lessons_from` and `practice.truth`
+    ("rollouts", "answer"): "rollouts and their rewards",
+    ("rollouts", "majority"): f"rollouts, right if they agree with most of their group{_OUTSIDE}",
+    ("rollouts", "none"): f"rollouts without any grade{_OUTSIDE}",
+    **dict.fromkeys((("model", truth) for truth in ("answer", "majority", "none")), "questions alone, without a rollout"),
+}
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
 
@@ -41,7 +48,7 @@ class PracticeData(PageData):
     """Everything that is shown of a practice run; every list may be empty.
 
     `run` is its directory as commands name it, `status` its state, `updates_planned` how many updates it makes at
-    most. `compared` holds the paired comparison of the test sets without and with lessons, `notes` explain why one is
+    most, `learned_from` what graded its rollouts, in words. `compared` holds the paired comparison of the test sets without and with lessons, `notes` explain why one is
     missing. `spent` is all that was used, `costs` its parts where they were kept.
     """
 
@@ -49,6 +56,7 @@ class PracticeData(PageData):
     status: str
     updates_planned: int
     gated: bool
+    learned_from: str
     budget: BudgetConfig
     updates: Sequence[UpdateRecord]
     versions: Sequence[Version]
@@ -119,6 +127,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         run_info=run_info(info),
         updates_planned=config.updates if config.budget.updates is None else min(config.updates, config.budget.updates),
         gated=config.gate.enabled,
+        learned_from=_LEARNED_FROM[config.lessons_from, config.truth],
         budget=config.budget.model_copy(update=dict.fromkeys(raised)),
         updates=updates,
         versions=versions,

@@ -48,6 +48,7 @@ def summary(data: PracticeData) -> str:
         found = fates_text(practice_data.total_fates([record.event.fates for record in data.updates]))
         sentences = [
             f"The run made {made} of its library and never changed the model.",
+            f"It learned from {data.learned_from}.",
             f"Of the changes that were proposed: {found}.",
         ]
         if not data.gated:

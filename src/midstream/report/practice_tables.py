@@ -61,6 +61,7 @@ def library_rows(data: PracticeData) -> list[tuple[str, Text]]:
     library = data.library
     rows = [("library", Text(f"{counted(len(library.rendered), 'lesson')}, {proven(library)}"))]
     if data.updates:
+        rows.append(("learned from", Text(data.learned_from)))
         total = practice_data.total_fates([record.event.fates for record in data.updates])
         words = ", ".join(f"{count:,} {name}" for name, count in total.items())
         rows.append(("changes", Text(words + ("" if data.gated else " (no gate: accepted without a test)"))))
