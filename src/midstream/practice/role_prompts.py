@@ -31,8 +31,8 @@ _MODULES = {
 }
 _NOT_KNOWN = {  # by `practice.truth`
     "majority": "not known: a reward of 1 means that the answer is the one that most rollouts gave",
-    "none": "not known, and nothing is graded: every reward is null. Judge from the rollouts alone which decisions were "
-    "right: what was checked, what the evidence says, where rollouts agree and where they contradict each other.",
+    "none": "not known, and nothing is graded: every reward is null. Judge from the rollouts alone which decisions "
+    "were right: what was checked, what the evidence says, where rollouts agree and where they contradict each other.",
 }
 _LONGEST = 40_000  # characters of a whole transcript: about 10,000 tokens
 _TEXT, _LEAST_TEXT = 4_000, 250  # characters of one text in it: at first, and where the whole would be too long

@@ -133,8 +133,8 @@ class Requests:
 class PracticeConfig(Settings):
     """Training-Free GRPO.
 
-    `truth = "majority"` and `"none"` learn without gold answers: no role of the reflector sees the answer. `lessons_from =
-    "model"` has the critic write lessons without any rollout (a control).
+    With `truth = "majority"` or `"none"` no role of the reflector sees a gold answer. `lessons_from = "model"` has the
+    critic write lessons without any rollout (a control).
 
     Attributes:
         tasks: tasks of the train split; questions of the validation set are left out
@@ -142,10 +142,10 @@ class PracticeConfig(Settings):
         batch_size: tasks of an update
         group_size: rollouts of a task
         families: learn from and validate on these families; empty: all
-        truth: what grades a rollout that is learned from: `answer`, its reward; `majority`, whether it agrees with most of
-            its group; `none`: nothing, groups are contrasted without rewards
+        truth: what grades a rollout that is learned from: `answer`, its reward; `majority`, whether it agrees with most
+            of its group; `none`: nothing, groups are contrasted without rewards
         lessons_from: `rollouts`, or `model`: a control whose lessons are written from the questions alone
-        skip_uniform: leave out groups whose rollouts all have the same reward; with `truth = "none"` there is none
+        skip_uniform: leave out groups whose rollouts all have the same reward; no effect with `truth = "none"`
         changes_per_group: the most proposals from one group
         modules: the modules that may get lessons; their prompts must show them
         reflector: the model behind all three roles; see `practice.reflector`

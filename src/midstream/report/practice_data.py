@@ -38,7 +38,9 @@ _LEARNED_FROM = {  # by `practice.lessons_from` and `practice.truth`
     ("rollouts", "answer"): "rollouts and their rewards",
     ("rollouts", "majority"): f"rollouts, right if they agree with most of their group{_OUTSIDE}",
     ("rollouts", "none"): f"rollouts without any grade{_OUTSIDE}",
-    **dict.fromkeys((("model", truth) for truth in ("answer", "majority", "none")), "questions alone, without a rollout"),
+    **dict.fromkeys(
+        (("model", truth) for truth in ("answer", "majority", "none")), "questions alone, without a rollout"
+    ),
 }
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
