@@ -50,8 +50,9 @@ class PracticeData(PageData):
     """Everything that is shown of a practice run; every list may be empty.
 
     `run` is its directory as commands name it, `status` its state, `updates_planned` how many updates it makes at
-    most, `learned_from` what graded its rollouts, in words. `compared` holds the paired comparison of the test sets without and with lessons, `notes` explain why one is
-    missing. `spent` is all that was used, `costs` its parts where they were kept.
+    most, `learned_from` what graded its rollouts, in words. `compared` holds the paired comparison of the test sets
+    without and with lessons, `notes` explain why one is missing. `spent` is all that was used, `costs` its parts where
+    they were kept.
     """
 
     run: str
