@@ -75,6 +75,22 @@ def test_quiet_prints_the_answer_alone(capsys):
         assert solve(capsys, "--base-url", server.base_url, "--model", "m", "--quiet") == (0, "62\n", "")
 
 
+def test_the_whole_last_reply_is_kept_and_shown_where_it_is_wanted(capsys):
+    def reasons(body):
+        reply = SUM(body)
+        return f"<think>hm</think>45 and 17 make 62.\n{reply}" if reply.startswith("<answer>") else reply
+
+    with LLMServer(reasons) as server:
+        at = ("--base-url", server.base_url, "--model", "m")
+        assert solve(capsys, *at, "--quiet", "--final")[1] == "45 and 17 make 62.\n<answer>62</answer>\n"
+        shown = lines(solve(capsys, *at, "--final")[1])
+        trajectory = Trajectory.model_validate_json(solve(capsys, *at, "--json")[1])
+    final = shown.index("final  45 and 17 make 62.")
+    assert shown[final + 1] == "<answer>62</answer>"
+    assert shown[final + 2].startswith("answer  62")
+    assert (trajectory.answer, trajectory.final) == ("62", "45 and 17 make 62.\n<answer>62</answer>")
+
+
 @pytest.mark.parametrize("form", [(), ("--json",), ("--quiet",)])
 def test_a_lost_run_says_why_on_standard_error(capsys, form):
     code, out, err = solve(capsys, "--base-url", "http://127.0.0.1:9/v1", "--model", "m", *form)

@@ -58,7 +58,7 @@ def test_places_in_values_stay_text():
 
 @pytest.mark.parametrize("name", ["nope", "nope.toml", Path("nope"), "\0", "\0.toml"], ids=repr)
 def test_an_unknown_name_lists_those_there_are(name):
-    with pytest.raises(RecipeError, check=coded("unknown-template", repr(str(name)), fix="artist-math, native")):
+    with pytest.raises(RecipeError, check=coded("unknown-template", repr(str(name)), fix="artist-math, direct")):
         load_template(name)
 
 

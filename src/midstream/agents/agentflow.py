@@ -150,6 +150,7 @@ class AgentFlow:
                 record.closing_calls += failure.calls
             else:
                 record.closing_calls += calls
+                record.final = calls[-1].completion if calls else ""
                 return
 
     async def _turn(

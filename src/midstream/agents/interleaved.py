@@ -62,10 +62,8 @@ class StreamConfig(Settings):
 class Interleaved:
     """A policy and its template as an agent (`core.protocols.Agent`)."""
 
-    name = "interleaved"
-
-    def __init__(self, *, policy: Policy, template: Template, config: StreamConfig) -> None:
-        self.policy, self.template, self.config = policy, template, config
+    def __init__(self, *, policy: Policy, template: Template, config: StreamConfig, name: str = "interleaved") -> None:
+        self.policy, self.template, self.config, self.name = policy, template, config, name
         self.write_result = result_writer(config.observation_format)
 
     async def run(
@@ -164,7 +162,7 @@ class _Run:
         answered = any(block.kind == "answer" and block.closed for block in blocks)
         # Inline, a call counts when sampling stopped at its mark; as messages, when the reply has ended.
         runs = ending == "ended" if self.template.appends == "message" else ending == "stopped" and not answered
-        written = [block for block in blocks if runs and block.kind == "call"]
+        written = [block for block in blocks if runs and self.tools and block.kind == "call"]
         calls = await read_calls(written, self.template, self.tools)
         if ending in ("cut", "full"):
             self._end("token_limit" if ending == "cut" else "context_limit")
@@ -176,6 +174,7 @@ class _Run:
             await self._converse(draft, self.dialogue)
         else:
             self.record.answer = answer_of(self.stream.pieces, self.template)
+            self.record.final = "".join(call.completion for call in draft.calls)
             self.contexts.emitter(POLICY, draft.index)("answer", self.record.answer)
             reason: StopReason = "answered" if answered or self.record.answer is not None else "ended"
             self._end("time_limit" if self.last else reason)

@@ -16,6 +16,7 @@ from midstream.core.lessons import Lessons
 from midstream.core.protocols import Engine, ModuleContext, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.task import Task
+from midstream.core.text import spoken
 from midstream.core.tool_calls import call_tool
 from midstream.core.trajectory import (
     Action,
@@ -71,6 +72,7 @@ class Record:
     draft: Draft | None = None
     closing_calls: tuple[Call, ...] = ()
     answer: str | None = None
+    final: str = ""
     stop_reason: StopReason = "turn_limit"
 
     def begin_turn(self) -> Draft:
@@ -152,6 +154,7 @@ async def record_run(
         turns=tuple(record.turns),
         closing_calls=record.closing_calls,
         answer=record.answer,
+        final=spoken(record.final).strip(),
         stop_reason=record.stop_reason,
         status="error" if error else "ok",
         error=error,

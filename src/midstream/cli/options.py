@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
-    "--tools": {"metavar": "A,B", "help": "exactly these tools; a wrong name lists them"},
+    "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
     "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
     "--retry-errors": {
         "action": "store_true", "help": "of an evaluation: run again what ended in an infrastructure error",

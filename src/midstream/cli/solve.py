@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shared.add(parser, "--unsafe")
     shared.add_recording(parser)
+    parser.add_argument("--final", action="store_true", help="print the whole last reply too; with --quiet, instead")
     shared.add(parser, *shared.RECIPE, *shared.OUTPUT)
 
 
@@ -65,11 +66,11 @@ def run(options: argparse.Namespace) -> int:
             **changes,
         )
         if timeline is not None:
-            timeline.finish(trajectory)
+            timeline.finish(trajectory, final=options.final)
     if options.json:
         print(trajectory.model_dump_json())
     elif options.quiet and trajectory.answer is not None:
-        print(trajectory.answer)
+        print(trajectory.final or trajectory.answer if options.final else trajectory.answer)
     elif options.quiet and trajectory.error is None:
         print(f"no answer after {len(trajectory.turns)} turns", file=sys.stderr)
     if trajectory.error is not None:

@@ -14,13 +14,13 @@ from midstream.recipe.overrides import changed_recipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`."""
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--library")
+    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--tools", "--library")
     shared.add_recording(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, then show the results."""
-    recipe = changed_recipe(options.recipe, overrides=options.overrides, seed=options.seed, library=options.library)
+    recipe = changed_recipe(options.recipe, **shared.agent_changes(options))
     if options.dry_run:
         return shared.dry_run(recipe, "train", options.replay)
     with shared.progress(options) as listener:

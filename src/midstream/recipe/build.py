@@ -253,7 +253,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
             table = table.model_copy(update={"max_turns": chosen.max_turns})
         agent: Agent
         if isinstance(table, InterleavedConfig):
-            agent = Interleaved(policy=modules["policy"], template=load_template(table.template), config=table)
+            template = load_template(table.template)
+            agent = Interleaved(policy=modules["policy"], template=template, config=table, name=table.type)
         else:
             agent = AgentFlow(**modules, config=table, code_runner=self.code_runner if self.writes_code else None)
         # Rollouts of another planner (a teacher, before a run begins) do not count toward the budget.

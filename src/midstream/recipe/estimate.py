@@ -105,13 +105,18 @@ def batches_of(recipe: Recipe, *, training: bool) -> list[Batch]:
     schedule, practice = (recipe.training, recipe.practice) if training else (None, None)
     planner = recipe.modules[recipe.trained]
 
+    def most_turns(*, dialogue: bool, limit: int | None = None) -> int:
+        alone = isinstance(recipe.agent, InterleavedConfig) and not recipe.tools and not dialogue
+        return 0 if alone else limit or recipe.agent.max_turns  # a policy without tools answers in one reply
+
     def batch(what: str, count: int | None, planner: Component | None, *, dialogue: bool = False) -> Batch:
-        return Batch(what, count, recipe.agent.max_turns, recipe.reward, planner, dialogue)
+        return Batch(what, count, most_turns(dialogue=dialogue), recipe.reward, planner, dialogue)
 
     def evaluation(chosen: SetConfig, times: int) -> Batch:
         tasks = set_size(recipe, chosen)
         size = "all its tasks" if tasks is None else f"{tasks:,} tasks"
-        turns, dialogue = chosen.max_turns or recipe.agent.max_turns, is_dialogues(chosen.tasks or recipe.tasks)
+        dialogue = is_dialogues(chosen.tasks or recipe.tasks)
+        turns = most_turns(dialogue=dialogue, limit=chosen.max_turns)
         count = None if tasks is None else tasks * times
         return Batch(f"{chosen.name}, {size} x {times}", count, turns, set_reward(recipe, chosen), planner, dialogue)
 

@@ -32,14 +32,15 @@ from midstream.runs.directory import damaged_recipe
 
 RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
+NO_TOOLS = "none"
 
 
 class AgentChanges(TypedDict, total=False):
     """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
 
     `overrides` are `A.B=C` settings; they win over server, seed and library. `model` is a name on the server at
-    `base_url`, or of `provider`. `tools` names exactly the tools to use, separated by commas. `library` names the
-    lessons in the prompts: a practice run, one version of its library (`RUN@VERSION`), or a file.
+    `base_url`, or of `provider`. `tools` names exactly the tools to use, separated by commas, or is "none". `library`
+    names the lessons in the prompts: a practice run, one version of its library (`RUN@VERSION`), or a file.
     """
 
     overrides: Sequence[str]
@@ -158,6 +159,13 @@ def _changed(
     if (names := changes.get("tools")) is not None:
         known = table.get("tools", {})
         table["tools"] = chosen_tools(known, names)
+        if not table["tools"] and recipe.agent.type == "agentflow":
+            raise UsageError(
+                "--tools none with an agent of type 'agentflow'",
+                code="setting-conflict",
+                cause="its planner chooses a tool in every turn",
+                fix="add --recipe direct: the model alone",
+            )
         # A tiny planner's vocabulary holds only the tools that it was trained with.
         planner = recipe.modules[recipe.trained].engine
         if set(table["tools"]) != set(known) and reads_world_only(recipe, planner):
@@ -278,8 +286,10 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
 def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
     """The tables of exactly the tools in `names`, separated by commas.
 
-    Tools of the recipe (`known`) keep their settings; `my_tools.py:word_count` names a function.
+    Tools of the recipe (`known`) keep their settings; `my_tools.py:word_count` names a function; "none" is no tool.
     """
+    if names.strip() == NO_TOOLS:
+        return {}
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     types = registered("tool")
     nameable = [*known, *(name for name in types if name not in known and not needs_settings(name))]

@@ -45,6 +45,7 @@ _MAX_DEPTH = 32  # of recipes that extend each other, and of a key of `--set`
 MODULES: dict[str, tuple[Kind, ...]] = {
     "agentflow": ("planner", "executor", "verifier", "generator"),
     "interleaved": ("policy",),
+    "direct": ("policy",),
 }
 
 
@@ -78,7 +79,18 @@ class InterleavedConfig(StreamConfig):
     library: Path | None = None
 
 
-AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {"agentflow": AgentConfig, "interleaved": InterleavedConfig}
+class DirectConfig(InterleavedConfig):
+    """The model alone: an interleaved agent that answers in one reply, or calls the recipe's tools in its own form."""
+
+    type: str = "direct"
+    template: str = "direct"
+
+
+AGENTS: dict[str, type[AgentConfig | InterleavedConfig]] = {
+    "agentflow": AgentConfig,
+    "interleaved": InterleavedConfig,
+    "direct": DirectConfig,
+}
 
 
 def modules_of(agent: Mapping[str, Any]) -> tuple[Kind, ...]:
@@ -112,7 +124,9 @@ class Recipe(Settings):
     seed: Seed = 0
     tasks: Component
     agent: Annotated[
-        Annotated[AgentConfig, Tag("agentflow")] | Annotated[InterleavedConfig, Tag("interleaved")],
+        Annotated[AgentConfig, Tag("agentflow")]
+        | Annotated[InterleavedConfig, Tag("interleaved")]
+        | Annotated[DirectConfig, Tag("direct")],
         Discriminator(
             lambda agent: agent.get("type", "agentflow") if isinstance(agent, Mapping) else getattr(agent, "type", None)
         ),

@@ -157,8 +157,11 @@ class Timeline:
                 self._turn = self._replied = 0
                 self._begin("")
 
-    def finish(self, trajectory: Trajectory) -> None:
-        """Print the answer, why the run stopped and what it took. An error's text is the caller's to print."""
+    def finish(self, trajectory: Trajectory, *, final: bool = False) -> None:
+        """Print the answer, why the run stopped and what it took; with `final` the whole last reply before it.
+
+        An error's text is the caller's to print.
+        """
         self._written()
         self._doing = self._text = ""
         self._live.stop()
@@ -171,6 +174,8 @@ class Timeline:
         took = f"{elapsed(time.monotonic() - self._began)}, {counted(len(requests), 'request')}, {_spent(requests)}"
         took += "" if any(call.usage.cost_usd for call in requests) else ", no price set"
         trouble = troubles(trajectory.request_failures, trajectory.replies_repaired)
+        if final and trajectory.final:
+            self._print_rows([("final", plain(trajectory.final))], whole=True)
         self._print_rows([("answer", answer)], "" if trajectory.answer is None else self._answer_note, whole=True)
         lost = "bold red" if trajectory.status == "error" else ""
         self._print_rows([("stopped", Text(reason, lost)), ("spent", Text(took))])

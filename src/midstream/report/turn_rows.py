@@ -192,7 +192,7 @@ class Part:
 
 def is_stream(trajectory: Trajectory) -> bool:
     """Whether an interleaved policy made it."""
-    return trajectory.agent == "interleaved"
+    return trajectory.agent in ("interleaved", "direct")
 
 
 def template_of(resolved: Mapping[str, Any]) -> Template | None:
