@@ -140,10 +140,13 @@ class FlakyServer:
         return connection
 
     def _handle(self, connection: Connection, head: bytes, raw: bytes) -> None:
+        if head.startswith(b"GET"):  # it lists no models
+            return connection.send(404, b"{}")
         body = json.loads(raw)
         asked = Asked(body=body, fault=self._fault_of(body), number=len(self.asked))
         self.asked.append(asked)
         asyncio.get_running_loop().call_later(self.latency_s(), self._answer, connection, asked)
+        return None
 
     def _drawn(self, body: Body) -> Fault:
         key = blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=8).digest()

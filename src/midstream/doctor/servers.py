@@ -5,7 +5,6 @@ A key is read here only to see whether it is there. Neither it nor a part of it 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -14,25 +13,21 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import aiohttp
-from yarl import URL
-
 from midstream.core.errors import DeadlineError, EngineError, UnsupportedError, UsageError
-from midstream.core.http import proxy_of, redacted, session_for
+from midstream.core.http import redacted
 from midstream.core.json_schema import schema_error_async
 from midstream.core.protocols import Engine, Request
 from midstream.core.trajectory import Message, Sampling
 from midstream.engines.openai.engine import OpenAICompatibleEngine
-from midstream.engines.openai.providers import is_own, key_header
+from midstream.engines.openai.models import model_list, names_model
+from midstream.engines.openai.providers import is_own
 from midstream.engines.openai.settings import OpenAIConfig
 from midstream.recipe.schema import Table
 from midstream.report.doctor import JSON_SCHEMA, TOKEN_IDS, Check, Probe
 from midstream.report.numbers import cut
 
-LIST_LIMIT_S = 5.0
 REQUEST_LIMIT_S = 20.0  # a small machine may first load the model
 PROBE_LIMIT_S = 600.0
-LONGEST_LIST = 8 << 20  # bytes
 SEARCH_KEY = "SERPER_API_KEY"
 SHOWN, LONGEST_NAME = 4, 80  # names of models, characters of one
 PROBE_SCHEMA: Mapping[str, Any] = {
@@ -60,11 +55,11 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
     words = f"{variable} is set" if value else f"{variable} is not set, so none is sent"
     key = key_check(status="ok", words=words if variable else f"none is sent to provider {config.provider}")
 
-    names = await _listed_models(config)
-    if names is not None:
+    entries = await model_list(config)
+    names = [redacted(entry["id"], _key_of(config)) for entry in entries if isinstance(entry.get("id"), str)]
+    if names:
         server = server_check(status="ok", words=f"{config.base_url} answers")
-        # Ollama adds the tag that a name leaves out, Gemini's list a prefix.
-        if not {config.model, f"{config.model}:latest", f"models/{config.model}"}.isdisjoint(names):
+        if any(names_model(entry, config.model) for entry in entries):
             return [key, server, model_check(status="ok", words=f"{config.model} is served")]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         listed = ", ".join(cut(served, LONGEST_NAME) for served in names[:SHOWN])
@@ -92,31 +87,6 @@ async def check_server(name: str, config: OpenAIConfig, *, several: bool = False
         await engine.close()
     server = server_check(status="ok", words=f"{config.base_url} answers")
     return [key, server, model_check(status="ok", words=f"{config.model} answered; no list of models is given")]
-
-
-async def _listed_models(config: OpenAIConfig) -> list[str] | None:
-    """The names that GET /models gives; None where it gives none for any reason, which a request then shows."""
-    if config.api_version:  # it lists models, and requests name deployments
-        return None
-    key = _key_of(config)
-    headers = {"Accept": "application/json"} | key_header(config, key)
-    url = URL(f"{config.base_url.rstrip('/')}/models", encoded=True)
-    body = bytearray()
-    try:
-        async with (
-            asyncio.timeout(LIST_LIMIT_S),
-            session_for(proxy_of(url)) as session,
-            session.get(url, headers=headers, allow_redirects=False) as answer,
-        ):
-            async for piece in answer.content.iter_any():
-                body += piece
-                if len(body) > LONGEST_LIST:
-                    return None
-        found = json.loads(body)["data"] if answer.status == 200 else ()
-        names = [redacted(entry["id"], key) for entry in found if isinstance(entry["id"], str)]
-    except (aiohttp.ClientError, UnsupportedError, UsageError, OSError, ValueError, KeyError, TypeError):
-        return None
-    return names or None
 
 
 def no_server() -> list[Check]:

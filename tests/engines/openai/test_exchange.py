@@ -188,12 +188,18 @@ TOO_LONG = [
         "14429 tokens, context 8192",
     ),
     ({"message": "the input length exceeds the context length", "code": 400}, "input length"),  # Ollama
+    ({"message": "This model's maximum prompt length is 131072 but the request contains 140000 tokens."}, "140000"),
+    ({"message": "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."}, "9000"),
+    ({"message": "`inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens"}, "9000"),
+    ({"message": "Range of input length should be [1, 30720]"}, "30720"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("error", "value"), TOO_LONG, ids=["openai", "vllm", "vllm-prompt", "sglang", "llama", "ollama"]
+    ("error", "value"),
+    TOO_LONG,
+    ids=["openai", "vllm", "vllm-prompt", "sglang", "llama", "ollama", "xai", "gemini", "tgi", "dashscope"],
 )
 def test_a_prompt_that_is_too_long_is_named(error: dict[str, Any], value: str, stream: bool):
     server = LLMServer()

@@ -14,13 +14,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from midstream.core.errors import DeadlineError, EngineError
+from midstream.core.errors import DeadlineError, EngineError, PromptTooLongError
 from midstream.core.http import TransientError, retry
 from midstream.core.protocols import Codec, Request
 from midstream.core.seeds import derive_seed
 from midstream.core.trajectory import Call, ErrorInfo, Usage
 from midstream.engines.openai import adapters as lora
 from midstream.engines.openai.exchange import Exchange, Outgoing, outgoing
+from midstream.engines.openai.models import ModelContext
+from midstream.engines.openai.providers import refusal_advice
 from midstream.engines.openai.reply import Reply
 from midstream.engines.openai.settings import OpenAIConfig
 
@@ -42,6 +44,7 @@ class OpenAICompatibleEngine:
         self._model = config.model
         self._policy_version: int | None = None
         self._exchange = Exchange(config, name)
+        self._context = ModelContext(config, name)
         self._adapters = lora.AdapterCalls(config, self._exchange.post)
 
     async def sample(self, request: Request) -> Call:
@@ -49,6 +52,7 @@ class OpenAICompatibleEngine:
 
         Raises:
             EngineError: the server refuses, or every attempt failed; `calls` holds the failed call.
+            PromptTooLongError: the server, or the engine before it, refuses what exceeds the context; likewise.
             DeadlineError: `request.deadline_s` passed first; likewise.
         """
         ids = None if self.codec is None else tuple(self.codec.encode(request))
@@ -59,6 +63,7 @@ class OpenAICompatibleEngine:
         error: EngineError | DeadlineError
         try:
             async with asyncio.timeout(deadline_s):
+                await self._context.check(request, ids)
                 reply = await self._valid_reply(asked, request, failures)
             if ids is not None and self.config.token_ids and ids != reply.prompt_ids:
                 raise self._changed_prompt(ids, reply.prompt_ids)
@@ -67,6 +72,8 @@ class OpenAICompatibleEngine:
             return self._call(request, asked, version, failures, reply)
         except EngineError as failure:
             error = failure
+            if failure.code == "request-refused" and self._context.exceeded(request, ids):
+                error = PromptTooLongError(failure.what, **refusal_advice(self.config, self._model, 400, too_long=True))
         except TimeoutError:
             error = DeadlineError(
                 f"{self.name} ({asked.sent['model']}) gave no answer before the deadline",

@@ -12,7 +12,12 @@ from midstream.core.errors import UnsupportedError
 from midstream.core.http import TransientError
 from midstream.engines.openai.tool_calls import with_calls
 
-_TOO_LONG = re.compile(r"context (length|size|window)|maximum model length|(prompt|input) is too long", re.IGNORECASE)
+# vLLM, SGLang, llama.cpp, Ollama, OpenRouter, Mistral and DeepSeek; vLLM and xAI; Anthropic; Gemini; TGI; DashScope.
+_TOO_LONG = re.compile(
+    r"context (length|size|window)|maximum (model|prompt) length|(prompt|input) is too long|"
+    r"maximum number of tokens allowed|max_new_tokens. must be|range of input length",
+    re.IGNORECASE,
+)
 _ROUNDING = 1e-3  # a certain token's log-probability is 0, in half precision a little more
 _RETRIED_STATUS = {408, 409, 425, 429}
 LONGEST_BODY = 32 << 20  # bytes of an answer that is not a stream: 100,000 tokens with ids and log-probabilities

@@ -34,6 +34,8 @@ class OpenAIConfig(EngineConfig):
         stream: request replies in pieces, for listeners; `midstream solve` sets it where the recipe does not
         token_ids: request sampled token ids and log-probabilities, which training needs; only vLLM returns them,
             correctly only if started with `--logprobs-mode processed_logprobs`
+        context_tokens: the most tokens of prompt and reply together, four characters counted as one; by
+            default the server's own word. Set it for a server that cuts longer prompts without a word
         price_prompt_usd: dollars per million prompt tokens
         price_completion_usd: dollars per million completion tokens
         extra_body: added to every request as it is
@@ -53,6 +55,7 @@ class OpenAIConfig(EngineConfig):
     first_pause_s: float = Field(default=0.5, ge=0)
     stream: bool = False
     token_ids: bool = False
+    context_tokens: int | None = Field(default=None, ge=1)
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
