@@ -26,7 +26,6 @@ from midstream.rollout import Environment, RolloutConfig, rollout
 from midstream.training.rows import build_rows
 from midstream.training.settings import TrainingConfig
 from support.flaky_server import FlakyServer
-from support.llm_server import AgentFlowReplies
 from support.small_server import SmallServer
 
 MODULES = ("planner", "executor", "verifier", "generator")

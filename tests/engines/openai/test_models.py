@@ -56,7 +56,10 @@ def entries(*found: dict[str, Any]) -> dict[str, Any]:
         (entries({"id": "m", "max_model_len": 4096}), 4096),  # vLLM
         (entries({"id": "/weights/m", "max_model_len": 4096}, {"id": "lora"}), 4096),  # its one model, by another name
         (entries({"id": "m", "meta": {"n_ctx_train": 131072, "n_ctx": 8192}}), 8192),  # llama.cpp
-        (entries({"id": "m", "context_length": 131072, "top_provider": {"context_length": 32768}}), 32768),  # OpenRouter
+        (
+            entries({"id": "m", "context_length": 131072, "top_provider": {"context_length": 32768}}),
+            32768,
+        ),  # OpenRouter
         (entries({"id": "o", "context_window": 1}, {"id": "m", "context_window": 8192}), 8192),  # Groq
         (entries({"id": "models/m", "max_context_length": 32768}), 32768),
         (entries({"id": "o", "max_model_len": 1}, {"id": "p", "max_model_len": 2}), None),

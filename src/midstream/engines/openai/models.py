@@ -80,7 +80,7 @@ async def served_context(config: OpenAIConfig) -> int | None:
 
 
 def names_model(entry: Mapping[str, Any], model: str) -> bool:
-    """Whether an entry of a server's list is the model's: Ollama adds the tag that a name leaves out, Gemini a prefix."""
+    """Whether an entry of a list is the model's: Ollama adds the tag that a name leaves out, Gemini a prefix."""
     return any(entry.get(field) in (model, f"{model}:latest", f"models/{model}") for field in ("id", "name"))
 
 
@@ -114,5 +114,14 @@ async def _listed(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, 
                     return []
         entries = json.loads(body)[field] if answer.status == 200 else []
         return [entry for entry in entries if isinstance(entry, dict)]
-    except (aiohttp.ClientError, UnsupportedError, UsageError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (
+        aiohttp.ClientError,
+        UnsupportedError,
+        UsageError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):
         return []
