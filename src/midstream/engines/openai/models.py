@@ -46,10 +46,11 @@ class ModelContext:
             self.tokens = await served_context(self._config)
             # Ollama gives the context of models that are loaded, and loads one for its first request.
             self._asked = self.tokens is not None or self._config.provider != "ollama"
-        if self.tokens is not None and prompt + request.sampling.max_tokens > self.tokens:
+        new = request.sampling.max_tokens
+        if self.tokens is not None and prompt + new > self.tokens:
             raise PromptTooLongError(
-                f"{self._name}: a prompt of {'about ' if ids is None else ''}{prompt} tokens and {request.sampling.max_tokens} "
-                f"new ones are more than the {self.tokens} of its context",
+                f"{self._name}: a prompt of {'about ' if ids is None else ''}{prompt} tokens and {new} new ones do not "
+                f"fit its context of {self.tokens}",
                 **refusal_advice(self._config, self._config.model, 400, too_long=True),
             )
 
