@@ -70,6 +70,7 @@ from midstream.recipe.overrides import (
     validation_recipe,
 )
 from midstream.recipe.schema import Recipe, differing_settings, parse_recipe, recipes_directory, to_toml, with_overrides
+from midstream.recipe.serving import served
 from midstream.recipe.sessions import session_of, validation_settings
 from midstream.report.run_results import evaluated_trajectories, write_report
 from midstream.rewards.exact_match import ExactMatch
@@ -278,7 +279,8 @@ def solve(
         # There is no gold answer: the reward, which is dropped below, is one that needs no model.
         environment = replace(build.environment(temperature=temperature), reward=ExactMatch())
         task = Task(id="question", question=question, answer="")
-        [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
+        with served(recipe, listener):
+            [group] = run_coroutine(rollout(environment, [task], seed=recipe.seed, listener=listener))
         _check_proven(build, _weights_digest(run, step), listener)
     return group.trajectories[0].model_copy(update={"gold": None, "reward": None})
 
@@ -366,7 +368,7 @@ def validate_library(
             replay=replay,
             budget=budget,
         )
-        with event_loop(build) as run_coroutine:
+        with served(chosen, listener), event_loop(build) as run_coroutine:
             step = None
             if run is not None and has_weights(run):
                 step = load_weights(build, run, run_coroutine, listener=listener)
@@ -450,7 +452,7 @@ def _train(
         make_session = session_of(build)  # before the directory is created: a recipe that cannot run leaves none behind
         run = run or _create_run(root, build)
         _begin_work(run, build, "", listener)
-        with run.lock(), _status_on_failure(run):
+        with run.lock(), _status_on_failure(run), served(recipe, listener):
             ended = run_coroutine(make_session(run, listener).run())
             write_report(run)
             run.set_status("finished", ended, step=len(read_updates(run)) if recipe.practice else None)
@@ -573,7 +575,7 @@ def _evaluate_in(
             for reason, count in left_out.items():
                 listener(Note(f"{chosen.name}: {count:,} left out: {reason}"))
         store = JournalStore(begun.results_path, report=lambda text: listener(Note(text)))
-        with begun.lock(), _status_on_failure(begun), closing(store):
+        with begun.lock(), _status_on_failure(begun), closing(store), served(recipe, listener):
             # A crash may have left trajectories in the journal of sets whose numbers are written.
             done = {result_name(result.set_name, result.sampling) for result in begun.evaluations.read()}
             if done:

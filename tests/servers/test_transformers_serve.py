@@ -147,6 +147,24 @@ def test_solve_runs_all_four_modules_though_the_model_babbles(url, model, more, 
     assert all(call.usage.completion_tokens for call in trajectory.calls)
 
 
+@pytest.mark.slow
+def test_solve_starts_the_server_itself_and_ends_it(model, tmp_path, monkeypatch, capsys):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = [word for one in ("agent.max_turns=1", "engines.model.serve=--device cpu") for word in ("--set", one)]
+    for role in ("planner", "executor", "verifier", "generator"):
+        words += ["--set", f"agent.{role}.sampling={{max_tokens=12}}"]
+    server = ["--base-url", f"http://127.0.0.1:{port}/v1", "--model", model, "--serve-with", "transformers", "--json"]
+    assert main(["solve", "What is 45 plus 17 ?", *server, *words]) == 0
+    trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
+    assert (trajectory.status, trajectory.request_failures) == ("ok", 0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
 def test_a_wrong_model_name_is_refused_at_once(url):
     with pytest.raises(EngineError, match=r"answered 400: [\s\S]*pinned to"):
         ask(url, "another", [chat()])

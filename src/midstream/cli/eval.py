@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, metavar="K", help="try each task K times")
     parser.add_argument("--reward", metavar="TYPE", help="what scores the answers, e.g. exact_match, math, judge")
     parser.add_argument("--temperature", type=float, default=None, metavar="T", help="the planner's temperature")
-    shared.add(parser, *shared.SERVER, "--tools", "--library", "--retry-errors", "--unsafe")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library", "--retry-errors", "--unsafe")
     shared.add_recording(parser)
     shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT)
 

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate = actions.add_parser("validate", help="does it help this agent? measured against none, lesson by lesson")
     validate.add_argument("named", metavar="LIBRARY", help=changed)
     validate.add_argument("--recipe", default=None, help="the agent of this recipe (default: the run's own)")
-    shared.add(validate, *shared.SERVER, "--tools", "--unsafe")
+    shared.add(validate, *shared.SERVER, "--serve-with", "--tools", "--unsafe")
     shared.add_recording(validate)
     shared.add(validate, *shared.RECIPE)
 

@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from midstream import api
-from midstream.core.events import AgentBuilt, Listener, RunEvent
+from midstream.core.events import AgentBuilt, Listener, RunEvent, ServerStarts
 from midstream.core.terminal import Terminal
 from midstream.recipe.build import Build, check_machine
 from midstream.recipe.estimate import describe
@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "NAME", "help": "a model, by its name on the server"},
     "--base-url": {"metavar": "URL", "help": "the server, e.g. http://localhost:11434/v1 (Ollama)"},
     "--provider": {"metavar": "NAME", "help": "the server by name, e.g. ollama, vllm; a wrong name lists them"},
+    "--serve-with": {"metavar": "NAME", "help": "start the model's server, and end it: vllm, llama_cpp, ..."},
     "--tools": {"metavar": "A,B", "help": "exactly these tools, or none; a wrong name lists them"},
     "--library": {"metavar": "LIBRARY", "help": "lessons in the prompts: a practice run, RUN@VERSION, or a file"},
     "--retry-errors": {
@@ -73,6 +74,12 @@ def spinner(words: str, *, silent: bool) -> AbstractContextManager[Status | None
     return nullcontext() if silent else Terminal(stderr=True).status(Text(words))
 
 
+def print_server(event: ServerStarts, console: Terminal) -> None:
+    """Say which server starts, or after how long it answers."""
+    words = f"{event.command} (log {event.log})" if event.ready_s is None else f"answers after {event.ready_s:.0f} s"
+    console.print(f"server  {words}", highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress(options: argparse.Namespace) -> Iterator[Listener]:
     """Show a run on standard error while it works; with `--quiet` its warnings only."""
@@ -82,6 +89,10 @@ def progress(options: argparse.Namespace) -> Iterator[Listener]:
 
         def listen(event: RunEvent) -> None:
             nonlocal display
+            if isinstance(event, ServerStarts):
+                if not options.quiet:
+                    print_server(event, console)
+                return
             if not isinstance(event, AgentBuilt):
                 display(event)
                 return

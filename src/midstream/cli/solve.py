@@ -9,7 +9,7 @@ from pathlib import Path
 
 from midstream import api
 from midstream.cli import options as shared
-from midstream.core.events import AgentBuilt, RunEvent, TurnEvent
+from midstream.core.events import AgentBuilt, RunEvent, ServerStarts, TurnEvent
 from midstream.core.terminal import Terminal
 from midstream.recipe.overrides import RECIPE, agent_recipe
 from midstream.report.timeline import Timeline
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--planner", metavar="RUN", help="the planner, or agent, of this run; --model is then for the other modules"
     )
     source.add_argument("--recipe", default=None, help=f"the agent of this recipe (default: {RECIPE})")
-    shared.add(parser, *shared.SERVER, "--tools", "--library")
+    shared.add(parser, *shared.SERVER, "--serve-with", "--tools", "--library")
     parser.add_argument(
         "--temperature", type=float, default=None, metavar="T", help="the planner's temperature (with --planner: 0)"
     )
@@ -46,7 +46,10 @@ def run(options: argparse.Namespace) -> int:
 
         def listen(event: RunEvent) -> None:
             nonlocal timeline
-            if isinstance(event, AgentBuilt) and not silent:
+            if isinstance(event, ServerStarts):
+                if not silent:
+                    shared.print_server(event, Terminal(stderr=True))
+            elif isinstance(event, AgentBuilt) and not silent:
                 template, replay = template_of(event.resolved), Path(event.replay) if event.replay else None
                 timeline = Timeline(Terminal(), options.question, event.sandbox, replay, template)
                 screen.enter_context(timeline)

@@ -14,7 +14,7 @@ from midstream.recipe.overrides import changed_recipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`."""
     parser.add_argument("recipe", help="name of a recipe that comes with midstream, or a .toml file")
-    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--tools", "--library")
+    shared.add(parser, *shared.RECIPE, "--out", *shared.OUTPUT, "--tools", "--library", "--serve-with")
     shared.add_recording(parser)
 
 

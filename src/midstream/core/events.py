@@ -46,6 +46,15 @@ class AgentBuilt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStarts:
+    """A run starts a model server of its own, whose output goes to the file `log`; with `ready_s` it answers."""
+
+    command: str
+    log: str
+    ready_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
     """A run starts or resumes.
 
@@ -165,6 +174,7 @@ class TurnEvent:
 
 RunEvent = (
     AgentBuilt
+    | ServerStarts
     | RunStarted
     | Phase
     | Note

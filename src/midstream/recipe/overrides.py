@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
@@ -14,6 +15,7 @@ from midstream.core.component import config_class, parse_component, registered
 from midstream.core.errors import UsageError
 from midstream.core.secrets import refuse_secrets
 from midstream.core.text_file import parse_toml
+from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED
 from midstream.recipe.check import check, reads_world_only
 from midstream.recipe.library import EditableLibrary, with_library
 from midstream.recipe.schema import (
@@ -39,8 +41,9 @@ class AgentChanges(TypedDict, total=False):
     """What a caller changes in a recipe's agent; None or a missing key keeps the recipe's own.
 
     `overrides` are `A.B=C` settings; they win over server, seed and library. `model` is a name on the server at
-    `base_url`, or of `provider`. `tools` names exactly the tools to use, separated by commas, or is "none". `library`
-    names the lessons in the prompts: a practice run, one version of its library (`RUN@VERSION`), or a file.
+    `base_url`, or of `provider`. `serve_with` is a provider whose servers the run starts for itself. `tools` names
+    exactly the tools to use, separated by commas, or is "none". `library` names the lessons in the prompts: a practice
+    run, one version of its library (`RUN@VERSION`), or a file.
     """
 
     overrides: Sequence[str]
@@ -48,6 +51,7 @@ class AgentChanges(TypedDict, total=False):
     model: str | None
     base_url: str | None
     provider: str | None
+    serve_with: str | None
     tools: str | None
     library: str | None
 
@@ -141,6 +145,8 @@ def _changed(
     if own_sets:  # the recipe's temperatures are for its sets
         table = merge(table, {"evaluation": {}})
         table["evaluation"].pop("temperatures", None)
+    if (provider := changes.get("serve_with")) is not None:
+        set_served(table, provider)
     table = with_overrides(table, changes.get("overrides", ()))
     recipe = parse_recipe({**table, "engines": {}})  # an engine that nothing asks may lack settings
     if engine and all(part.engine != engine for part in (*recipe.modules.values(), *recipe.tools.values())):
@@ -278,6 +284,36 @@ def set_server(table: Table, server: Mapping[str, str], *, planner_from_run: boo
         kept = {key: value for key, value in kept.items() if key not in ("base_url", "api_key_env")}
     engines[name] = {"type": "openai_compatible", **kept, **server}
     return name
+
+
+def set_served(table: Table, provider: str) -> None:
+    """Have the run start a server of `provider` for each model that is asked on this machine, or at no named address.
+
+    Engines without an address share one if they share a model; each further model gets the next port.
+    """
+    if provider not in SERVED:
+        raise UsageError(
+            f"--serve-with {provider!r} is no server that midstream starts",
+            code="unknown-name",
+            fix=f"one of: {', '.join(SERVED)}",
+        )
+    known = urlsplit(PROVIDERS[provider].base_url)
+    ports: dict[str, int] = {}  # of models
+    for settings in table.get("engines", {}).values():
+        url = settings.get("base_url")
+        if settings.get("type") == "openai_compatible" and (url is None or urlsplit(url).hostname in LOOPBACK):
+            settings.pop("api_key_env", None)
+            settings |= {"provider": provider, "serve": settings.get("serve") or ""}
+            if url is None:
+                port = ports.setdefault(settings.get("model", ""), (known.port or 80) + len(ports))
+                settings["base_url"] = f"http://{known.hostname}:{port}/v1"
+    if not any("serve" in settings for settings in table.get("engines", {}).values()):
+        raise UsageError(
+            f"--serve-with {provider} starts nothing",
+            code="option-without-effect",
+            cause="no engine of the recipe asks a server on this machine",
+            fix="name a model: --model NAME, or leave the option out",
+        )
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ProviderName = Literal[
     "openai", "vllm", "sglang", "ollama", "llama_cpp", "openrouter", "anthropic", "azure", "dashscope", "deepseek",
-    "gemini", "together", "xai",
+    "gemini", "together", "xai", "transformers",
 ]  # fmt: skip
 OPENAI_HOST = "api.openai.com"
 
@@ -72,6 +72,7 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
         start="llama-server --model {model} --port {port}",
         longer="llama-server --model {model} --ctx-size N",
     ),
+    "transformers": Provider(base_url="http://localhost:8000/v1", start="transformers serve {model} --port {port}"),
     "openrouter": Provider(base_url="https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY"),
     "anthropic": Provider(
         base_url="https://api.anthropic.com/v1", api_key_env="ANTHROPIC_API_KEY", unsent=("seed", "top_p")
@@ -95,6 +96,8 @@ PROVIDERS: Mapping[ProviderName, Provider] = {
     "together": Provider(base_url="https://api.together.ai/v1", api_key_env="TOGETHER_API_KEY"),
     "xai": Provider(base_url="https://api.x.ai/v1", api_key_env="XAI_API_KEY", limit="max_completion_tokens"),
 }
+SERVED = ("vllm", "sglang", "llama_cpp", "transformers")  # those that a run can start for itself
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ADDRESSES = {"openai": "OPENAI_BASE_URL", "azure": "AZURE_OPENAI_ENDPOINT"}  # variables of OpenAI's own clients
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from midstream.core.component import Context, EngineConfig
 from midstream.core.errors import RecipeError
-from midstream.engines.openai.providers import PROVIDERS, ProviderName, default_base_url
+from midstream.engines.openai.providers import LOOPBACK, PROVIDERS, SERVED, ProviderName, default_base_url
 
 if TYPE_CHECKING:
     from midstream.engines.openai.engine import OpenAICompatibleEngine
@@ -39,6 +40,8 @@ class OpenAIConfig(EngineConfig):
         price_prompt_usd: dollars per million prompt tokens
         price_completion_usd: dollars per million completion tokens
         extra_body: added to every request as it is
+        serve: with it the run starts the provider's server of the model at `base_url` and ends it; its value are more
+            options of that server, such as `--max-model-len 8192`, or `""`
     """
 
     model: str
@@ -59,6 +62,7 @@ class OpenAIConfig(EngineConfig):
     price_prompt_usd: float = Field(default=0.0, ge=0)
     price_completion_usd: float = Field(default=0.0, ge=0)
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    serve: str | None = None
 
     @field_validator("api_key_env")
     @classmethod
@@ -94,6 +98,16 @@ class OpenAIConfig(EngineConfig):
         if not valid or not value.isprintable() or " " in value:
             raise ValueError("not an address such as http://localhost:11434/v1")
         return value
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> OpenAIConfig:
+        if self.serve is not None:
+            if self.provider not in SERVED:
+                raise ValueError(f"serve: midstream starts {', '.join(SERVED)}, not {self.provider}")
+            if urlsplit(self.base_url).hostname not in LOOPBACK:
+                raise ValueError(f"serve: {self.base_url} is not an address of this machine, such as localhost")
+            shlex.split(self.serve)  # an open quotation mark is a ValueError
+        return self
 
     def build(self, context: Context) -> OpenAICompatibleEngine:
         """Build it."""

@@ -1,0 +1,184 @@
+"""Model servers that a run starts for itself, watches, and ends: engines with `serve`, or `--serve-with` of a command.
+
+    [engines.model]
+    provider = "vllm"
+    model = "Qwen/Qwen2.5-7B-Instruct"
+    serve = "--max-model-len 16384"       # vllm serve Qwen/... --port 8000 --host localhost --max-model-len 16384
+
+One process for each address. A server ends with the run, also with one that is killed (`engines/supervise.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from midstream.core.errors import EngineError, RecipeError, UnsupportedError
+from midstream.core.events import Listener, Note, ServerStarts
+from midstream.engines import supervise
+from midstream.engines.openai.providers import PROVIDERS
+from midstream.engines.openai.settings import OpenAIConfig
+from midstream.recipe.schema import Recipe
+
+START_S = 1800.0  # until a server answers: it may download its model
+_POLL_S = 0.25
+_LAST_LINES = 15
+_MOST_LINE = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """How one server is started: `engine` is the first of those that ask it."""
+
+    engine: str
+    provider: str
+    host: str
+    port: int
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def server_commands(recipe: Recipe) -> list[ServerCommand]:
+    """The servers of a recipe's engines with `serve`, in their order. Raises `RecipeError` if two do not fit."""
+    remote = [(name, engine.config) for name, engine in recipe.engines.items()
+              if isinstance(engine.config, OpenAIConfig)]  # fmt: skip
+    commands: dict[str, ServerCommand] = {}  # by address
+    for name, config in remote:
+        if config.serve is None:
+            continue
+        sharing = {other: part for other, part in remote if part.base_url == config.base_url}
+        for other, part in sharing.items():
+            if (part.provider, part.model) != (config.provider, config.model):
+                raise RecipeError(
+                    f"engines.{name} and engines.{other} would have two servers at {config.base_url}",
+                    code="setting-conflict",
+                    cause=f"{config.provider} with {config.model}, and {part.provider} with {part.model}",
+                    fix=f'another address for one: engines.{other}.base_url = "http://localhost:8001/v1"',
+                )
+        if config.base_url in commands:
+            continue
+        url, environment = urlsplit(config.base_url), {}
+        host, port = url.hostname or "localhost", url.port or 80
+        start = PROVIDERS[config.provider].start.format(model=shlex.quote(config.model), port=port)
+        words = [*shlex.split(start), "--host", host]
+        if config.provider == "llama_cpp" and not Path(config.model).exists():
+            words[words.index("--model")] = "--hf-repo"
+        if config.provider == "vllm" and any(part.token_ids for part in sharing.values()):
+            words += ["--logprobs-mode", "processed_logprobs"]
+        if config.provider == "vllm" and recipe.learner.lora and recipe.modules[recipe.trained].engine in sharing:
+            words += ["--enable-lora", "--max-lora-rank", str(max(8, recipe.learner.lora.rank))]
+            environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        for options in dict.fromkeys(part.serve for part in sharing.values() if part.serve):
+            words += shlex.split(options)
+        commands[config.base_url] = ServerCommand(
+            engine=name, provider=config.provider, host=host, port=port, words=tuple(words), environment=environment
+        )
+    return list(commands.values())
+
+
+@contextmanager
+def served(recipe: Recipe, listener: Listener) -> Iterator[None]:
+    """Run the servers of a recipe; they answer from the beginning of the block, and end with it.
+
+    Raises:
+        UnsupportedError: the server's program is not installed.
+        EngineError: the address is in use, or the server ended or did not answer within `START_S`.
+    """
+    with ExitStack() as running:
+        for command in server_commands(recipe):
+            running.enter_context(_server(command, listener))
+        yield
+
+
+@contextmanager
+def _server(command: ServerCommand, listener: Listener) -> Iterator[None]:
+    program, *arguments = command.words
+    # A program of this Python's environment need not be on PATH.
+    found = shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", ""), os.path.dirname(sys.executable)]))
+    if found is None:
+        raise UnsupportedError(
+            f"{program} is not installed",
+            code="program-not-installed",
+            cause=f"engines.{command.engine} starts it (serve, --serve-with), and it is not on PATH",
+            fix=f"install {command.provider}, or start the server elsewhere and leave serve out",
+        )
+    if _answers(command) is not None:
+        raise EngineError(
+            f"something listens at {command.host}:{command.port} already",
+            code="address-in-use",
+            cause=f"engines.{command.engine} would start {program} there",
+            fix=f"use what is there without serve or --serve-with, or set another engines.{command.engine}.base_url",
+        )
+    descriptor, log = tempfile.mkstemp(prefix=f"midstream-{program}-{command.port}-", suffix=".log")
+    listener(ServerStarts(command=shlex.join(command.words), log=log))
+    began = time.monotonic()
+    with os.fdopen(descriptor, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, supervise.__file__, found, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **command.environment},
+            start_new_session=True,  # Ctrl-C is for the run, which then ends the server
+        )
+    ends = threading.Event()
+    assert process.stdin is not None
+    try:
+        while _answers(command) != 200:
+            if process.poll() is not None or time.monotonic() - began > START_S:
+                why = "ended" if process.poll() is not None else f"does not answer after {START_S:g} s"
+                raise EngineError(
+                    f"{program} {why}: {_last_lines(log)}",
+                    code="server-not-started",
+                    fix=f"read {log}, and correct engines.{command.engine}",
+                    retryable=False,
+                )
+            time.sleep(_POLL_S)
+        listener(ServerStarts(command=shlex.join(command.words), log=log, ready_s=time.monotonic() - began))
+
+        def watch() -> None:
+            process.wait()
+            if not ends.is_set():
+                listener(Note(f"{program} ended in the middle of the run: {_last_lines(log)}"))
+
+        threading.Thread(target=watch, daemon=True).start()
+        yield
+    finally:
+        ends.set()
+        whole = process.poll() is None
+        process.stdin.close()  # tells the supervisor
+        process.wait(3 * supervise.TERMINATE_S)
+        if whole and not sys.exc_info()[0]:
+            os.unlink(log)
+
+
+def _answers(command: ServerCommand) -> int | None:
+    """The status of the server's /health; None if nothing listens."""
+    connection = HTTPConnection(command.host, command.port, timeout=1)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except (HTTPException, TimeoutError, socket.gaierror):
+        return 0
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def _last_lines(log: str) -> str:
+    lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    return " | ".join(line.strip()[:_MOST_LINE] for line in lines if line.strip()) or "it wrote nothing"
