@@ -110,8 +110,8 @@ def _list() -> Group:
             if benchmark.group != group:
                 continue
             size = benchmark.sizes.get(benchmark.main_split)
-            head = Text("  ").append(f"{benchmark.name:<15}", "cyan")
-            head.append(f"{'-' if size is None else f'{size:,}':>8}  {benchmark.reward:<17}")
+            head = Text("  ").append(f"{benchmark.name:<14}", "cyan")
+            head.append(f"{'-' if size is None else f'{size:,}':>8}  {benchmark.reward:<16}")
             blocks.append(head.append(benchmark.repository or "made here", "dim"))
             notes = [benchmark.asks]
             notes += [f"licence: {benchmark.licence}"] if benchmark.licence else []

@@ -68,6 +68,17 @@ def dapo(row: Row) -> Fields:
     return Fields(question=as_text(question, "prompt"), answer=as_text(judged.get("ground_truth"), "ground_truth"))
 
 
+def afm(row: Row) -> Fields:
+    """A question of AFM's web agent in `extra_info`; those of several answers are left out, as its readers do."""
+    found = row.get("extra_info")
+    if not isinstance(found, dict):
+        raise BadRowError(f"'extra_info' must be a table, not {shorten(found)}")
+    answers = as_texts(found.get("answer"), "answer")
+    if len(answers) > 1:
+        raise LeftOutError("it has several answers")
+    return Fields(question=as_text(found.get("question"), "question"), answer=answers[0])
+
+
 def gaia(row: Row) -> Fields:
     """A question of GAIA without a file; its level is its family."""
     if row.get("file_name"):
