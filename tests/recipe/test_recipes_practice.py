@@ -1,4 +1,4 @@
-"""The ReAct recipes of Training-Free GRPO, small, against a server: calls of tools, operations, lessons in the prompt."""
+"""The ReAct recipes of Training-Free GRPO, small, against a server: calls, operations, lessons in the prompt."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def played(body: Body) -> str | Body:
 
 def test_react_learns_by_one_operation_a_group_and_without_grades(tmp_path):
     with LLMServer(played) as server:
+        train, test = questions(tmp_path / "train.jsonl", 10), questions(tmp_path / "test.jsonl", 50)
         changes = [
-            f"tasks={{ type='file', path='{questions(tmp_path / 'train.jsonl', 10)}', splits={{ train=1.0 }} }}",
-            f"evaluation.sets=[{{ name='own', tasks={{ type='file', path='{questions(tmp_path / 'test.jsonl', 50)}' }} }}]",
+            f"tasks={{ type='file', path='{train}', splits={{ train=1.0 }} }}",
+            f"evaluation.sets=[{{ name='own', tasks={{ type='file', path='{test}' }} }}]",
             f"engines.model={{ provider='vllm', model='m', base_url='{server.base_url}' }}",
             "practice.tasks=2",
             "practice.batch_size=2",
@@ -55,9 +56,8 @@ def test_react_learns_by_one_operation_a_group_and_without_grades(tmp_path):
         bodies = server.bodies
     [update] = read_updates(RunDirectory.open(tmp_path / "run"))
     assert update.lessons == 1
-    assert [outcome.operation.text for outcome in update.proposed if "beyond the 1" in outcome.refused] == LESSONS[
-        1:
-    ] * 2
+    beyond = [outcome.operation.text for outcome in update.proposed if "beyond the 1 changes" in outcome.refused]
+    assert beyond == LESSONS[1:] * 2
     asked = [body for body in bodies if body.get("tools")]
     assert {tool["function"]["name"] for body in asked for tool in body["tools"]} == {"python"}
     with_lesson = [body for body in asked if LESSONS[0] in prompt_of(body)]
