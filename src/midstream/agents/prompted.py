@@ -148,12 +148,15 @@ class PromptedPlanner(PromptedModule):
         self, question: str, tools: Sequence[Tool], memory: Memory, context: ModuleContext
     ) -> tuple[Action, tuple[Call, ...]]:
         """Decide the next sub-goal, tool and context."""
-        values = self._values(question, memory) | {"tools": render_tools(tools)}
 
         async def parse(reply: str) -> tuple[Action, None]:
             return parse_action(reply, tools), None
 
-        return await self._ask(values, context, parse, asks=1)
+        return await self._ask(self._shown(question, tools, memory), context, parse, asks=1)
+
+    def _shown(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+        """The prompt's values."""
+        return self._values(question, memory) | {"tools": render_tools(tools)}
 
 
 class PlannerConfig(ModuleConfig, ComponentConfig):

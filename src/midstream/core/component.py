@@ -34,6 +34,7 @@ Table = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _PART_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a bare key of TOML; "." and ":" join names of nested parts
+_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-9, 1e9  # beyond these, sums of weights lose all precision
 
 
@@ -166,18 +167,22 @@ class EngineConfig(ComponentConfig):
 
 
 class Component(Settings):
-    """One component of a recipe: its type, its settings, its engine, and its weight if it is a part of another."""
+    """One component of a recipe: its type, its settings, its engine, its weight if it is a part of another.
+
+    `alias` is the name that agents call a tool by, in place of its own.
+    """
 
     kind: Kind
     type: str
     config: SerializeAsAny[ComponentConfig]
     engine: str | None = None
     weight: float | None = None
+    alias: str | None = None
 
     @model_serializer
     def table(self) -> Table:
         """The component's table with every default, as JSON values."""
-        keys = {"type": self.type, "engine": self.engine, "weight": self.weight}
+        keys = {"type": self.type, "engine": self.engine, "weight": self.weight, "alias": self.alias}
         settings = self.config.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in keys.items() if value is not None} | settings
 
@@ -243,6 +248,13 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
             fix=f"name one of: {', '.join(registered(kind))}",
         )
     config = config_class(kind, named)
+    alias = settings.pop("alias", None) if kind == "tool" else None
+    if alias is not None and not _ALIAS.fullmatch(str(alias)):
+        raise RecipeError(
+            f"{where}.alias = {shown(alias)} is not a name",
+            code="recipe-invalid",
+            fix="use letters, digits, _ and -, as in Python_Code_Generator_Tool",
+        )
     if not isinstance(engine, str | None):
         raise RecipeError(
             f"{where}.engine = {engine!r} is not a name", code="unknown-engine", fix="name a table of [engines]"
@@ -255,7 +267,7 @@ def parse_component(kind: Kind, table: Mapping[str, Any], where: str) -> Compone
         )
     if "parts" in config.model_fields and isinstance(settings.get("parts"), Mapping):
         settings["parts"] = _parse_parts(config.parts_kind, settings["parts"], f"{where}.parts")  # type: ignore[attr-defined]
-    return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine)
+    return Component(kind=kind, type=named, config=validate(config, settings, where), engine=engine, alias=alias)
 
 
 def _parse_parts(kind: Kind, tables: Mapping[str, Any], where: str) -> Parts:

@@ -6,7 +6,9 @@ Settings build their component (`core/component.py`); `Build` passes them the re
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -160,6 +162,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
                 self._opened += tools
                 if recorded is not None:
                     tools = recorded.record(tools, self._origin(table))
+            if component.alias:
+                tools = _called(component.alias, tools, table)
             for tool in tools:
                 if tool.name in built:
                     raise RecipeError(
@@ -296,6 +300,19 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+
+def _called(alias: str, tools: Sequence[Tool], table: str) -> list[Tool]:
+    """The one tool of a table, called `alias`. Raises `RecipeError` for the tools of a server."""
+    if len(tools) > 1:
+        raise RecipeError(
+            f"tools.{table}.alias = {alias!r} with {len(tools)} tools",
+            code="name-clash",
+            fix="remove it; an MCP server's tools get other names with `prefix`",
+        )
+    named = copy(tools[0])  # a function's tool may be shared by others
+    named.name = alias
+    return [named]
 
 
 def check_machine(build: Build) -> None:

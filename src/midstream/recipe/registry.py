@@ -54,6 +54,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "planner": {
         "compact": "midstream.worlds.gazetteer.compact:CompactConfig",
         "prompted": "midstream.agents.prompted:PlannerConfig",
+        "released": "midstream.agents.released:ReleasedPlannerConfig",
         "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedConfig",
     },
     "executor": {

@@ -1,0 +1,75 @@
+"""The planner that AgentFlow's authors released, asked in the form in which it was trained.
+
+Source: github.com/lupantech/AgentFlow, commit b940064 (MIT License). Its prompt (models/planner.py) is one user
+message: query, query analysis, names of tools, their metadata and all earlier steps, then instructions.
+`prompts/released.md` keeps its sections, their order and the form of the reply; the sentences are midstream's, but for
+that of the system message. Tools and steps are printed Python values there, and so they are here:
+
+    ['Python_Code_Generator_Tool']
+    {'Python_Code_Generator_Tool': {'tool_name': ..., 'tool_description': ..., 'input_types': {'query': 'str - ...'}}}
+    {'Action Step 1': {'tool_name': ..., 'sub_goal': ..., 'command': 'execution = tool.execute(...)', 'result': ...}}
+
+The model knows tools by the names of its training: a tool's table gives it such a name with `alias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from midstream.agents.prompted import PlannerConfig, PromptedPlanner
+from midstream.core.protocols import Tool
+from midstream.core.text import neutral
+from midstream.core.trajectory import Memory, MemoryRecord, Sampling
+
+_TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
+
+
+class ReleasedPlanner(PromptedPlanner):
+    """`core.protocols.Planner` on an engine that serves the released weights."""
+
+    layout = ("query", "names", "tools", "memory")
+
+    def __init__(self, config: ReleasedPlannerConfig) -> None:
+        super().__init__(config, prompt="released")
+
+    def _shown(self, question: str, tools: Sequence[Tool], memory: Memory) -> dict[str, str]:
+        return {
+            "query": neutral(question),
+            "names": neutral(repr([tool.name for tool in tools])),
+            "tools": neutral(repr({tool.name: _metadata(tool) for tool in tools})),
+            "memory": neutral(repr({f"Action Step {record.turn}": _step(record) for record in memory.records})),
+        }
+
+
+class ReleasedPlannerConfig(PlannerConfig):
+    """The released planner is sampled as its repository's client for vLLM samples it, whatever its scripts say."""
+
+    component = ReleasedPlanner
+
+    sampling: Sampling = Sampling(temperature=0.7, top_p=0.99, max_tokens=2048)
+
+
+def _metadata(tool: Tool) -> dict[str, Any]:
+    """A tool as the planner was shown one."""
+    parameters: Mapping[str, Any] = tool.parameters.get("properties", {})
+    inputs = {
+        name: f"{_TYPES.get(str(schema.get('type')), 'any')} - {schema.get('description', '')}"
+        for name, schema in parameters.items()
+    }
+    return {"tool_name": tool.name, "tool_description": tool.description, "input_types": inputs}
+
+
+def _step(record: MemoryRecord) -> dict[str, str]:
+    """A turn as the planner was shown one; a command is a call in Python."""
+    command = record.command
+    written = "No command was made."
+    if command is not None:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in command.arguments.items())
+        written = command.code or f"execution = tool.execute({arguments})"
+    return {
+        "tool_name": record.action.tool,
+        "sub_goal": record.action.sub_goal,
+        "command": written,
+        "result": record.error or record.result,
+    }
