@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.metrics import EvaluationResult, ToolUse
+from midstream.core.metrics import EvaluationResult, StepMetrics, ToolUse
 from midstream.core.terminal import Terminal
 from midstream.core.trajectory import Trajectory
 from midstream.evaluation.pairs import Pair, Paired, Side
 from midstream.report import tables
+from midstream.report.evaluation_tables import evaluation_view
 from midstream.report.tables import compared_screen, effort_table, sentence
 from support.fake_run import broken, evaluation, evaluations, lost, metrics, solved, turn, unsolved
 
@@ -132,6 +133,18 @@ def test_run_summary_counts_what_was_lost_and_left_out():
         "70.6%",
     ):
         assert part in text, part
+
+
+def test_runs_that_context_or_time_ended_are_counted_where_there_were_any():
+    steps = [one.model_copy(update={"limits": {"context_limit": 3, "time_limit": 1}}) for one in metrics(2)]
+    result = evaluation(1.0, 1).model_copy(update={"stop_reasons": {"context_limit": 12, "verified": 3}})
+    total = sum(one.trajectories for one in steps)
+    assert f"8 of {total} runs (context 6, time 2)" in shown(tables.run_summary("a", "b", 2, steps, [result]))
+    assert "12 of 400 runs (context 12)" in shown(evaluation_view([result]))
+    plain = metrics(1)[0]
+    assert "limits" not in shown(tables.run_summary("a", "b", 1, [plain], [evaluation(1.0, 1)]))
+    assert "limits" not in plain.model_dump_json()
+    assert StepMetrics.model_validate_json(steps[0].model_dump_json()) == steps[0]
 
 
 def test_failed_requests_are_counted_where_there_were_any():

@@ -547,7 +547,8 @@ def test_what_was_cut_off_has_no_row_where_that_is_asked(make):
     assert 0 < len(cut) < 16
     assert {row.trajectory_id for row in rows} == {one.id for one in outcome.trajectories} - cut
     [(reason, count)] = outcome.metrics.samples_left_out.items()
-    assert (reason.startswith("trajectory that met its limit"), count) == (True, len(cut))
+    assert (reason.startswith("trajectory that a limit ended"), count) == (True, len(cut))
+    assert outcome.metrics.limits == {}  # those of the agent's own settings are not counted there
 
 
 # -- the supervised control --------------------------------------------------------------------------------------------

@@ -515,15 +515,29 @@ def test_the_length_of_a_planners_trajectory_is_that_of_its_longest_reply():
     assert {row.trajectory_id: row.advantage for row in batch.rows} == pytest.approx({"a": -0.375, "b": 0.375})
 
 
-@pytest.mark.parametrize("how", [{"finish": "length"}, {"stop_reason": "token_limit"}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{"finish": "length"}, *({"stop_reason": reason} for reason in ("token_limit", "context_limit", "time_limit"))],
+    ids=str,
+)
 def test_what_was_cut_off_can_be_masked_and_counts_in_its_group(how):
     cut, others = stream("a", 0.0, (0, 3), **how), [stream("b", 1.0, (0, 2)), stream("c", 0.0, (0, 2))]
     plain, masked = build(cut, *others), build(cut, *others, mask_cut_off=True)
     assert [row.trajectory_id for row in masked.rows] == ["b", "c"]
     assert [row.advantage for row in masked.rows] == [row.advantage for row in plain.rows[1:]]
     assert [row.weight for row in masked.rows] == pytest.approx([1 / 4, 1 / 4])
-    assert masked.left_out == {"trajectory that met its limit of tokens (its reward still counts in its group)": 1}
+    assert masked.left_out == {"trajectory that a limit ended (its reward still counts in its group)": 1}
     assert (masked.trajectories, len(plain.rows), plain.left_out) == (2, 3, {})
+
+
+def test_a_refused_request_is_no_row_and_not_the_last_reply():
+    refused = Call(role="policy", error=ErrorInfo(type="PromptTooLongError", message=""))
+    full, other = stream("a", 1.0, (0, 3), stop_reason="context_limit"), stream("b", 0.0, (0, 2))
+    group = full.model_copy(update={"closing_calls": (*full.closing_calls, refused)}), other
+    last = build(*group, credit="final")
+    assert [row.advantage for row in last.rows] == [row.advantage for row in build(full, other).rows]
+    assert last.rows[0].advantage > 0
+    assert last.left_out == {}
 
 
 def test_a_reply_that_was_cut_off_before_the_last_is_no_cut_off_trajectory():

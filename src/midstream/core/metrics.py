@@ -9,7 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from midstream.core.data import Frozen
 from midstream.core.stream import POLICY
@@ -267,6 +269,7 @@ class StepMetrics(Frozen):
     trajectories: int = 0
     trajectories_error: int = 0  # those that ended in an error
     trajectories_retried: int = 0  # those that failed at least once before they ended
+    limits: dict[str, int] = {}  # those that the model's context or the time ended, by stop reason; not written if empty
     request_failures: int = 0  # failed attempts at single requests
     replies_repaired: int = 0  # replies that were not valid JSON and were repaired
     groups: int = 0
@@ -290,6 +293,11 @@ class StepMetrics(Frozen):
     grad_norm: float = 0.0  # before clipping
     learning_rate: float = 0.0
     warnings: tuple[str, ...] = ()  # shown at this step
+
+    @model_serializer(mode="wrap")
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = dump(self)
+        return fields if self.limits else {name: value for name, value in fields.items() if name != "limits"}
 
     @property
     def sharing(self) -> float | None:

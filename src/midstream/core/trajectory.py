@@ -28,6 +28,7 @@ from midstream.core.data import Frozen, Settings
 StopReason = Literal[
     "verified", "answered", "ended", "turn_limit", "token_limit", "context_limit", "time_limit", "deadline", "error"
 ]
+OUTER_LIMITS: tuple[StopReason, ...] = ("context_limit", "time_limit")
 CUT_OFF: frozenset[StopReason] = frozenset({"token_limit", "context_limit", "time_limit"})  # a limit ended the run
 EventKind = Literal["call", "action", "command", "observation", "verdict", "answer", "user"]
 

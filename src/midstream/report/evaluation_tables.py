@@ -14,7 +14,7 @@ from rich.text import Text
 
 from midstream.core.metrics import EvaluationResult
 from midstream.core.trajectory import Trajectory
-from midstream.report.numbers import counted, dollars, mean, number, percent, shorten, troubles
+from midstream.report.numbers import counted, dollars, limits_met, mean, number, percent, shorten, troubles
 from midstream.report.turn_rows import broken, fields, outcome_words, plain, stopped
 from midstream.rewards.exact_match import AS_NUMBER
 
@@ -290,6 +290,8 @@ def notes_on(results: Sequence[EvaluationResult]) -> list[str]:
             notes.append(f"errors     {result.set_name} {result.sampling}: {loss(result)}")
             reasons = result.error_reasons.items()
             notes += [f"           {count:,} x {shorten(reason, 160)}" for reason, count in reasons]
+        if met := limits_met(result.stop_reasons, result.tasks * result.trials):
+            notes.append(f"limits     {result.set_name} {result.sampling}: {met}")
     for result in results:
         scored = result.tasks * result.trials - result.errors
         if as_numbers := round(result.reward_parts.get(AS_NUMBER, 0.0) * scored):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from midstream.core.text import shorten as shorten
+from midstream.core.trajectory import OUTER_LIMITS
 
 Point = tuple[float, float]
 
@@ -93,6 +94,13 @@ def troubles(request_failures: int, replies_repaired: int) -> str:
     parts = [counted(request_failures, "request failure")] if request_failures else []
     parts += [f"{counted(replies_repaired, 'reply', 'replies')} repaired"] if replies_repaired else []
     return ", ".join(parts)
+
+
+def limits_met(stop_reasons: Mapping[str, int], runs: int) -> str:
+    """How many runs the model's context or the time ended: "5 of 50 runs (context 3, time 2)"; "" for none."""
+    met = {reason: stop_reasons[reason] for reason in OUTER_LIMITS if stop_reasons.get(reason)}
+    parts = [f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items()]
+    return f"{sum(met.values()):,} of {counted(runs, 'run')} ({', '.join(parts)})" if met else ""
 
 
 def sharing(tokens_each: float | None) -> list[str]:

@@ -323,11 +323,12 @@ def counts(metrics: Sequence[StepMetrics], evaluations: Sequence[EvaluationResul
         return sum(getattr(record, name) for record in of)
 
     lost = "an endpoint, tool or sandbox failed; never a reward of 0"
-    left_out = summed(step.samples_left_out for step in metrics)
+    left_out, limits = (summed(getattr(step, name) for step in metrics) for name in ("samples_left_out", "limits"))
     rows = [
         ("Training trajectories", total("trajectories"), "runs of the agent on training tasks"),
         ("Trajectories lost to errors", total("trajectories_error"), lost),
         ("Trajectories run again", total("trajectories_retried"), "broke down at least once before they ended"),
+        *(("Trajectories ended by a limit", count, reason.replace("_", " ")) for reason, count in limits.items()),
         ("Request failures", total("request_failures"), "attempts of single requests, tried again"),
         ("Replies repaired", total("replies_repaired"), "not JSON until they were repaired"),
         ("Groups", total("groups"), "all runs of one task at one step"),

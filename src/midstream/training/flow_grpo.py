@@ -16,7 +16,7 @@ from midstream.core.errors import TrainingError
 from midstream.core.metrics import StepMetrics, reward_parts, stream_metrics, tool_use
 from midstream.core.protocols import Learner, LossStats, TaskSource
 from midstream.core.seeds import derive_seed
-from midstream.core.trajectory import Trajectory
+from midstream.core.trajectory import OUTER_LIMITS, Trajectory
 from midstream.rollout import Environment, Group, rollout, shuffle_rewards
 from midstream.training.rows import RowBatch, build_rows, joined, split_minibatches, tokens_after_prompt
 from midstream.training.settings import TrainingConfig
@@ -211,6 +211,7 @@ class FlowGRPO:
             "trajectories": len(trajectories),
             "trajectories_error": sum(trajectory.status == "error" for trajectory in trajectories),
             "trajectories_retried": sum(trajectory.attempts > 1 for trajectory in trajectories),
+            "limits": Counter(reason for each in trajectories if (reason := each.stop_reason) in OUTER_LIMITS),
             "request_failures": sum(trajectory.request_failures for trajectory in trajectories),
             "replies_repaired": sum(trajectory.replies_repaired for trajectory in trajectories),
             "groups": sum(batch.groups for batch in batches) + len(groups) - len(kept),

@@ -98,7 +98,7 @@ def build_rows(
                 last and run[-1].finish_reason == "length" for run, last in own
             )
             masked = config.mask_cut_off and cut_off
-            left_out["trajectory that met its limit of tokens (its reward still counts in its group)"] += masked
+            left_out["trajectory that a limit ended (its reward still counts in its group)"] += masked
             drafts.append(
                 [
                     row_of(

@@ -200,7 +200,8 @@ class TrainingConfig(Settings):
         baseline: subtracted from a reward: the group's mean, or `leave_one_out`, the mean of the others
         normalize_by_std: divide advantages by the group's standard deviation
         overlong: see `training.overlong`: a penalty of length
-        mask_cut_off: a trajectory that met a limit of tokens has no row; its reward still counts in its group
+        mask_cut_off: a trajectory that a limit of tokens, of the context or of time ended has no row; its reward still
+            counts in its group
         resample_uniform: replace groups of equal rewards by other tasks, at most this many times a step (DAPO's dynamic
             sampling)
         uniform_kl_fraction: below 1: the share of uniform groups that carry their KL term, reweighted without bias
