@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
+from midstream.tools.local_search import by_words, passages
 from midstream.tools.web.page import NoPage, Page, read_page
 
 SIZE = 1_000_000
@@ -68,7 +69,8 @@ def _take_apart(content: str) -> None:
     body = f"<html><head><title>A page</title></head><body>{content}</body></html>".encode()
     page = Page(url="http://example.org/", body=body, media_type="text/html", charset="utf-8")
     with suppress(NoPage):  # some hold nothing worth reading
-        read_page(page, "river mill", 1200, 8000)
+        text = read_page(page).text
+        by_words([text[start:end] for start, end in passages(text, 1200, 200)], "river mill")
 
 
 def _article(size: int) -> str:

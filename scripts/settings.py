@@ -29,6 +29,7 @@ from midstream.recipe.schema import Recipe
 from midstream.rollout import RolloutConfig
 from midstream.sandbox.code_runner import CodeRunnerConfig
 from midstream.sandbox.settings import SandboxConfig
+from midstream.tools.web.reading import EmbeddingsConfig
 from midstream.training import settings as training
 from midstream.training.losses import PolicyLoss
 
@@ -40,6 +41,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "`[agent]`: interleaved": StreamConfig,
     "`sampling`": Sampling,
     "`agent.executor.program`": CodeRunnerConfig,
+    "`tools.NAME.embeddings`": EmbeddingsConfig,
     "`[sandbox]`": SandboxConfig,
     "`[rollout]`": RolloutConfig,
     "`[training]`": training.TrainingConfig,

@@ -1,7 +1,7 @@
-"""A small MediaWiki on 127.0.0.1: api.php with list=search, prop=extracts|pageprops|info and prop=links.
+"""A small MediaWiki on 127.0.0.1: api.php with list=search, prop=extracts|info.
 
-The shapes are those that mediawiki.org documents for `formatversion=2` (API:Query, API:Search, API:Links,
-Extension:TextExtracts, Extension:Disambiguator, Manual:Maxlag_parameter): titles are normalized, redirects and
+The shapes are those that mediawiki.org documents for `formatversion=2` (API:Query, API:Search,
+Extension:TextExtracts, Manual:Maxlag_parameter): titles are normalized, redirects and
 interwiki titles are listed next to the pages, errors come with status 200.
 """
 
@@ -26,16 +26,17 @@ def error(code: str, info: str, **headers: str) -> Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A page: its plain text with headings, or where it redirects to; `links` of a disambiguation page."""
+    """A page: its plain text with headings, or where it redirects to."""
 
     text: str = ""
     redirect: str = ""
-    links: tuple[str, ...] = ()
-    ambiguous: bool = False
 
 
 class MediaWikiServer(ApiServer):
-    """`pages` by title; a search finds those whose title or text holds all its words, titles first."""
+    """`pages` by title; a search finds those whose title or text holds all its words, titles first.
+
+    `finds` has other answers to single searches.
+    """
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class MediaWikiServer(ApiServer):
     ) -> None:
         super().__init__(self._query, faults=faults)
         self.pages, self.suggestion, self.extracts = dict(pages), suggestion, extracts
+        self.finds: dict[str, list[str]] = {}
 
     @property
     def api_url(self) -> str:
@@ -67,7 +69,9 @@ class MediaWikiServer(ApiServer):
         by_text = [
             title for title in articles if all(word in (title + self.pages[title].text).casefold() for word in words)
         ]
-        titles = list(dict.fromkeys(by_title + by_text))[: int(params.get("srlimit", "10"))]
+        titles = self.finds.get(params["srsearch"], list(dict.fromkeys(by_title + by_text)))[
+            : int(params.get("srlimit", "10"))
+        ]
         info = {"suggestion": self.suggestion} if self.suggestion and not titles else {}
         return {
             "searchinfo": info,
@@ -105,10 +109,6 @@ class MediaWikiServer(ApiServer):
             page["fullurl"] = f"https://wiki.example/wiki/{title.replace(' ', '_')}"
         if "extracts" in props and self.extracts:
             page["extract"] = entry.text
-        if "pageprops" in props and entry.ambiguous:
-            page["pageprops"] = {"disambiguation": ""}
-        if "links" in props and entry.links:
-            page["links"] = [{"ns": 0, "title": link} for link in sorted(entry.links)]
         return page
 
     def _warnings(self, params: Mapping[str, str]) -> dict[str, Any]:

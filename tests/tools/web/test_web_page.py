@@ -17,7 +17,7 @@ from midstream.core.trajectory import Call
 from midstream.tools.web import page as pages
 from midstream.tools.web import web_page
 from midstream.tools.web.page import NoPage, Page
-from midstream.tools.web.web_page import PageReader, WebPage, WebPageConfig
+from midstream.tools.web.web_page import PageParser, WebPage, WebPageConfig
 from support.errors import coded
 from support.page_server import PageServer, head, html
 
@@ -195,7 +195,7 @@ def test_an_engine_that_fails_is_an_error(site: PageServer):
 
 
 def text_of(body: bytes, media_type: str = "text/html") -> str:
-    return pages.read_page(page(body, media_type), "lamps", 1000, 1000).text
+    return pages.read_page(page(body, media_type)).text
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ def page(body: bytes, media_type: str = "text/html") -> Page:
 
 def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
     async def go() -> None:
-        quick, patient = PageReader(1.0, 1000), PageReader(30.0, 1000)
-        tangled = asyncio.create_task(quick.read(page(TANGLED), "text", 1000))
-        both = [patient.read(page(html("Höhe 105")), "Höhe", 1000) for _ in range(5)]
+        quick, patient = PageParser(1.0), PageParser(30.0)
+        tangled = asyncio.create_task(quick.parse(page(TANGLED)))
+        both = [patient.parse(page(html("Höhe 105"))) for _ in range(5)]
         assert {reading.text for reading in await asyncio.gather(*both)} == {"Höhe 105"}
         with pytest.raises(NoPage, match="too large or too complex to be read within 1 s"):
             await tangled
@@ -231,10 +231,10 @@ def test_a_page_that_takes_too_long_ends_its_process_only(site: PageServer):
 
 def test_memory_is_bounded():
     async def go() -> None:
-        reader = PageReader(60.0, 1000)
+        parser = PageParser(60.0)
         with pytest.raises(NoPage, match="too large or too complex"):
             # Four bytes a character in Python, for the sake of the first.
-            await reader.read(page("🏰\x07".encode() + b"x" * 150_000_000, "text/plain"), "x", 1000)
+            await parser.parse(page("🏰\x07".encode() + b"x" * 150_000_000, "text/plain"))
 
     asyncio.run(go())
 
@@ -242,13 +242,13 @@ def test_memory_is_bounded():
 def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "trafilatura.py").write_text("raise ImportError('broken')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    reader = PageReader(30.0, 1000)
+    parser = PageParser(30.0)
     with pytest.raises(ToolServerError, check=coded("worker-not-started", "status 1")) as caught:
-        asyncio.run(reader.read(page(html("one")), "", 1000))
+        asyncio.run(parser.parse(page(html("one"))))
     assert caught.value.fix.endswith("-m midstream.tools.web.page < /dev/null")
     monkeypatch.setattr(web_page.sys, "executable", str(tmp_path / "none"))
     with pytest.raises(ToolServerError, check=coded("worker-not-started", tmp_path / "none")) as caught:
-        asyncio.run(reader.read(page(html("one")), "", 1000))
+        asyncio.run(parser.parse(page(html("one"))))
 
 
 def test_a_reader_serves_several_loops_and_its_processes_hold_no_keys(monkeypatch: pytest.MonkeyPatch):
@@ -261,9 +261,9 @@ def test_a_reader_serves_several_loops_and_its_processes_hold_no_keys(monkeypatc
 
     monkeypatch.setattr(web_page.asyncio, "create_subprocess_exec", noted)
     monkeypatch.setenv("SECRET_API_KEY", "hidden")
-    reader = PageReader(30.0, 1000)
+    parser = PageParser(30.0)
     for text in ("one", "two"):
-        assert asyncio.run(reader.read(page(html(text)), "", 1000)).text == text
+        assert asyncio.run(parser.parse(page(html(text)))).text == text
     assert len(environments) == 2
     assert "hidden" not in str(environments)
 
@@ -277,7 +277,7 @@ def test_a_cancelled_reading_ends_its_process(monkeypatch: pytest.MonkeyPatch):
         return processes[-1]
 
     async def go() -> None:
-        reading = asyncio.create_task(PageReader(60.0, 1000).read(page(TANGLED), "text", 1000))
+        reading = asyncio.create_task(PageParser(60.0).parse(page(TANGLED)))
         while not processes:
             await asyncio.sleep(0.01)
         reading.cancel()
@@ -298,7 +298,7 @@ def test_a_reading_that_is_cancelled_as_its_process_ends_is_cancelled(monkeypatc
 
     async def go() -> None:
         nonlocal reading
-        reading = asyncio.create_task(PageReader(30.0, 1000).read(page(html("one")), "", 1000))
+        reading = asyncio.create_task(PageParser(30.0).parse(page(html("one"))))
         with pytest.raises(asyncio.CancelledError):
             await reading
 

@@ -1,17 +1,19 @@
 import asyncio
+import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from midstream.core.errors import RecipeError, ToolServerError
-from midstream.core.protocols import Tool, ToolResult
+from midstream.core.errors import EngineError, RecipeError, ToolServerError
+from midstream.core.protocols import Engine, Request, Tool, ToolResult
+from midstream.core.trajectory import Call
 from midstream.tools.local_search import Document, build_index
-from midstream.tools.web.wikipedia import Section, Wikipedia, WikipediaConfig, split, within
+from midstream.tools.web.wikipedia import Wikipedia, WikipediaConfig
 from support.api_server import Answer, Fault
+from support.embeddings_server import EmbeddingsServer
 from support.errors import coded
 from support.mediawiki_server import Entry, MediaWikiServer, error
 
@@ -30,21 +32,18 @@ PAGES = {
     "Toubkal": Entry(text=TOUBKAL),
     "Jbel Toubkal": Entry(redirect="Toubkal"),
     "Atlas Mountains": Entry(text="A range of the Maghreb; Toubkal is its highest peak."),
-    "Mercury": Entry(
-        text="Mercury may refer to:\n\n== Science ==\nMercury (planet), nearest to the Sun\nMercury (element)",
-        ambiguous=True,
-        links=("Mercury (planet)", "Mercury (element)"),
-    ),
     "עברית": Entry(text="\u202bעברית היא שפה שמית.\u202c"),
     "Empty": Entry(text=""),
 }
 
 
-def look_up(server: MediaWikiServer, arguments: dict[str, Any], **more: Any) -> ToolResult:
+def look_up(
+    server: MediaWikiServer, arguments: dict[str, Any], *, engine: Engine | None = None, **more: Any
+) -> ToolResult:
     quick = {"timeout_s": 5.0, "max_attempts": 2, "first_pause_s": 0.0, "base_url": server.api_url}
 
     async def go() -> ToolResult:
-        tool = Wikipedia(WikipediaConfig(**{**quick, **more}))
+        tool = Wikipedia(WikipediaConfig(**{**quick, **more}), engine)
         assert isinstance(tool, Tool)
         try:
             return await tool.call(arguments)
@@ -63,55 +62,126 @@ def ask(**arguments: Any) -> ToolResult:
 # --- pages --------------------------------------------------------------------------------------------------------
 
 
-def test_a_title_gives_the_lead_and_the_sections():
-    assert ask(query="Toubkal") == ToolResult(
-        text="Wikipedia (API): Toubkal (https://wiki.example/wiki/Toubkal)\nToubkal is the highest peak of the Atlas."
-        "\n\nSections: Geography; Climate; History"
+def test_the_best_pages_are_read_and_named_with_their_addresses():
+    assert ask(query="highest peak") == ToolResult(
+        text=f"Wikipedia (API)\n\n1. Toubkal (https://wiki.example/wiki/Toubkal)\n{TOUBKAL}\n\n"
+        "2. Atlas Mountains (https://wiki.example/wiki/Atlas_Mountains)\n"
+        "A range of the Maghreb; Toubkal is its highest peak."
     )
 
 
-def test_a_query_gives_the_best_page_and_names_others():
-    result = ask(query="highest peak")
-    assert result.ok
-    assert "Toubkal is the highest peak of the Atlas." in result.text
-    assert result.text.endswith("\n\nOther pages found: Atlas Mountains")
+def test_pages_that_are_not_read_are_named():
+    with MediaWikiServer(PAGES) as server:
+        result = look_up(server, {"query": "highest peak"}, pages=1)
+        assert len(server.asked) == 2
+    assert result.text.endswith("First climbed in 1923.\n\nOther pages found: Atlas Mountains")
     assert "elsewhere" not in result.text  # what other wikis have
 
 
+WORDS = "the river was old town railway church mayor founded market lit harvest bridge finished by shut when".split()
+
+
+def long_page(town: str, fact: str) -> str:
+    """An article of 30,000 characters: its second last section holds `fact`, and all sections its other words."""
+    draws = random.Random(fact)
+
+    def section(number: int) -> list[str]:
+        sentences = [" ".join(draws.choices(WORDS, k=12)).capitalize() + "." for _ in range(20)]
+        return [f"== Section {number} of {town} ==\n{town}:", *sentences]
+
+    sections = [section(number) for number in range(20)]
+    sections[-2].insert(10, fact)
+    return "\n\n".join([f"{town} is a town.", *(" ".join(sentences) for sentences in sections)])
+
+
+FACTS = [  # town, fact, question
+    (f"Town{year}", f"The {what} was {verb} in {year} by {who}.", f"When was the {what} of Town{year} {verb}?")
+    for year, ((what, verb), who) in enumerate(
+        product(
+            [("lighthouse", "lit"), ("observatory", "founded"), ("aqueduct", "finished"), ("mint", "shut")],
+            ["Ada Byron", "Karl Weiss", "Inês Prado", "Tove Lund", "Jan Novák"],
+        ),
+        start=1700,
+    )
+]
+
+
+@pytest.mark.parametrize("ranking", ["words", "embeddings"])
+def test_a_fact_of_a_late_section_is_found_in_twenty_of_twenty_pages(ranking: str):
+    """The engine summarizes by quoting the sentence that has the fact, if its prompt holds one."""
+    pages = {town: Entry(text=long_page(town, fact)) for town, fact, _ in FACTS}
+    others = {f"{town} railway station": Entry(text=f"A station in {town}.") for town in pages}
+    found = quoted = 0
+    with MediaWikiServer({**others, **pages}) as wiki, EmbeddingsServer(common=WORDS) as vectors:
+        more: dict[str, Any] = {"max_characters": 3000}
+        if ranking == "embeddings":
+            more["embeddings"] = {"base_url": vectors.url, "model": "m"}
+        by_name = [fact for town, fact, _ in FACTS[:4] if fact in look_up(wiki, {"query": town}, **more).text]
+        assert not by_name  # the town's name alone does not lead to the fact
+        for town, fact, question in FACTS:
+            wiki.finds = {question: [f"{town} railway station", town]}
+            result = look_up(wiki, {"query": question}, **more)
+            found += fact in result.text and f"2. {town} (https://wiki.example/wiki/{town})\n" in result.text
+            assert len(result.text) < 4000
+            summary = look_up(wiki, {"query": question}, engine=Quoter(fact), **more)
+            quoted += summary.text == (
+                f"Wikipedia ({wiki.api_url})\n\n1. {town} (https://wiki.example/wiki/{town})\n{fact}\n\n"
+                f"Other pages found: {town} railway station"
+            )
+    assert (found, quoted) == (20, 20)
+    assert bool(vectors.asked) == (ranking == "embeddings")
+
+
+class Quoter:
+    """Chooses the second page, and summarizes a page by `fact` if the page it is given holds it."""
+
+    name = "quoter"
+    token_exact = False
+
+    def __init__(self, fact: str, *, choice: str = "2", failures: int = 0) -> None:
+        self.fact, self.choice, self.failures, self.prompts = fact, choice, failures, []
+
+    async def sample(self, request: Request) -> Call:
+        prompt = request.messages[0].content
+        self.prompts.append(prompt)
+        if len(self.prompts) > 1 and self.failures:
+            raise EngineError("no connection")
+        choosing = prompt.startswith("Which of these")
+        reply = self.choice if choosing else self.fact if self.fact in prompt else "The page does not say."
+        return Call(role=request.role, completion=reply)
+
+    async def close(self) -> None:
+        raise AssertionError("the engine is not the tool's to close")
+
+
 @pytest.mark.parametrize(
-    ("section", "text"),
+    ("choice", "read"),
     [
-        ("History", "First climbed in 1923."),
-        (" geography ", "It lies in Morocco.\n\n=== Climate ===\nCold in winter."),
-        ("== Climate ==", "Cold in winter."),
+        ("2", ["Atlas Mountains"]),
+        ("2, 1", ["Atlas Mountains", "Toubkal"]),
+        ("<think>1 or 2?</think> 2.", ["Atlas Mountains"]),
+        ("9 and 2 and 2", ["Atlas Mountains"]),
+        ("none of them", ["Toubkal", "Atlas Mountains"]),
+        ("", ["Toubkal", "Atlas Mountains"]),
     ],
 )
-def test_one_section(section: str, text: str):
-    assert ask(query="Toubkal", section=section).text.split("\n", 1)[1] == text
+def test_the_engine_chooses_the_pages(choice: str, read: list[str]):
+    engine = Quoter("the highest peak", choice=choice)
+    with MediaWikiServer(PAGES) as server:
+        result = look_up(server, {"query": "highest peak"}, engine=engine)
+    assert [line[3:].partition(" (")[0] for line in result.text.split("\n") if line[1:3] == ". "] == read
+    assert len(result.calls) == 1 + len(read)
+    assert "Query: highest peak\n\n1. Toubkal\n2. Atlas Mountains" in engine.prompts[0]
+    assert "Query: highest peak\n\nPage: " in engine.prompts[1]
 
 
-def test_no_such_section_names_those_there_are():
-    result = ask(query="Toubkal", section="Economy")
-    assert not result.ok
-    assert result.text.startswith("Toubkal (https://wiki.example/wiki/Toubkal) has no section 'Economy'")
-    assert result.text.endswith("Sections: Geography; Climate; History")
-
-
-def test_a_redirect_is_followed_and_shown():
-    assert "Toubkal, redirected from 'Jbel Toubkal' (" in ask(query="Jbel Toubkal").text
-
-
-def test_a_title_is_normalized():
-    assert "Atlas Mountains (https" in ask(query="atlas_Mountains").text
-
-
-def test_a_title_that_means_several_things_lists_them():
-    result = ask(query="Mercury")
-    assert result.ok
-    assert result.text.startswith("Wikipedia (API): Mercury may mean several things. Ask again with one title.\n")
-    assert "Mercury (planet), nearest to the Sun" in result.text
-    assert result.text.endswith("\n\nTitles to choose from: Mercury (element); Mercury (planet)")
-    assert ask(query="Mercury", section="Science").text.endswith("Mercury (element)")
+def test_an_engine_that_fails_is_an_error_with_all_requests():
+    with (
+        MediaWikiServer(PAGES) as server,
+        pytest.raises(ToolServerError, check=coded("engine-failed", "wikipedia")) as caught,
+    ):
+        look_up(server, {"query": "highest peak"}, engine=Quoter("", failures=1))
+    assert [call.completion for call in caught.value.calls] == ["2"]
 
 
 def test_any_script():
@@ -120,53 +190,38 @@ def test_any_script():
 
 
 def test_a_page_without_text():
-    assert ask(query="Empty").text.endswith("(no text before the first section)")
+    assert ask(query="Empty").text.endswith("1. Empty (https://wiki.example/wiki/Empty)\n(no text)")
 
 
-def test_long_text_is_cut():
-    with MediaWikiServer({"Long": Entry(text="word " * 1000)}) as server:
-        result = look_up(server, {"query": "Long"}, max_characters=50)
-    assert result.text.split("\n", 1)[1] == "word " * 10 + " ...\n[cut: 4999 characters]"
-
-
-@pytest.mark.parametrize(
-    "query", ["Toubkal height", "de:Toubkal", "Special:Toubkal", "<Toubkal>", "Toubkal|Mercury", "x" * 300, "\ud800"]
-)
-def test_what_is_no_title_is_searched_for(query: str):
+@pytest.mark.parametrize("query", ["Toubkal height", "<Toubkal>", "x" * 300, "\ud800"])
+def test_what_is_not_found(query: str):
     with MediaWikiServer(PAGES) as server:
         result = look_up(server, {"query": query})
-        assert [one.params["srsearch"] for one in server.asked if "srsearch" in one.params] == [
-            query.encode("utf-8", "replace").decode()
-        ]
-    assert result == ToolResult(text=f"no page matches {server.asked[-1].params['srsearch']!r}", ok=False)
+    assert result == ToolResult(text=f"no page matches {query.encode('utf-8', 'replace').decode()!r}", ok=False)
 
 
 def test_titles_that_no_request_can_hold():
-    half = Answer(body='{"query": {"search": [{"title": "\\udc00"}]}}')
-    page = Answer(
-        body='{"query": {"pages": [{"title": "\\udc00", "extract": "", "pageprops": {"disambiguation": ""}}]}}'
-    )
-    with MediaWikiServer(PAGES, faults=[None, half]) as server:
+    half = Answer(body='{"query": {"search": [{"title": "\\udc00"}, {"title": "a|b"}, {"title": "de:Toubkal"}]}}')
+    with MediaWikiServer(PAGES, faults=[half]) as server:
         assert not look_up(server, {"query": "highest"}).ok
-    with MediaWikiServer(PAGES, faults=[page]) as server:
-        assert look_up(server, {"query": "Toubkal"}).ok
 
 
 def test_a_page_that_is_found_and_gone():
     gone = Answer(body='{"query": {"search": [{"title": "Deleted"}, {"title": "Toubkal"}]}}')
-    with MediaWikiServer(PAGES, faults=[None, gone]) as server:
-        result = look_up(server, {"query": "highest"})
+    with MediaWikiServer(PAGES, faults=[gone]) as server:
+        result = look_up(server, {"query": "highest"}, pages=1)
     assert result == ToolResult(text="no page matches 'highest'\n\nOther pages found: Toubkal", ok=False)
+    with MediaWikiServer(PAGES, faults=[gone]) as server:
+        assert "1. Toubkal (" in look_up(server, {"query": "highest"}).text
 
 
 def test_no_match_is_an_answer_with_a_suggestion():
     with MediaWikiServer(PAGES, suggestion="toubkal") as server:
         result = look_up(server, {"query": "tubkall"})
     assert result == ToolResult(text="no page matches 'tubkall'; did you mean 'toubkal'?", ok=False)
-    assert ask(query="tubkall") == ToolResult(text="no page matches 'tubkall'", ok=False)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"query": " "}, {"query": "", "section": "History"}])
+@pytest.mark.parametrize("arguments", [{}, {"query": " "}])
 def test_an_empty_query_is_an_answer(arguments: dict[str, str]):
     assert ask(**arguments) == ToolResult(text="`query` is empty", ok=False)
 
@@ -177,10 +232,10 @@ def test_a_query_that_is_too_long_is_an_answer():
 
 def test_is_polite():
     with MediaWikiServer(PAGES) as server:
-        look_up(server, {"query": "Toubkal"}, user_agent="my-agent/1.0 (me@example.org)")
-        (asked,) = server.asked  # of a title that there is, once
-    assert asked.params["maxlag"] == "5"
-    assert asked.headers["user-agent"] == "my-agent/1.0 (me@example.org)"
+        look_up(server, {"query": "Maghreb"}, user_agent="my-agent/1.0 (me@example.org)")
+        search, page = server.asked
+    assert search.params["maxlag"] == page.params["maxlag"] == "5"
+    assert page.headers["user-agent"] == "my-agent/1.0 (me@example.org)"
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -198,10 +253,10 @@ FAULTS: list[Fault] = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
-    with MediaWikiServer(PAGES, faults=[fault]) as server:
+    with MediaWikiServer(PAGES, faults=[None, fault]) as server:
         assert look_up(server, {"query": "Toubkal"}).ok
     with (
-        MediaWikiServer(PAGES, faults=[fault] * 2) as server,
+        MediaWikiServer(PAGES, faults=[None, *[fault] * 2]) as server,
         pytest.raises(ToolServerError, check=coded("service-failed", "2 times")) as caught,
     ):
         look_up(server, {"query": "Toubkal"})
@@ -212,25 +267,15 @@ def test_one_fault_is_outlasted_and_two_are_an_error(fault: Fault):
 def test_a_search_of_another_shape_is_an_error(hits: str):
     answer = Answer(body=f'{{"query": {{"search": {hits}}}}}')
     with (
-        MediaWikiServer(PAGES, faults=[None, answer, answer]) as server,
+        MediaWikiServer(PAGES, faults=[answer, answer]) as server,
         pytest.raises(ToolServerError, match="list of titles"),
     ):
         look_up(server, {"query": "highest"})
 
 
-@pytest.mark.parametrize("pages", ["[1]", '[{"links": 3}]', '[{"links": [{"title": null}]}]'])
-def test_links_of_another_shape_are_an_error(pages: str):
-    answer = Answer(body=f'{{"query": {{"pages": {pages}}}}}')
-    with (
-        MediaWikiServer(PAGES, faults=[None, answer, answer]) as server,
-        pytest.raises(ToolServerError, match="no links"),
-    ):
-        look_up(server, {"query": "Mercury"})
-
-
 def test_a_query_that_the_wiki_refuses_is_an_answer():
     refused = error("cirrussearch-regex-syntax-error", "Regex syntax error in /(/")
-    with MediaWikiServer(PAGES, faults=[None, refused]) as server:
+    with MediaWikiServer(PAGES, faults=[refused]) as server:
         result = look_up(server, {"query": "insource:/(/"})
     assert result == ToolResult(text="the wiki does not accept this: Regex syntax error in /(/", ok=False)
 
@@ -262,7 +307,7 @@ def test_one_object_serves_many_loops():
         for _ in range(2):
             assert all(result.ok for result in asyncio.run(phase()))
         assert server.most_in_flight <= 4
-        assert len(server.asked) == 96  # no such title, the search, the page
+        assert len(server.asked) == 96  # the search, two pages
 
 
 @pytest.mark.parametrize("language", ["EN", "en.evil.example/", "", "e n", "en@host"])
@@ -300,13 +345,8 @@ def offline(index: Path, **arguments: str) -> ToolResult:
 
 def test_an_index_answers_without_a_network(index: Path):
     page = offline(index, query="toubkal")
-    assert page == ToolResult(
-        text="Wikipedia (index wiki.sqlite): Toubkal\nToubkal is the highest peak of the Atlas."
-        "\n\nSections: Geography; Climate; History"
-    )
-    assert offline(index, query="Morocco") == page
-    assert offline(index, query="Toubkal", section="history").text.endswith("\nFirst climbed in 1923.")
-    assert offline(index, query="Maghreb peak").text.endswith("Other pages found: Toubkal")
+    assert page.text.startswith(f"Wikipedia (index wiki.sqlite)\n\n1. Toubkal\n{TOUBKAL}\n\n2. Atlas Mountains\n")
+    assert offline(index, query="Morocco").text == f"Wikipedia (index wiki.sqlite)\n\n1. Toubkal\n{TOUBKAL}"
 
 
 def test_a_title_comes_before_what_ranks_higher(tmp_path: Path):
@@ -315,61 +355,14 @@ def test_a_title_comes_before_what_ranks_higher(tmp_path: Path):
         Document(id="2", title="Oslo", text="The capital of Norway. " * 50),
     ]
     build_index(tmp_path / "wiki.sqlite", documents).close()
-    assert "index wiki.sqlite): Oslo\nThe capital" in offline(tmp_path / "wiki.sqlite", query="Oslo").text
+    assert "\n1. Oslo\nThe capital" in offline(tmp_path / "wiki.sqlite", query="Oslo").text
 
 
 def test_an_index_says_what_it_lacks(index: Path):
     assert offline(index, query="qqq") == ToolResult(text="no page matches 'qqq'", ok=False)
     assert offline(index, query="?!") == ToolResult(text="no page matches '?!'", ok=False)
-    assert not offline(index, query="Toubkal", section="Economy").ok
 
 
 def test_a_missing_index_is_refused_at_once(tmp_path: Path):
     with pytest.raises(RecipeError, check=coded("file-not-found", "none.sqlite")):
         Wikipedia(WikipediaConfig(index=tmp_path / "none.sqlite"))
-
-
-# --- sections -----------------------------------------------------------------------------------------------------
-
-LINES = st.text(alphabet="abc =é\t", max_size=12).filter(lambda line: not line.strip().startswith("="))
-NAMES = st.text(alphabet="abcé =", min_size=1, max_size=8).map(lambda name: name.strip(" =")).filter(bool)
-SECTIONS = st.lists(
-    st.builds(
-        lambda level, name, lines: Section(level=level, name=name, text="\n".join(lines).strip()),
-        st.integers(2, 6),
-        NAMES,
-        st.lists(LINES, max_size=3),
-    ),
-    max_size=6,
-)
-
-
-@given(SECTIONS, st.lists(LINES, max_size=3))
-def test_a_page_is_split_as_it_was_put_together(sections: list[Section], lead: list[str]):
-    parts = ["\n".join(lead), *(f"{'=' * one.level} {one.name} {'=' * one.level}\n{one.text}" for one in sections)]
-    assert split("\n".join(parts)) == ("\n".join(lead).strip(), sections)
-
-
-@given(SECTIONS)
-def test_a_section_holds_its_subsections_and_no_more(sections: list[Section]):
-    for place, one in enumerate(sections):
-        if [other.name.casefold() for other in sections].index(one.name.casefold()) < place:
-            continue  # a later one of the same name
-        later = sections[place + 1 :]
-        end = next((i for i, other in enumerate(later) if other.level <= one.level), len(later))
-        found = within(sections, one.name)
-        assert found is not None
-        assert found.count("\n") >= sum(bool(other) for other in later[:end])
-        assert all(f"{other.name} {'=' * other.level}" in found for other in later[:end])
-    assert within(sections, "no such name") is None
-
-
-@given(st.text(alphabet="= \ta\n"))
-def test_any_text_can_be_split(text: str):
-    lead, sections = split(text)
-    assert all(2 <= one.level <= 6 and one.name for one in sections)
-    assert sum(len(one.text) for one in sections) + len(lead) <= len(text)
-
-
-def test_splitting_takes_linear_time():
-    split("==" + " " * 200_000 + "x\n" + "=" * 200_000)

@@ -1,4 +1,4 @@
-"""A fetched page: whether it can be read, its characters, and its best passages for a query.
+"""A fetched page: whether it can be read, its characters, and its main text.
 
 As a program (`python -m midstream.tools.web.page`) it reads one page within bounded memory, for `web_page.py`.
 """
@@ -12,8 +12,6 @@ import re
 import sys
 from dataclasses import asdict, dataclass
 from html import unescape
-
-from midstream.tools.local_search import best_spans, passages
 
 _TEXT = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/x-ndjson")
 # The repeats are bounded so that no page makes them slow.
@@ -41,7 +39,6 @@ _MEMORY_MB = 1024
 READY = b"ready\n"
 _SHORT = 250  # characters: shorter extracted text is hardly a page's main text
 _TITLE_CHARACTERS = 200
-_GAP = "\n[...]\n"
 
 
 class NoPage(Exception):
@@ -68,7 +65,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """A page's title and its best passages for a query, in the page's order."""
+    """A page's title and main text."""
 
     title: str
     text: str
@@ -131,8 +128,8 @@ def without_controls(text: str) -> str:
 # --- in a process -----------------------------------------------------------------------------------------------------
 
 
-def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
-    """Split a page's text into passages of `size` characters and keep the best, about `limit` characters."""
+def read_page(page: Page) -> Reading:
+    """A page's title and main text; each may be empty."""
     title, text = "", characters(page)
     if page.media_type.endswith("xml") and "html" not in page.media_type:
         text = unescape(re.sub(r"<[^<>]*>", " ", text))
@@ -150,14 +147,8 @@ def read_page(page: Page, query: str, size: int, limit: int) -> Reading:
             if len(text) < _SHORT:  # hardly any main text, as in a list of links: all its text
                 text = max(text, trafilatura.html2txt(html), key=len)
     lines = (line.strip() for line in without_controls(text).split("\n"))
-    text = "\n".join(line for line in lines if line)
-    spans = best_spans(text, list(passages(text, size, size // 6)), query, limit)
-    shown = _GAP.join(text[start:end].strip() for start, end in spans)
-    if spans and spans[0][0] > 0:
-        shown = _GAP.lstrip() + shown
-    if spans and spans[-1][1] < len(text):
-        shown += _GAP.rstrip()
-    return Reading(title=" ".join(without_controls(title).split())[:_TITLE_CHARACTERS], text=shown)
+    title = " ".join(without_controls(title).split())[:_TITLE_CHARACTERS]
+    return Reading(title=title, text="\n".join(line for line in lines if line))
 
 
 def main() -> None:
@@ -174,10 +165,8 @@ def main() -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     if line := sys.stdin.buffer.readline():
-        request = json.loads(line)
-        page = Page(**request["page"], body=sys.stdin.buffer.read())
-        reading = read_page(page, request["query"], request["size"], request["limit"])
-        sys.stdout.write(json.dumps(asdict(reading)))
+        page = Page(**json.loads(line), body=sys.stdin.buffer.read())
+        sys.stdout.write(json.dumps(asdict(read_page(page))))
 
 
 if __name__ == "__main__":

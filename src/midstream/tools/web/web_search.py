@@ -194,11 +194,10 @@ class WebSearch:
         "not for reading a whole page."
     )
     parameters: Mapping[str, Any] = text_arguments(query="what to search for")
-    timeout_s = api.NEVER_S
 
     def __init__(self, config: WebSearchConfig | None = None, engine: Engine | None = None) -> None:
-        self._config = config or WebSearchConfig()
-        self._engine = engine
+        self._config = config = config or WebSearchConfig()
+        self._engine, self.timeout_s = engine, config.call_timeout_s
         self._source = Serper(self._config) if self._config.provider == "serper" else Ddgs(self._config)
         self._sampling = Sampling(temperature=self._config.temperature, max_tokens=self._config.max_tokens)
         self.output_tokens = 500 * (self._config.top_k + 3)
@@ -249,6 +248,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
         base_url: another address with Serper's API
         temperature: of the summary; 0 is greedy
         max_tokens: the most new tokens of the summary
+        call_timeout_s: seconds of one call, with all attempts and the engine's request
     """
 
     component = WebSearch
@@ -264,6 +264,7 @@ class WebSearchConfig(api.WebApiConfig, ToolConfig):
     base_url: str | None = None
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
+    call_timeout_s: float = Field(default=api.NEVER_S, gt=0)
 
     def check_machine(self, where: str) -> None:
         """Only `ddgs` needs a package."""

@@ -1,4 +1,7 @@
-"""Wikipedia, or your own index: a page's lead section and the names of its other sections, or one of them.
+"""Wikipedia, or your own index: what its best pages say about a query.
+
+Source: arXiv 2510.05592, the tool Wikipedia search: the wiki's search finds pages, a model chooses among their titles,
+and each page is read for what the query wants (`reading.py`).
 
 The wiki is asked through MediaWiki's Action API (extension TextExtracts), always with `formatversion=2`; its errors
 arrive as an object `error` with status 200. Reference: https://www.mediawiki.org/wiki/API:Query, API:Search,
@@ -7,6 +10,7 @@ Extension:TextExtracts, Manual:Maxlag_parameter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +18,21 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from midstream.core.component import ToolConfig
+from midstream.core.component import Context, ToolConfig
+from midstream.core.errors import ToolServerError
 from midstream.core.http import TransientError
-from midstream.core.protocols import ToolResult
-from midstream.core.tool_calls import text_arguments
+from midstream.core.protocols import Engine, ToolResult
+from midstream.core.text import spoken
+from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
+from midstream.core.trajectory import Call
 from midstream.tools import local_search
+from midstream.tools.base_generator import ask
 from midstream.tools.local_search import LocalSearch
 from midstream.tools.web import api
+from midstream.tools.web.reading import Reader, ReadingConfig
 
-_NEAR = 5  # other titles that are named
-_MOST_SECTIONS = 80
-_MOST_OPTIONS = 60
-_EXTRA_TOKENS = 3000  # for titles and section names
+_CANDIDATES = 10  # titles that a search finds
+_EXTRA_TOKENS = 1000  # for titles and addresses
 MAX_WORDS = 300  # bytes of a search, as Wikipedia's own search takes them
 MAX_TITLE = 255  # bytes
 _LAG_S = 5.0
@@ -35,6 +42,12 @@ _TRANSIENT = (
     *("cirrussearch-too-busy", "cirrussearch-backend", "search-error"),
 )
 _ABOUT_THE_QUERY = ("cirrussearch-", "invalidtitle", "search-")
+_CHOICE_PROMPT = """Which of these Wikipedia pages are most likely to answer the query? Reply with their numbers alone,
+separated by commas, the best one first, at most {pages}.
+
+Query: {query}
+
+{titles}"""
 
 
 class QueryError(Exception):
@@ -46,10 +59,8 @@ class Page:
     """A page; `text` has its headings as `== heading ==`."""
 
     title: str
-    url: str
-    text: str
-    ambiguous: bool = False  # it only lists pages of similar titles
-    redirected_from: str = ""  # the title that redirects to it
+    url: str = ""
+    text: str = ""
 
 
 class MediaWiki:
@@ -86,8 +97,8 @@ class MediaWiki:
         """
         if "|" in title or "\x1f" in title or len(title.encode()) > MAX_TITLE:  # both separate titles
             return None
-        wanted = {"prop": "extracts|pageprops|info", "titles": title, "redirects": "1", "inprop": "url"}
-        wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1", "ppprop": "disambiguation"}
+        wanted = {"prop": "extracts|info", "titles": title, "redirects": "1", "inprop": "url"}
+        wanted |= {"explaintext": "1", "exsectionformat": "wiki", "exlimit": "1"}
 
         def check(query: dict[str, Any]) -> None:
             page = _first(query.get("pages"))
@@ -107,27 +118,7 @@ class MediaWiki:
         page = _first(query.get("pages"))  # empty for a page of another wiki
         if "extract" not in page:
             return None
-        properties, redirect = page.get("pageprops"), _first(query.get("redirects"))
-        return Page(
-            title=api.valid(page["title"]),
-            url=str(page.get("fullurl", "")),
-            text=page["extract"].strip(),
-            ambiguous=isinstance(properties, dict) and "disambiguation" in properties,
-            redirected_from=str(redirect.get("from", "")),
-        )
-
-    async def links(self, title: str) -> list[str]:
-        """Titles of the articles that a page links to, in the wiki's order, 500 at most; raises as `page`."""
-        wanted = {"prop": "links", "titles": title, "plnamespace": "0", "pllimit": "500"}
-
-        def check(query: dict[str, Any]) -> None:
-            page = _first(query.get("pages"))
-            links = page.get("links", []) if page else None
-            if not isinstance(links, list) or not all(isinstance(_first([link]).get("title"), str) for link in links):
-                raise TransientError("the answer holds no links")
-
-        query = await self._query(wanted, check)
-        return [link["title"] for link in _first(query.get("pages")).get("links", [])]
+        return Page(title=api.valid(page["title"]), url=str(page.get("fullurl", "")), text=page["extract"].strip())
 
     async def _query(self, wanted: dict[str, str], check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """The field `query` of the wiki's answer, which `check` accepts; raises as `page`."""
@@ -163,42 +154,27 @@ def _first(value: Any) -> dict[str, Any]:
     return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
-    """A heading with its level (2 is the highest) and the text below it, up to the next heading."""
-
-    level: int
-    name: str
-    text: str
-
-
 class Wikipedia:
-    """Returns the page of a title, or the best one for a query.
+    """Searches for pages, has its engine (or the search's order) choose, and reads each for what the query wants.
 
-    `provider` names the Wikipedia that answers; the first line of every page repeats it. Raises `RecipeError` if
+    `provider` names the Wikipedia that answers; the first line of every result repeats it. Raises `RecipeError` if
     `config.index` is not an index, or `config.base_url` not an address.
     """
 
     name = "wikipedia"
     description = (
-        "Looks things up in Wikipedia. Give as `query` a page's title, or words to search for. Returns the lead "
-        "section of the page of that title, or else of the best one found, and the names of its other sections; to "
-        "read one of those, ask again with the page's title and `section`. If a title means several things it lists "
-        "the pages to choose from. For established facts about people, places, things and ideas; not for news, "
-        "opinions or arithmetic."
+        "Looks things up in Wikipedia. Give as `query` what you want to know, with the names that its page would have. "
+        "Returns what the best pages say about it, with their titles and addresses, and the titles of other pages "
+        "found. For established facts about people, places, things and ideas; not for news, opinions or arithmetic."
     )
-    parameters: Mapping[str, Any] = {
-        **text_arguments(
-            query="title of a page, or words to search for",
-            section="name of a section of the page; without it, the lead",
-        ),
-        "required": ["query"],
-    }
-    timeout_s = api.NEVER_S
+    parameters: Mapping[str, Any] = text_arguments(query="what to look up: a question, words to search for, or a title")
 
-    def __init__(self, config: WikipediaConfig | None = None) -> None:
+    def __init__(self, config: WikipediaConfig | None = None, engine: Engine | None = None) -> None:
         self._config = config = config or WikipediaConfig()
-        self.output_tokens = config.max_characters // 4 + _EXTRA_TOKENS
+        self._engine, self._reader = engine, Reader(self.name, config, engine)
+        self.timeout_s = config.call_timeout_s
+        summaries = config.pages * config.max_tokens if engine is not None else 0
+        self.output_tokens = config.max_characters // CHARACTERS_PER_TOKEN + summaries + _EXTRA_TOKENS
         self._wiki = self._index = None
         if config.index is not None:
             self.provider = f"Wikipedia (index {config.index.name})"
@@ -209,109 +185,90 @@ class Wikipedia:
             self._wiki = MediaWiki(url, config)
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """A page for `query`; `ok=False` if no page matches, or it lacks the section.
+        """What the best pages say about `arguments["query"]`; `ok=False` if no page matches.
 
-        Raises `ToolServerError` if the wiki gave no usable answer, or the index could not be read.
+        Raises `ToolServerError` if the wiki gave no usable answer, the index could not be read, or the engine or the
+        embeddings endpoint failed.
         """
-        query, section = (api.valid(arguments.get(name) or "") for name in ("query", "section"))
+        query = api.valid(arguments.get("query") or "")
         if not query:
             return ToolResult(text="`query` is empty", ok=False)
-        if self._index is not None:
-            found = await self._index.titled(query) or await self._index.find(query, 1 + _NEAR)
-            if not found:
-                return ToolResult(text=f"no page matches {query!r}", ok=False)
-            (title, text), *others = found
-            return self._show(title or "(no title)", text, section, [other for other, _ in others if other])
-        assert self._wiki is not None
+        calls: tuple[Call, ...] = ()
+        parts: list[str] = []
         try:
-            page, others = await self._wiki.page(query), []
-            if page is None:
-                found, suggestion = await self._wiki.search(query, 1 + _NEAR)
-                if not found:
-                    hint = f"; did you mean {suggestion!r}?" if suggestion else ""
-                    return ToolResult(text=f"no page matches {query!r}{hint}", ok=False)
-                title, *others = found
-                page = await self._wiki.page(title)
-            if page is None:  # the search finds pages that were deleted
-                return ToolResult(text=f"no page matches {query!r}" + _listed("other pages found", others), ok=False)
-            if page.ambiguous and not section:
-                options = _listed("titles to choose from", (await self._wiki.links(page.title))[:_MOST_OPTIONS])
-                text = f"{self.provider}: {page.title} may mean several things. Ask again with one title.\n"
-                return ToolResult(text=text + self._cut(page.text) + options)
+            candidates, suggestion = await self._candidates(query)
+            places, calls = await self._choose(query, [page.title for page in candidates])
+            for page in [candidates[place] for place in places]:
+                found = page if self._wiki is None else await self._wiki.page(page.title)
+                if found is None:  # the search finds pages that were deleted
+                    continue
+                limit = self._config.max_characters // len(places)
+                reading = await self._reader.read(query, found.title, found.text, limit)
+                calls += reading.calls
+                source = f"{found.title} ({found.url})" if found.url else found.title
+                parts.append(f"{len(parts) + 1}. {source}\n{reading.text or '(no text)'}")
         except QueryError as failure:
-            return ToolResult(text=str(failure), ok=False)
-        came_from = f", redirected from {page.redirected_from!r}" if page.redirected_from else ""
-        return self._show(f"{page.title}{came_from} ({page.url})", page.text, section, others)
+            return ToolResult(text=str(failure), ok=False, calls=calls)
+        except ToolServerError as failure:
+            failure.calls = (*calls, *failure.calls)
+            raise
+        others = dict.fromkeys(page.title for place, page in enumerate(candidates) if place not in places)
+        listed = [f"Other pages found: {'; '.join(others)}"] if others else []
+        if not parts:
+            hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+            return ToolResult(text="\n\n".join([f"no page matches {query!r}{hint}", *listed]), ok=False, calls=calls)
+        return ToolResult(text="\n\n".join([self.provider, *parts, *listed]), calls=calls)
 
-    def _show(self, heading: str, text: str, section: str, others: Sequence[str]) -> ToolResult:
-        lead, sections = split(text)
-        listed = _listed("sections", [known.name for known in sections[:_MOST_SECTIONS]])
-        if section:
-            wanted = within(sections, section)
-            if wanted is None:
-                return ToolResult(text=f"{heading} has no section {section!r}{listed}", ok=False)
-            return ToolResult(text=f"{self.provider}: {heading}, section {section}\n{self._cut(wanted)}")
-        text = f"{self.provider}: {heading}\n{self._cut(lead) or '(no text before the first section)'}"
-        return ToolResult(text=text + listed + _listed("other pages found", others))
+    async def _candidates(self, query: str) -> tuple[list[Page], str]:
+        """Pages that a search finds, those of a wiki without their text, and the wiki's suggestion, or ""."""
+        if self._wiki is not None:
+            titles, suggestion = await self._wiki.search(query, _CANDIDATES)
+            return [Page(title=title) for title in titles], suggestion
+        assert self._index is not None
+        rows = [*await self._index.titled(query), *await self._index.find(query, _CANDIDATES)]
+        return [Page(title=title or "(no title)", text=text) for title, text in dict.fromkeys(rows)], ""
 
-    def _cut(self, text: str) -> str:
-        limit = self._config.max_characters
-        return text if len(text) <= limit else f"{text[:limit]} ...\n[cut: {len(text)} characters]"
+    async def _choose(self, query: str, titles: Sequence[str]) -> tuple[list[int], tuple[Call, ...]]:
+        """Places of the titles whose pages are read: those that the engine names, else the search's first."""
+        first = list(range(len(titles)))[: self._config.pages]
+        if self._engine is None or len(titles) < 2:
+            return first, ()
+        listed = "\n".join(f"{number}. {title}" for number, title in enumerate(titles, 1))
+        prompt = _CHOICE_PROMPT.format(query=query, titles=listed, pages=self._config.pages)
+        answer = await ask(self._engine, self.name, prompt, self._reader.sampling)
+        numbers = [int(digits) - 1 for digits in re.findall(r"\d{1,4}", spoken(answer.text))]
+        named = [number for number in dict.fromkeys(numbers) if number in range(len(titles))]
+        return (named if answer.ok else [])[: self._config.pages] or first, answer.calls
 
     async def close(self) -> None:
-        """Release connections, or the index."""
-        for source in (self._wiki, self._index):
+        """Release connections, or the index; the engine's owner closes it."""
+        for source in (self._wiki, self._index, self._reader):
             if source is not None:
                 await source.close()
 
 
-class WikipediaConfig(api.WebApiConfig, ToolConfig):
-    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`.
+class WikipediaConfig(api.WebApiConfig, ReadingConfig, ToolConfig):
+    """Settings of Wikipedia, next to those of `tools.web.api.WebApiConfig`, and how pages are read (`ReadingConfig`).
 
     Attributes:
         language: the edition
         base_url: another wiki's `api.php`; the wiki needs the extension TextExtracts
         index: a file that `midstream index build` wrote: its documents are the pages, without any network
-        max_characters: the most characters of a section's text in a result
+        pages: the most pages that are read, of ten that are found
+        max_characters: the most characters of passages in a result, from all pages together
+        call_timeout_s: seconds of one call, with all attempts and the engine's requests
     """
 
     component = Wikipedia
+    asks = "optional"
 
     language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]*$")
     base_url: str | None = None
     index: Path | None = None
+    pages: int = Field(default=3, ge=1, le=10)
     max_characters: int = Field(default=6000, ge=1)
+    call_timeout_s: float = Field(default=api.NEVER_S, gt=0)
 
-
-def split(text: str) -> tuple[str, list[Section]]:
-    """A page's lead and its sections, which begin with headings such as `== History ==`."""
-    blocks: list[tuple[int, str, list[str]]] = [(0, "", [])]
-    for line in text.splitlines():
-        heading = line.strip()
-        level = min(len(heading) - len(heading.lstrip("=")), len(heading) - len(heading.rstrip("=")))
-        name = heading[level:-level].strip() if 2 <= level <= 6 else ""
-        if name:
-            blocks.append((level, name, []))
-        else:
-            blocks[-1][2].append(line)
-    sections = [Section(level=level, name=name, text="\n".join(lines).strip()) for level, name, lines in blocks]
-    return sections[0].text, sections[1:]
-
-
-def within(sections: Sequence[Section], name: str) -> str | None:
-    """The text of the first section of that name, with its subsections; None without such a section."""
-    wanted = name.casefold().strip("= ")
-    start = next((place for place, section in enumerate(sections) if section.name.casefold() == wanted), None)
-    if start is None:
-        return None
-    parts = [sections[start].text]
-    for section in sections[start + 1 :]:
-        if section.level <= sections[start].level:
-            break
-        marks = "=" * section.level
-        parts.append(f"{marks} {section.name} {marks}\n{section.text}")
-    return "\n\n".join(part for part in parts if part) or "(no text)"
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    return f"\n\n{what.capitalize()}: {'; '.join(names)}" if names else ""
+    def build(self, context: Context) -> Wikipedia:
+        """Build it."""
+        return Wikipedia(self, context.engine)
