@@ -342,9 +342,9 @@ def main() -> None:
     confined = zygote.confinement
     landlock, calls = (confined.landlock, confined.calls) if confined else (0, 0)
     hello = {"libraries": found, "landlock": landlock, "calls": calls, "namespaces": zygote.namespaces is not None}
-    send(sink, frame(running.OK, json.dumps(hello)))
     os.dup2(nothing, 2)  # until here, stderr explains to the host why a worker did not start
     try:
+        send(sink, frame(running.OK, json.dumps(hello)))
         zygote.serve()
     except (OSError, HostGone):
         pass  # the host is gone, or this worker cannot continue, which the host sees by the end of the stream
