@@ -102,6 +102,15 @@ def test_no_tools_is_an_option_of_every_agent_that_can_do_without(capsys: pytest
     assert coded("setting-conflict")(printed(capsys.readouterr().err))
 
 
+def test_its_weights_can_be_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    recipe = tmp_path / "alone.toml"
+    engine = 'type = "transformers_local"\nmodel = "Qwen/Qwen2.5-1.5B-Instruct"'
+    recipe.write_text(f'name = "alone"\nextends = "direct"\n[training]\nsteps = 2\n[engines.model]\n{engine}\n')
+    out = run(capsys, "train", str(recipe), "--dry-run")
+    assert "of 0 turns: training, 2 steps" in out
+    assert "Memory of engine model" in out
+
+
 def test_the_type_alone_makes_the_agent():
     agent = load_recipe("direct").agent
     assert (agent.type, getattr(agent, "template", "")) == ("direct", "direct")

@@ -121,7 +121,7 @@ def check_any_role(build: Build) -> None:
 def _reason_to_skip(build: Build, name: Kind) -> str:
     """Why a role is not examined, "" if it is."""
     module = build.recipe.modules[name]
-    if module.type not in ("prompted", "model"):
+    if module.type not in ("prompted", "released", "model"):
         return f"its type is {module.type!r}"
     if not _cases(build, load_cases(), name):
         return "its template calls a tool that no case is about"
