@@ -269,9 +269,7 @@ class StepMetrics(Frozen):
     trajectories: int = 0
     trajectories_error: int = 0  # those that ended in an error
     trajectories_retried: int = 0  # those that failed at least once before they ended
-    limits: dict[
-        str, int
-    ] = {}  # those that the model's context or the time ended, by stop reason; not written if empty
+    limits: dict[str, int] = {}  # those that context or time ended, by stop reason; not written if empty
     request_failures: int = 0  # failed attempts at single requests
     replies_repaired: int = 0  # replies that were not valid JSON and were repaired
     groups: int = 0
