@@ -93,10 +93,11 @@ async def take_turn(one: Trajectory, decision: Decision, tools: Sequence[Tool]) 
         tool = next(tool for tool in tools if tool.name == action.tool)
         result = await tool.call({tool.parameters["required"][0]: action.context})
         seen = Observation(status="ok" if result.ok else "error", text=result.text)
-    verdict, _ = await VERIFIER.verify(one.task.question, seen, one.memory, ModuleContext())
     kept = {"result": seen.text} if seen.status == "ok" else {"error": seen.text}
-    record = MemoryRecord.model_validate({"turn": len(one.decisions), "action": action, "verdict": verdict, **kept})
-    one.memory, one.done = one.memory.append(record), verdict.memory_sufficient
+    newest = MemoryRecord.model_validate({"turn": len(one.decisions), "action": action, **kept})
+    verdict, _ = await VERIFIER.verify(one.task.question, tools, one.memory, newest, ModuleContext())
+    one.memory = one.memory.append(newest.model_copy(update={"verdict": verdict}))
+    one.done = verdict.memory_sufficient
 
 
 @dataclass

@@ -62,7 +62,8 @@ def whose(body: Body) -> tuple[str, str, int]:
     module = text.partition("\n")[0].lstrip("# ").lower()
     word = re.findall(r"word-\d+-of-\d+", text)[0]
     found = re.findall(r"in turn (\d+)", text) if module == "executor" else []
-    return module, word, int(found[0]) if found else text.count('\n{"turn":') + 1
+    records = text.count('\n{"turn":')  # of the verifier's memory, the last is the turn under way
+    return module, word, int(found[0]) if found else records + (module != "verifier")
 
 
 def tagged(body: Body, number: int) -> str:

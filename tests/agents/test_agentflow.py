@@ -24,6 +24,7 @@ from midstream.core.trajectory import (
     Command,
     ErrorInfo,
     Memory,
+    MemoryRecord,
     Observation,
     Trajectory,
     Turn,
@@ -61,8 +62,8 @@ class Modules:
         error = "invalid" if int(action.context[5:]) in self.invalid else None
         return Command(tool=action.tool, arguments={"text": action.context}, error=error), calls
 
-    async def verify(self, question, observation, memory, context):
-        calls = self.note("verifier", context, question, observation, memory)
+    async def verify(self, question, tools, memory, newest, context):
+        calls = self.note("verifier", context, question, tools, memory, newest)
         return Verdict(result_valid=True, memory_sufficient=len(memory) + 1 == self.stop_at), calls
 
     async def generate(self, question, memory, context):
@@ -164,10 +165,16 @@ def test_memory_holds_every_turn_of_a_run_without_stop(memory_update):
 def test_planner_and_verifier_see_the_turns_before_this_one():
     modules = Modules()
     run(modules, max_turns=3)
-    for memories in ([memory for _, _, memory in modules.shown_to(role)] for role in ("planner", "verifier")):
-        assert [[record.turn for record in memory.records] for memory in memories] == [[], [1], [1, 2]]
-    ((_, memory),) = modules.shown_to("generator")
-    assert [record.turn for record in memory.records] == [1, 2, 3]
+    planned = [memory for _, _, memory in modules.shown_to("planner")]
+    judged = [(memory, newest) for _, _, memory, newest in modules.shown_to("verifier")]
+    ((_, whole),) = modules.shown_to("generator")
+    assert [len(memory) for memory in planned] == [0, 1, 2]
+    assert [memory for memory, _ in judged] == planned
+    verdict = Verdict(result_valid=True, memory_sufficient=False)
+    held = [memory.append(newest.model_copy(update={"verdict": verdict})) for memory, newest in judged]
+    assert held == [*planned[1:], whole]
+    assert all(newest.verdict is None and newest.command and newest.result for _, newest in judged)
+    assert all(shown[1] == modules.shown_to("planner")[0][1] for shown in modules.shown_to("verifier")), "the tools"
 
 
 def test_memory_records_what_happened_and_the_time_only_if_reported_to():
@@ -196,10 +203,11 @@ def test_a_malformed_action_costs_the_turn_and_runs_nothing():
     assert (trajectory.status, len(trajectory.turns)) == ("ok", 2)
     assert modules.shown_to("executor") == []
     assert tool.calls == 0
-    for turn, (_, observation, _) in zip(trajectory.turns, modules.shown_to("verifier"), strict=True):
+    for turn, (_, _, _, newest) in zip(trajectory.turns, modules.shown_to("verifier"), strict=True):
         assert turn.events == ("call", "action", "observation", "call", "verdict")
         assert turn.command is None
-        assert turn.observation == observation == Observation(status="error", text="unreadable")
+        assert turn.observation == Observation(status="error", text="unreadable")
+        assert newest == MemoryRecord(turn=turn.index, action=turn.action, error="unreadable")
 
 
 def test_an_invalid_command_is_an_error_observation():
@@ -375,7 +383,7 @@ class Narrow(Modules):
 
     def note(self, role: str, context: ModuleContext, *shown: Any) -> tuple[Call, ...]:
         size = sum(len(record.result) for part in shown if isinstance(part, Memory) for record in part.records)
-        size += sum(len(part.text) for part in shown if isinstance(part, Observation))
+        size += sum(len(part.result) for part in shown if isinstance(part, MemoryRecord))
         if size > self.room:
             raise PromptTooLongError(f"{size} do not fit", calls=(Call(role=role, error=REFUSED),))
         return super().note(role, context, *shown)
@@ -442,7 +450,7 @@ def test_a_long_result_is_cut_once_as_it_enters_memory():
     cut = [(f"step {turn}" + " is long" * 12)[:100] + mark for turn in (1, 2)]
     [(_, memory)] = modules.shown_to("generator")
     assert [record.result for record in memory.records] == cut
-    assert [observation.text for _, observation, _ in modules.shown_to("verifier")] == cut
+    assert [newest.result for *_, newest in modules.shown_to("verifier")] == cut
     assert all(turn.observation and len(turn.observation.text) == 4006 for turn in trajectory.turns)
 
 
@@ -455,7 +463,7 @@ def test_json_enters_memory_and_the_trajectory_as_the_agents_setting_says():
     trajectory = run(modules, Table(), max_turns=1, observation_format="auto")
     written = "[2]{town,height}:\n  York,105\n  Leeds,98"
     assert [turn.observation.text for turn in trajectory.turns if turn.observation] == [written]
-    assert [observation.text for _, observation, _ in modules.shown_to("verifier")] == [written]
+    assert [newest.result for *_, newest in modules.shown_to("verifier")] == [written]
     assert [record.result for _, memory in modules.shown_to("generator") for record in memory.records] == [written]
 
 
@@ -463,7 +471,7 @@ def test_an_engine_that_keeps_the_deadline_says_what_it_asked():
     """Its clock and the run's stand at the same time: the run's lets it speak first."""
 
     class Slow(Modules):
-        async def verify(self, question, observation, memory, context):
+        async def verify(self, question, tools, memory, newest, context):
             try:
                 async with asyncio.timeout(context.deadline_s - time.monotonic()):
                     await asyncio.sleep(60)
@@ -527,7 +535,7 @@ class Wanderer:
     async def command(self, action, tools, context):
         return Command(tool="jitter", arguments={"text": action.context}), ()
 
-    async def verify(self, question, observation, memory, context):
+    async def verify(self, question, tools, memory, newest, context):
         return Verdict(result_valid=True, memory_sufficient=random.Random(context.seed).random() < 0.25), ()
 
     async def generate(self, question, memory, context):

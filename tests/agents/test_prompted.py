@@ -24,10 +24,10 @@ from midstream.agents.prompted import (
     PromptedVerifier,
     VerifierConfig,
 )
-from midstream.agents.rendering import render_memory
+from midstream.agents.rendering import render_memory, render_tools
 from midstream.core.errors import RecipeError, ToolServerError
 from midstream.core.protocols import ModuleContext, Request, ToolResult
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Sampling, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Sampling, Verdict
 from midstream.engines.openai.engine import OpenAICompatibleEngine, OpenAIConfig
 from midstream.engines.scripted import ScriptedEngine
 from support.errors import coded
@@ -82,8 +82,7 @@ def plan(engine: ScriptedEngine, turns: int, lessons: str = "") -> tuple[Action,
 
 def verify(engine: ScriptedEngine, turns: int) -> tuple[Verdict, tuple[Call, ...]]:
     verifier = PromptedVerifier(VerifierConfig())
-    observation = Observation(status="ok", text="<|im_end|>\n# Query", duration_s=1.25)
-    return asyncio.run(verifier.verify(QUESTION, observation, memory(turns), context(engine)))
+    return asyncio.run(verifier.verify(QUESTION, TOOLS, memory(turns), record(turns + 1), context(engine)))
 
 
 def generate(engine: ScriptedEngine, turns: int) -> tuple[str | None, tuple[Call, ...]]:
@@ -293,14 +292,22 @@ def test_an_unknown_tool_is_not_asked_about():
     assert (made.error, calls) == ("no tool is called 'gone'", ())
 
 
-def test_the_verifier_sees_the_newest_result_without_its_duration():
-    engine = ScriptedEngine([VERDICT])
+def test_the_verifier_sees_the_newest_turn_as_memory_will_hold_it():
+    """The prompts of successive turns differ where the verdict on the earlier one begins, and not before."""
+    engine = ScriptedEngine([VERDICT, VERDICT])
     verdict, calls = verify(engine, 1)
     assert verdict == Verdict(result_valid=True, memory_sufficient=False, analysis="a")
     assert len(calls) == 1
     user = engine.requests[0].messages[-1].content
-    assert '{"status":"ok","text":"\\u003c|im_end|>\\n# Query"}' in user
-    assert "1.25" not in user
+    assert user.endswith(f"# Memory\n\n{render_memory(memory(2))}\n# Judgement of the newest turn as JSON")
+    judged = record(2).model_copy(update={"verdict": verdict})
+    verifier = PromptedVerifier(VerifierConfig())
+    asyncio.run(verifier.verify(QUESTION, TOOLS, memory(1).append(judged), record(3), context(engine)))
+    following = engine.requests[1].messages[-1].content
+    seen = user.removesuffix("\n# Judgement of the newest turn as JSON")
+    assert following.startswith(seen.removesuffix("}\n") + ',"verdict":')
+    assert engine.requests[0].messages[0] == engine.requests[1].messages[0]
+    assert render_tools(TOOLS) in engine.requests[0].messages[0].content
 
 
 def test_a_verdict_that_stays_unreadable_does_not_end_the_run_and_is_recorded():
@@ -327,7 +334,7 @@ def test_structured_output_asks_the_engine_for_the_schema():
     assert engine.requests[0].json_schema == Echo().parameters
     engine = ScriptedEngine([VERDICT])
     verifier = PromptedVerifier(VerifierConfig(structured_output=True))
-    asyncio.run(verifier.verify("q", Observation(status="ok", text=""), Memory(), context(engine)))
+    asyncio.run(verifier.verify("q", TOOLS, Memory(), record(1), context(engine)))
     schema = engine.requests[0].json_schema
     assert schema is not None
     assert schema["required"] == ["analysis", "result_valid", "memory_sufficient"]
@@ -355,10 +362,10 @@ def test_all_four_roles_over_http(monkeypatch: pytest.MonkeyPatch):
             action, _ = await PromptedPlanner(PlannerConfig()).plan("Say hello", TOOLS, held, shared)
             made, _ = await PromptedExecutor(ExecutorConfig()).command(action, TOOLS, shared)
             result = await TOOLS[0].call(made.arguments)
-            seen = Observation(status="ok", text=result.text)
-            verdict, _ = await PromptedVerifier(VerifierConfig()).verify("Say hello", seen, held, shared)
+            newest = MemoryRecord(turn=turn, action=action, command=made, result=result.text)
+            verdict, _ = await PromptedVerifier(VerifierConfig()).verify("Say hello", TOOLS, held, newest, shared)
             stops.append(verdict.memory_sufficient)
-            held = held.append(MemoryRecord(turn=turn, action=action, command=made, result=seen.text, verdict=verdict))
+            held = held.append(newest.model_copy(update={"verdict": verdict}))
         answer, _ = await PromptedGenerator(GeneratorConfig()).generate("Say hello", held, shared)
         return stops, answer
 

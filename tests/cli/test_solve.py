@@ -300,7 +300,7 @@ class Stuck:
 
     def __call__(self, body):
         text = json.dumps(body["messages"])
-        if "verifier" in body["messages"][0]["content"].partition("\n")[0].lower() and '{\\"turn\\":1' in text:
+        if "verifier" in body["messages"][0]["content"].partition("\n")[0].lower() and '{\\"turn\\":2' in text:
             self.reached.set()
             self.free.wait(30)
         return SUM(body)

@@ -53,7 +53,8 @@ def case_of(text: str) -> tuple[str, Any]:
         return role, next(case for case in CASES.executor if case.action.sub_goal in text)
     asked = [case for case in getattr(CASES, role, ()) if f"# Query\n\n{case.question}" in text]
     if role == "verifier":
-        asked = [case for case in asked if json.dumps(case.observation.text)[1:-1] in text]
+        newest = json.loads(text[text.rindex('{"turn":') :].splitlines()[0])
+        asked = [case for case in asked if case.newest.result == newest.get("result", "")]
     return (role, asked[0]) if asked else ("", None)
 
 

@@ -124,7 +124,8 @@ class Model:
     def say(self, text: str) -> str:
         seen = hashlib.sha256(text.encode()).hexdigest()
         role = text.partition("\n")[0].lstrip("# ").lower()
-        second = '\n{"turn":' in text
+        records = text.count('\n{"turn":')
+        second = records > 0
         if role == "planner":
             tool = text.rpartition("Use ")[2].partition(" now.")[0]
             return f"Justification: {seen}\nContext: {'second' if second else 'first'}\nSub-Goal: go\nTool Name: {tool}"
@@ -132,7 +133,7 @@ class Model:
             action = json.loads(text.rpartition("# Action\n\n")[2].partition("\n\n# ")[0])
             return self.command(action)
         if role == "verifier":
-            return json.dumps({"analysis": seen, "result_valid": True, "memory_sufficient": second})
+            return json.dumps({"analysis": seen, "result_valid": True, "memory_sufficient": records > 1})
         if role == "generator":
             return f"<answer>{seen}</answer>"
         return f"```python\nprint('{seen}', 45 + 17)\n```" if role == "python coder" else f"The model says {seen}."

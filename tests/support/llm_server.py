@@ -61,7 +61,7 @@ class AgentFlowReplies:
         if role == "executor":
             return json.dumps(self.arguments)
         if role == "verifier":
-            stop = text.count('\n{"turn":') + 1 >= self.turns
+            stop = text.count('\n{"turn":') >= self.turns
             return json.dumps({"analysis": "seen", "result_valid": True, "memory_sufficient": stop})
         return f"<answer>{self.answer}</answer>"
 

@@ -175,7 +175,8 @@ class ServedModel:
         if role == "executor":
             return json.dumps({"code": "1 + 1"} if '"tool":"python"' in text else {"query": "height"})
         if role == "verifier":
-            acted = '"status":"ok"' in text
+            newest = [line for line in text.splitlines() if line.startswith('{"turn":')][-1]
+            acted = "error" not in json.loads(newest)
             return json.dumps({"analysis": "seen", "result_valid": acted, "memory_sufficient": acted})
         return "<answer>2</answer>"
 

@@ -3,7 +3,8 @@
 Source: arXiv 2510.05592, section 3.1 and Algorithm 1. Per turn t: action a_t ~ planner(q, K, M_t); command and
 observation e_t ~ executor(a_t, K); verdict v_t ~ verifier(q, e_t, M_t); M_{t+1} = f_mem(M_t, a_t, e_t, v_t). The loop
 ends at a STOP verdict, at `max_turns`, or where a prompt no longer fits the model's context or the deadline passes;
-then answer o ~ generator(q, M_T), of as much of M_T as fits.
+then answer o ~ generator(q, M_T), of as much of M_T as fits. As in the released agent, the verifier also sees K, a_t and
+the command: without them a result such as "57" cannot be judged.
 
 The agent object holds modules and settings only, nothing of a task: any number of runs may share it at once.
 """
@@ -170,8 +171,8 @@ class AgentFlow:
             draft.add_calls(calls)
         draft.add("observation", context.emit)
         context = contexts.begin("verifier", draft.index)
-        seen = fitting(draft.observation, self.config.memory_result_tokens)
-        draft.verdict, calls = await self.verifier.verify(question, seen, memory, context)
+        newest = self._memory_record(draft)
+        draft.verdict, calls = await self.verifier.verify(question, tools, memory, newest, context)
         draft.add("verdict", context.emit, calls)
 
     async def _observe(self, command: Command, tools: Sequence[Tool]) -> tuple[Observation, tuple[Call, ...]]:
@@ -184,8 +185,8 @@ class AgentFlow:
         assert self.code_runner is not None, "recipe/build.py gives an agent whose executor writes code a runner"
         return await self.code_runner.run(command.code, tool)
 
-    def _memory_record(self, turn: Turn, elapsed_s: float | None) -> MemoryRecord:
-        """f_mem: the turn as memory keeps it."""
+    def _memory_record(self, turn: Turn | Draft, elapsed_s: float | None = None) -> MemoryRecord:
+        """f_mem: the turn as memory keeps it; before its verdict, as the verifier sees it."""
         assert turn.observation is not None, "a turn without an observation is not recorded"
         observation = fitting(turn.observation, self.config.memory_result_tokens)
         failed = observation.status == "error"

@@ -29,7 +29,7 @@ from midstream.core.errors import InfrastructureError, RecipeError
 from midstream.core.protocols import ModuleContext, Request, Tool
 from midstream.core.seeds import derive_seed
 from midstream.core.text import find_program, neutral, spoken, to_json
-from midstream.core.trajectory import Action, Call, Command, Memory, Message, Observation, Sampling, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Message, Sampling, Verdict
 from midstream.sandbox import code_runner
 from midstream.sandbox.code_runner import function_name
 
@@ -254,19 +254,21 @@ def parse_program(text: str, tool: str) -> Command:
 class PromptedVerifier(PromptedModule):
     """`core.protocols.Verifier` on an engine. A reply that stays unreadable is "not valid, not sufficient"."""
 
-    role, layout = "verifier", ("query", "memory", "observation")
+    role, layout = "verifier", ("tools", "query", "memory")
 
     def __init__(self, config: VerifierConfig) -> None:
         super().__init__(config)
         self._structured = config.structured_output
 
     async def verify(
-        self, question: str, observation: Observation, memory: Memory, context: ModuleContext
+        self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
-        """Judge the newest observation and whether memory and it suffice to answer."""
-        values = self._values(question, memory)
-        # Without its duration: a prompt that holds a measured time can never be repeated exactly.
-        values["observation"] = to_json({"status": observation.status, "text": observation.text})
+        """Judge the newest turn's result and whether memory and it suffice to answer.
+
+        The newest turn is the last record of the memory in the prompt. The next turn's prompt repeats that record and
+        adds the verdict, so the two share everything before it.
+        """
+        values = self._values(question, memory.append(newest)) | {"tools": render_tools(tools)}
 
         async def parse(reply: str, repair: bool = False) -> tuple[Verdict, str | None]:
             verdict = parse_verdict(reply, repair=repair)

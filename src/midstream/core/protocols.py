@@ -21,8 +21,8 @@ from midstream.core.trajectory import (
     Call,
     Command,
     Memory,
+    MemoryRecord,
     Message,
-    Observation,
     Sampling,
     Score,
     Trajectory,
@@ -186,15 +186,15 @@ class Executor(Protocol):
 
 
 class Verifier(Protocol):
-    """Decides whether to stop: verifier(query, observation, memory) -> verdict.
+    """Decides whether to stop: verifier(query, tools, memory, newest turn) -> verdict.
 
-    `memory` does not hold the record of the current turn yet.
+    `newest` is the turn to judge, as memory will hold it and without a verdict; `memory` holds the turns before it.
     """
 
     async def verify(
-        self, question: str, observation: Observation, memory: Memory, context: ModuleContext
+        self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
-        """Judge the newest observation, and whether it and the memory suffice to answer."""
+        """Judge the newest turn's result, and whether it and the memory suffice to answer."""
         ...
 
 

@@ -22,7 +22,7 @@ from midstream.core.data import Frozen
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Executor, Generator, ModuleContext, Planner, ToolResult, Verifier
 from midstream.core.task import Task
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
 
 Marks = tuple[dict[str, bool], str, str]  # checks and whether each was passed, the reply, the correct reply
 Asked = tuple[Marks, tuple[Call, ...]]
@@ -47,7 +47,7 @@ class CaseTool(Frozen):
 
 
 class PastTurn(Frozen):
-    """A turn that memory holds already; the verifier found it valid unless it has an error, and not sufficient."""
+    """A turn of a case. In memory, the verifier found it valid unless it has an error, and not sufficient."""
 
     sub_goal: str
     tool: str
@@ -55,7 +55,22 @@ class PastTurn(Frozen):
     arguments: dict[str, JsonValue]
     result: str = ""
     error: str | None = None
-    analysis: str = ""
+    analysis: str = "Not enough yet."
+
+    def record(self, turn: int) -> MemoryRecord:
+        """The turn without a verdict, as the verifier gets it."""
+        return MemoryRecord(
+            turn=turn,
+            action=Action(sub_goal=self.sub_goal, tool=self.tool, context=self.context),
+            command=Command(tool=self.tool, arguments=self.arguments),
+            result=self.result,
+            error=self.error,
+        )
+
+    def judged(self, turn: int) -> MemoryRecord:
+        """The turn with its verdict, as memory holds it."""
+        verdict = Verdict(result_valid=self.error is None, memory_sufficient=False, analysis=self.analysis)
+        return self.record(turn).model_copy(update={"verdict": verdict})
 
 
 class PlannerCase(Frozen):
@@ -106,14 +121,15 @@ class VerifierCase(Frozen):
 
     name: str
     question: str
-    observation: Observation
+    newest: PastTurn
     memory_sufficient: bool
     result_valid: bool | None = None
     memory: tuple[PastTurn, ...] = ()
 
     async def ask(self, module: Verifier, cases: Cases, context: ModuleContext) -> Asked:
-        """Ask for a verdict on the observation."""
-        verdict, calls = await module.verify(self.question, self.observation, memory_of(self.memory), context)
+        """Ask for a verdict on the newest turn."""
+        newest = self.newest.record(len(self.memory) + 1)
+        verdict, calls = await module.verify(self.question, cases.tools, memory_of(self.memory), newest, context)
         readable = calls[-1].repaired or parse_verdict(calls[-1].completion) is not None
         right = readable and verdict.memory_sufficient == self.memory_sufficient
         checks = {"verdict readable": readable}
@@ -202,23 +218,7 @@ def load_cases() -> Cases:
 
 def memory_of(turns: Sequence[PastTurn]) -> Memory:
     """Past turns as an agent's memory holds them."""
-    return Memory(
-        records=tuple(
-            MemoryRecord(
-                turn=index,
-                action=Action(sub_goal=past.sub_goal, tool=past.tool, context=past.context),
-                command=Command(tool=past.tool, arguments=past.arguments),
-                result=past.result,
-                error=past.error,
-                verdict=Verdict(
-                    result_valid=past.error is None,
-                    memory_sufficient=False,
-                    analysis=past.analysis or "Not enough yet.",
-                ),
-            )
-            for index, past in enumerate(turns, 1)
-        )
-    )
+    return Memory(records=tuple(past.judged(index) for index, past in enumerate(turns, 1)))
 
 
 def holds(text: str, words: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from midstream.agents.agentflow import AgentFlow, LoopConfig
 from midstream.core.lessons import lines
 from midstream.core.protocols import ModuleContext, Tool
-from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Trajectory, Verdict
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rollout import Environment, rollout
 from midstream.tools.local_search import Document, LocalSearch
@@ -196,15 +196,15 @@ def memory(*results: str, verified: bool = False) -> Memory:
     ],
 )
 def test_verifier_stops_on_the_form_asked_for(question, before, result, sufficient):
-    observation = Observation(status="ok", text=result)
-    verdict, _ = asyncio.run(FormVerifier().verify(question, observation, memory(*before), CONTEXT))
+    newest = MemoryRecord(turn=len(before) + 1, action=Action(), result=result)
+    verdict, _ = asyncio.run(FormVerifier().verify(question, (), memory(*before), newest, CONTEXT))
     assert (verdict.result_valid, verdict.memory_sufficient) == (True, sufficient)
 
 
 def test_verifier_does_not_stop_on_an_error():
     for text in (AMBER, "no document matches", "Without a doubt it is 17"):
-        observation = Observation(status="error", text=text)
-        verdict, _ = asyncio.run(FormVerifier().verify(ONE, observation, Memory(), CONTEXT))
+        newest = MemoryRecord(turn=1, action=Action(), error=text)
+        verdict, _ = asyncio.run(FormVerifier().verify(ONE, (), Memory(), newest, CONTEXT))
         assert (verdict.result_valid, verdict.memory_sufficient) == (False, False)
 
 

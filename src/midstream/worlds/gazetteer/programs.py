@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue
 
 from midstream.core.component import ComponentConfig, ToolConfig
 from midstream.core.protocols import ModuleContext, Tool, ToolResult
-from midstream.core.trajectory import Action, Call, Command, Memory, Observation, Verdict
+from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Verdict
 from midstream.worlds.gazetteer.plans import places, read_question
 from midstream.worlds.gazetteer.vocabulary import ATTRIBUTES
 
@@ -58,13 +58,13 @@ class FormVerifier:
     """
 
     async def verify(
-        self, question: str, observation: Observation, memory: Memory, context: ModuleContext
+        self, question: str, tools: Sequence[Tool], memory: Memory, newest: MemoryRecord, context: ModuleContext
     ) -> tuple[Verdict, tuple[Call, ...]]:
         """Judge by the question's words and the results so far."""
-        if observation.status == "error":
+        if newest.error is not None:
             return Verdict(result_valid=False, memory_sufficient=False), ()
         attribute, calculation = read_question(question)
-        words = observation.text.split()
+        words = newest.result.split()
         seen = {*words, *(word for record in memory.records for word in record.result.split())}
         complete = seen.issuperset(places(question))
         if len(words) == 1:
