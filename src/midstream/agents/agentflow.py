@@ -3,8 +3,8 @@
 Source: arXiv 2510.05592, section 3.1 and Algorithm 1. Per turn t: action a_t ~ planner(q, K, M_t); command and
 observation e_t ~ executor(a_t, K); verdict v_t ~ verifier(q, e_t, M_t); M_{t+1} = f_mem(M_t, a_t, e_t, v_t). The loop
 ends at a STOP verdict, at `max_turns`, or where a prompt no longer fits the model's context or the deadline passes;
-then answer o ~ generator(q, M_T), of as much of M_T as fits. As in the released agent, the verifier also sees K, a_t and
-the command: without them a result such as "57" cannot be judged.
+then answer o ~ generator(q, M_T), of as much of M_T as fits. As in the released agent, the verifier also sees K, a_t
+and the command: without them a result such as "57" cannot be judged.
 
 The agent object holds modules and settings only, nothing of a task: any number of runs may share it at once.
 """
