@@ -1,11 +1,14 @@
 """The study of a library: the analyses of the Training-Free GRPO paper on one recipe, over seeds (arXiv 2510.08191).
 
-    arms       the recipe, the same without the gate, with the majority's answer for the gold one, with lessons written
-               without any rollout, and with other group sizes: success before and after, gain, what it cost
+    arms       the recipe, the same without the gate, with the majority's answer for the gold one, without any grade,
+               with lessons written without any rollout, and with other group sizes: success before and after, gain,
+               what it cost
     tools      turns a rollout by epoch, while the library learns
     transfer   libraries learned in one domain (a family of tasks) each, on every domain
 
-Every arm is a run of its own in the study's directory. Nothing is run twice.
+Every arm is a run of its own in the study's directory. Nothing is run twice. In the workshop the worth of a library has
+a closed form: "exact gain" is what its lessons add to the probability of success on the same tasks, without the noise
+of the evaluation, and "of the best" its share of what the best library adds.
 """
 
 from __future__ import annotations
@@ -22,19 +25,23 @@ from typing import Any
 from midstream import api
 from midstream.core.errors import RecipeError
 from midstream.core.metrics import EvaluationResult
-from midstream.practice.commit import UpdateRecord, read_updates
+from midstream.practice.commit import History, UpdateRecord, read_updates
+from midstream.recipe.build import Build
 from midstream.recipe.check import task_source
 from midstream.recipe.schema import Recipe, merge, parse_recipe, read_table, with_overrides
 from midstream.report.study_tables import StudyRow
 from midstream.runs import RunDirectory
 from midstream.study import chosen
+from midstream.worlds.workshop.tasks import Workshop
 from studies.common import parser, print_tables, records, reporter, require_set, run, write_json
+from studies.gate import best_lessons
 
 LEARNED = "the recipe"
 ARMS: Mapping[str, Mapping[str, Any]] = {
     LEARNED: {},
     "without the gate": {"gate": {"enabled": False}},
     "majority, no answers": {"truth": "majority"},
+    "no grades, no answers": {"truth": "none"},
     "lessons without rollouts": {"lessons_from": "model"},
     "group of 1": {"group_size": 1, "skip_uniform": False},
     "group of 2": {"group_size": 2},
@@ -76,6 +83,23 @@ class LibraryStudy:
             self.report(f"{name}: learning, unless that is done")
             self._runs[name] = api.train(recipe, self.root / name, exist_ok=True)
         return self._runs[name]
+
+    def worth(self, run: RunDirectory, domain: str = "") -> tuple[float, float] | None:
+        """What a run's library adds to the exact probability of success, and what the best library adds.
+
+        Both are means over the first evaluation set's tasks, those of `domain` if one is named. None where the tasks
+        are not the workshop's.
+        """
+        recipe = parse_recipe(run.info().resolved)
+        with Build(recipe) as build:
+            world, tasks = build.source, build.set_tasks(recipe.evaluation.sets[0])
+        if not isinstance(world, Workshop):
+            return None
+        tasks = [task for task in tasks if domain in ("", task.family)]
+        lessons = [lesson.text for lesson in History(run.library_dir).get().library.rendered]
+        without = world.mean_success(tasks, [])
+        gains = [world.mean_success(tasks, held) - without for held in (lessons, best_lessons(world, tasks))]
+        return gains[0], gains[1]
 
     def domains(self) -> list[str]:
         """The families of the recipe's tasks; `RecipeError` where there is only one."""
@@ -124,11 +148,15 @@ def arms(study: LibraryStudy) -> list[StudyRow]:
         runs = [study.run(arm, seed, {"practice": dict(changes)}) for seed in range(study.seeds)]
         sides = [_before_and_after(run) for run in runs]
         updates = [read_updates(run) for run in runs]
+        worths = [worth for run in runs if (worth := study.worth(run)) is not None]
         numbers: dict[str, Sequence[float]] = {
             "before": [before.success for before, _ in sides],
             "after": [after.success for _, after in sides],
             "gain": [after.success - before.success for before, after in sides],
         }
+        if worths:
+            numbers["exact gain"] = [gain for gain, _ in worths]
+            numbers["of the best"] = [gain / best if best else 0.0 for gain, best in worths]
         counts: dict[str, Sequence[float]] = {
             "lessons": [records[-1].lessons if records else 0 for records in updates],
             "rollouts": [records[-1].spent.rollouts if records else 0 for records in updates],
@@ -157,10 +185,16 @@ def transfer(study: LibraryStudy) -> list[StudyRow]:
     domains, rows = study.domains(), list[StudyRow]()
     for source in (*domains, ALL):
         arm, changes = (LEARNED, {}) if source == ALL else (f"on-{source}", {"practice": {"families": [source]}})
-        sides = [_before_and_after(study.run(arm, seed, changes)) for seed in range(study.seeds)]
+        runs = [study.run(arm, seed, changes) for seed in range(study.seeds)]
+        sides = [_before_and_after(run) for run in runs]
         for domain in domains:
-            gains = [after.by_family[domain].success - before.by_family[domain].success for before, after in sides]
-            rows.append(StudyRow(name=f"learned on {source}", metric=f"gain on {domain}", values=tuple(gains)))
+            measured = [after.by_family[domain].success - before.by_family[domain].success for before, after in sides]
+            exact = [worth[0] for run in runs if (worth := study.worth(run, domain)) is not None]
+            gains = {"": measured, "exact ": exact} if exact else {"": measured}
+            rows += [
+                StudyRow(name=f"learned on {source}", metric=f"{kind}gain on {domain}", values=tuple(values))
+                for kind, values in gains.items()
+            ]
     return rows
 
 

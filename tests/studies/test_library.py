@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from studies.library import main
+from studies.library import LibraryStudy, main
+
+from midstream.practice.commit import History
+from midstream.runs import RunDirectory
 
 SMALL = (
     "engines.reflector.http=false", 'tasks.domains=["press", "kiln"]', "tasks.train=40", "tasks.validation=30",
@@ -33,6 +36,16 @@ def test_an_analysis_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(arguments) == 0
     assert path.stat().st_mtime_ns == written
     assert "While it learns" in capsys.readouterr().out
+    analysis = LibraryStudy(root=tmp_path, named="training-free-domains", overrides=(), seeds=1, report=print)
+    run = RunDirectory.open(path.parent)
+    worth, press, kiln = (analysis.worth(run, domain) for domain in ("", "press", "kiln"))
+    assert worth is not None
+    assert press is not None
+    assert kiln is not None
+    assert worth[0] == pytest.approx((press[0] + kiln[0]) / 2)
+    assert worth[0] <= worth[1] <= (press[1] + kiln[1]) / 2, "lessons of one domain clutter the other's orders"
+    lessons = History(run.library_dir).get().library.rendered
+    assert bool(lessons) == (worth[0] != 0), "an empty library is worth nothing, any other something"
 
 
 @pytest.mark.slow
@@ -40,17 +53,20 @@ def test_every_analysis_and_nothing_learned_twice(tmp_path: Path, capsys: pytest
     assert main([*study(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     arms = {row["name"] for row in found["arms"]}
-    assert {"the recipe", "without the gate", "majority, no answers", "lessons without rollouts"} < arms
+    assert {"the recipe", "without the gate", "majority, no answers", "no grades, no answers"} < arms
     rollouts = {row["name"]: row["values"] for row in found["arms"] if row["metric"] == "rollouts"}
     assert rollouts["lessons without rollouts"] < rollouts["the recipe"]
     assert [row["name"] for row in found["tools"]] == ["1", "1", "2", "2"]
     assert {(row["name"], row["metric"]) for row in found["transfer"]} == {
-        (f"learned on {source}", f"gain on {domain}")
+        (f"learned on {source}", f"{kind}gain on {domain}")
         for source in ("press", "kiln", "all domains")
         for domain in ("press", "kiln")
+        for kind in ("", "exact ")
     }
+    elsewhere = {row["name"]: row["values"] for row in found["transfer"] if row["metric"] == "exact gain on kiln"}
+    assert elsewhere["learned on press"][0] <= 0, "lessons of another domain only clutter"
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/updates.jsonl")}
-    assert len(written) == 9  # the recipe serves three analyses
+    assert len(written) == 10  # the recipe serves three analyses
     assert main(study(tmp_path)) == 0
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert "From one domain to another" in capsys.readouterr().out
