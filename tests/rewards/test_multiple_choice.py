@@ -80,7 +80,6 @@ def test_chosen(answer, gold):
         "I would not choose B",
         "I rule out option B",
         "not the answer B",
-        "(B) is incorrect; (A)",
         "(B) cannot be",
         "(B) isn't it",
         "The answer is not (A)",
@@ -95,6 +94,10 @@ def test_chosen(answer, gold):
 )
 def test_not_chosen(answer):
     assert [chooses(answer, gold) for gold in "ABCD"] == [0.0] * 4
+
+
+def test_what_is_left_of_denials_is_chosen():
+    assert [chooses("(B) is incorrect; (A)", gold) for gold in "ABCD"] == [1, 0, 0, 0]
 
 
 def test_letters_in_option_texts_choose_nothing():

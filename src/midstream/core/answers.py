@@ -11,9 +11,9 @@ from midstream.core.text import last_box
 _TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
 _NEGATION = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
 _TYPOGRAPHY = str.maketrans(
-    "‘’‚‛′‹›`´“”„‟″«»‐‑‒–—―−",
-    9 * "'" + 7 * '"' + 7 * "-",
-    "\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
+    "‘’‚‛′‹›´“”„‟″«»‐‑‒–—―−。，：…",
+    8 * "'" + 7 * '"' + 7 * "-" + ".,:.",
+    "`\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
 )
 _SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|(?<=\w)~(?=\w)")
 _COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")

@@ -14,6 +14,7 @@ from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
 
 AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
+_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # what tells "C++" from "C#" and "A+" from "A-"
 _BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = ("yes", "no", "noanswer")
 
@@ -78,6 +79,8 @@ def same(answer: str, accepted: str) -> bool:
     is.
     """
     ours, theirs = words(answer), words(accepted)
+    if _SIGNS.findall(answer) != _SIGNS.findall(accepted):
+        return False
     if ours or theirs:
         return ours == theirs
     articles = any(map(str.isalpha, answer)) and any(map(str.isalpha, accepted))

@@ -5,29 +5,64 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from midstream.core.answers import words
+from midstream.core.answers import conclusion, plain, words
 from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
-# A capital on its own. Before another word it belongs to that ("A patient", "B cells"), unless the word continues.
-_CONTINUES = r"and|as|based|because|but|by|due|for|given|is|or|since|which"
-_LETTER = rf"(?<![\w'’-])[A-Z](?![\w'’-]| (?!(?:{_CONTINUES})\b)\w\w)"
-_GROUP = rf"[(\[]?{_LETTER}[)\]]?(?:(?:\s?(?:[,;/&]|\band\b|\bor\b)\s?|\s?)[(\[]?{_LETTER}[)\]]?){{0,25}}"
-_ANSWER = re.compile(rf"(?i:\banswer(?:\sis)?)\s?:?\s?({_GROUP})")
-_CHOICE = re.compile(rf"(?i:\b(?:option|choice|choose|pick|select)(?:\sis)?)\s?:?\s?({_GROUP})")
-_FIRST = re.compile(rf"\s?({_GROUP}(?:(?<=[)\]])|\s?[.,:–—-]|\)|(?=\n)))(?=\s|$)")
-_BRACKETED = re.compile(r"\(([A-Z])\)")
-_NEGATION = re.compile(
-    r"(?i)\b(?:not|never|cannot|neither|nor|except|incorrect|wrong|(?:rule|rules|ruled|ruling)\sout"
-    r"|(?:eliminat|exclud|reject)\w*)\b|n['’]t\b"
+# A capital letter is a choice unless the word next to it makes it something else: "hepatitis B", "A patient", "B cells".
+_BEFORE = frozenset(
+    "answer answers option options choice choices letter choose chose pick select selected exclude eliminate reject is it's "
+    "that's be was were are with say for to as than of but and or nor not neither either both so thus therefore hence maybe "
+    "perhaps only just out over except leaves since because if think believe that between considered final still vs from "
+    "unlike on like against".split()
 )
-_CLAUSE = re.compile(r"[.,;:!?\n]|\bbut\b")
-# What may stand between a choice and its "not".
-_DENIED = re.compile(r"(?i)\s?(?:is|was|can|could|would)(?:n['’]t|not)?\b")
-_LEAD_IN = re.compile(r"(?i)(?:(?:so|thus|therefore),?\s)?(?:the\s)?(?:\w+\s)?answer\s?(?:is\b|:)\s?:?")
-_MARK_UP = re.compile(r"\\(?:boxed|text|mathrm|mathbf|textbf)\b|[*_`${}]")
+_AFTER = frozenset(
+    "and as based because but by due for given is isn't are aren't was wasn't were or since which nor rather instead over if "
+    "while whereas though although would wouldn't must can can't cannot could does doesn't do should has have may might will "
+    "looks seems fits makes matches appears remains sounds describes states says follows leaves fails works gives explains "
+    "best not with in on the it that only alone too also than here to from despite unless out vs so therefore".split()
+)
+_BARE = re.compile(r"(?:([\w']{2,})[ ])?(?<![\w⟦-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w'⟦]+)|)")
+_NAMED = re.compile(
+    r"(?:\b(?i:option|choice|letter)s?\s)?[(\[]\s?([A-Za-z])\s?[)\]]"  # "(b)", "option [B]"
+    r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
+)
+# Choices next to each other are one: "A, C and D", "B. Oral ulcers", "Oral ulcers (B)"; not in "I choose B, A is wrong".
+_JOINED = re.compile(
+    r"⟦(\w+)⟧[ ]?[.):,/&=;-]{0,3}[ ]?(?:(?:and|or|nor|and/or)[ ])?\(?⟦(\w+)⟧"
+    r"(?![ ](?:is|was|isn't|wasn't|has|does|doesn't|would|could|can|cannot|can't|may|might|seems|looks)\b)"
+)
+_ASKED = re.compile(
+    r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?"
+    r"|\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(
+    r"[;!?()\n]|[.,](?!\d)|\s-\s(?=⟦)|(?=\b(?:(?<!thing )(?<!all )but|because|since|as|while|whereas|although|though|so|thus|hence|therefore|yet|"
+    r"which|who|and|leav(?:es|ing)|left with|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|"
+    r"whether|unless|over (?=⟦)|not (?=⟦))\b)",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"\b(?:not|never|cannot|neither|nor|none of|no way|except|anything but|everything but|all but|incorrect|wrong|false|"
+    r"inaccurate|invalid|implausible|unlikely|less likely|rul(?:e|es|ed|ing) out|ruled|(?:eliminat|exclud|reject|discard|"
+    r"dismiss)\w*|distractor|tempting|doubt|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|whether|"
+    r"unless|over|so (?:is|are|does|do))\b|n't\b",
+    re.IGNORECASE,
+)
+_CUES = (
+    re.compile(r"\b(?:answer|solution|correct|right(?!\s\w|-\w)|right (?:answer|choice|option|one))\b", re.IGNORECASE),
+    re.compile(
+        r"\b(?:choose|chose|choice|pick|select(?:ed)?|go(?:ing)? with|opt|settle|so|thus|hence|therefore|conclude|conclusion|"
+        r"final|finally|best|must be|most \w+|say|think|believe)\b",
+        re.IGNORECASE,
+    ),
+)
+# An option's text is part of a longer name in "New London".
+_SENTENCE = re.compile(r"⟦\w*[A-Z]\w*⟧|\A\W*(?:the |an? )?⟦\w+⟧\W*\Z|\b(?:is|are|was|were|be|has|have|must|will|it's|[a-z]+s)\b")
+_LABEL = re.compile(r"\W*⟦\w*[A-Z]\w*⟧")
 
 
 class MultipleChoice(Rule):
@@ -64,49 +99,48 @@ class MultipleChoiceConfig(RewardConfig):
 
 
 def chosen(answer: str, options: Mapping[str, str]) -> set[str]:
-    """The letters that an answer names: one, where it is a choice; several for options of the same text."""
-    lines = _MARK_UP.sub(" ", answer).splitlines()
-    text = "\n".join(" ".join(line.split()) for line in lines if line.strip())
-    lead_in = _LEAD_IN.match(text)
-    body = text[lead_in.end() :] if lead_in else text
+    """The letters that an answer names: one, where it is a choice; several for options of the same text.
 
-    # Nothing but letters: "b", "(B)", "A or B".
-    letters = {token for token in re.findall(r"\w+", body) if token not in ("and", "or")}
-    if len(letters) == 1:
-        letters = {letter.upper() for letter in letters}
-    if letters & options.keys() and all(re.fullmatch("[A-Z]", letter) for letter in letters):
-        return letters
+    Every mention of an option becomes a mark, ⟦B⟧ for its letter and ⟦b⟧ for its text. Clauses that deny are left out. Of
+    the others those decide that name an answer, else those that choose or conclude, else a letter at the very beginning,
+    else all; and among them letters before texts.
+    """
+    text = re.sub("[⟦⟧${}]", " ", plain(answer))
+    said = words(conclusion(text) or text)
+    named = {letter for letter, option in options.items() if said == words(option)}
+    lettered = re.match(r"\W*([A-Za-z])(?:[.):,\]-]|\W*\Z)", text)
+    if said and named and not (lettered and lettered[1].upper() in options):
+        return named
 
-    # An option's text, after its letter or alone.
-    first = _FIRST.match(body)
-    said = words(body[first.end() :] if first else body)
-    named = {letter for letter, option in options.items() if said in (words(option), words(f"{letter} {option}"))}
-    if said and named:
-        return named & _letters([first[1]]) if first else named
-
-    # Letters named in a sentence, by the strongest form that occurs. Option texts are taken out, the longest first:
-    # letters in them name nothing.
-    for option in sorted((text for text in options.values() if len(text) > 1), key=len, reverse=True):
-        text = re.sub(rf"(?<!\w){re.escape(option)}(?!\w)", "…", text, flags=re.IGNORECASE)
-    for pattern in (_ANSWER, _CHOICE):
-        # A clause may take a choice back before it is named: "I would not choose", "so I ruled out option".
-        matches = [match for match in pattern.finditer(text) if not _NEGATION.search(_last_clause(text, match.start()))]
-        if matches:
-            return _letters([match[1] for match in matches])
-    first = _FIRST.match(text)
-    if first:
-        rest = text[first.end() :]
-        if not (_DENIED.match(rest) and _NEGATION.search(_CLAUSE.split(rest)[0])):
-            return _letters([first[1]])
-    return set() if _NEGATION.search(text) else set(_BRACKETED.findall(text))
+    text = _marked(_ASKED.sub(" ", re.sub(r"((?i:answer|choice|option)\b[^\w\n]*)\n+", r"\1: ", text)), options)
+    clauses = [clause for clause in _CLAUSE.split(text) if "⟦" in clause and not _DENIED.search(clause)]
+    deciding = [[clause for clause in clauses if cue.search(clause)] for cue in _CUES]
+    label = _LABEL.match(text)
+    deciding += [[label[0]] if label and clauses and clauses[0].startswith(label[0]) else []]
+    deciding += [[clause for clause in clauses if _SENTENCE.search(clause)]]
+    marks = re.findall(r"⟦(\w+)⟧", " ".join(next(filter(None, deciding), [])))
+    return set("".join([mark for mark in marks if not mark.islower()] or marks).upper())
 
 
-def _last_clause(text: str, end: int) -> str:
-    return _CLAUSE.split(text[:end])[-1]
+def _marked(text: str, options: Mapping[str, str]) -> str:
+    """A text with its mentions of options as marks, those next to each other joined."""
+    texts = {letter: plain(option).rstrip(".") for letter, option in options.items()}
+    for option in sorted(set(texts.values()), key=len, reverse=True):
+        if len(option) > 1 or option.isdecimal():
+            letters = "".join(letter.lower() for letter, other in texts.items() if other.lower() == option.lower())
+            text = re.sub(rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d)", f"⟦{letters}⟧", text, flags=re.IGNORECASE)
+    text = _NAMED.sub(lambda found: f"⟦{(found[1] or found[2]).upper()}⟧", text)
 
+    def bare(found: re.Match[str]) -> str:
+        before, letter, after = found[1] or "", found[2], found[3] or ""
+        fits = not before or before.lower() in _BEFORE or before.endswith(("ly", "ing"))
+        fits = fits and (after.lower() in _AFTER or not after or after.startswith("⟦") or (len(after) < 2 and after.isupper()))
+        return f"{before} ⟦{letter}⟧".lstrip() if fits and (letter in options or letter != "I") else found[0]
 
-def _letters(groups: list[str]) -> set[str]:
-    return {letter for group in groups for letter in re.findall(r"\b[A-Z]\b", group)}
+    text = re.sub(r"\b(?:[Oo]ption|[Cc]hoice|[Ll]etter)s? ⟦", "⟦", _BARE.sub(bare, text))
+    while (joined := _JOINED.sub(r"⟦\1\2⟧", text)) != text:
+        text = joined
+    return text
 
 
 def _right(task: Task, options: Mapping[str, str]) -> set[str]:
