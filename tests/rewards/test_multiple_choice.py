@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.core.errors import RecipeError
-from midstream.rewards.multiple_choice import MultipleChoice
+from midstream.rewards.multiple_choice import MultipleChoice, chosen
 from support.errors import coded
 from support.rules import value
 
@@ -71,7 +71,7 @@ def test_chosen(answer, gold):
         "(A) (B)",
         "A/B",
         "The answer is A or B",
-        "The answer is A. No, the answer is B.",
+        "The answer is A. The answer is B.",
         "Both A and B",
         "B. Hemolytic anaemia",
         "A. Oral ulcers",
@@ -97,6 +97,7 @@ def test_not_chosen(answer):
 
 
 def test_what_is_left_of_denials_is_chosen():
+    assert [chooses("The answer is A. No, the answer is B.", gold) for gold in "ABCD"] == [0, 1, 0, 0]
     assert [chooses("(B) is incorrect; (A)", gold) for gold in "ABCD"] == [1, 0, 0, 0]
 
 
@@ -134,3 +135,8 @@ def test_a_task_without_proper_options_is_named(options):
 def test_a_gold_answer_that_is_no_option_is_named():
     with pytest.raises(RecipeError, check=coded("task-unfit", "'t'", "'E'", "A, B, C, D")):
         chooses("A", "E")
+
+
+@pytest.mark.parametrize("part", ["A", "A, ", "(B) ", "if ", "B? ", "answer\n", "is B is ", "if x was ", "⟦", "24 "])
+def test_long_answers_take_no_time(part):
+    chosen(part * 7_000 + "B", OPTIONS | {"E": "24"})

@@ -9,18 +9,20 @@ import unicodedata
 from midstream.core.text import last_box
 
 _TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
+_HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
 _NEGATION = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
 _TYPOGRAPHY = str.maketrans(
-    "‘’‚‛′‹›´“”„‟″«»‐‑‒–—―−。，：…",
-    8 * "'" + 7 * '"' + 7 * "-" + ".,:.",
+    "‘’‚‛′‹›´“”„‟″«»「」『』《》‐‑‒–—―−。，：…→•",
+    8 * "'" + 13 * '"' + 7 * "-" + ".,:." + 2 * " ",
     "`\u200b\u200c\u200d\u200e\u2060\ufeff\u00ad",
 )
-_SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|(?<=\w)~(?=\w)")
+_SPACING = re.compile(r"[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]|\\[,;:!> ]|\\q?quad\b|~")
 _COMMAND = re.compile(r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt|normal)?|operatorname|boxed|fbox|emph)\b|\\[()\[\]]")
 _MARK_UP = re.compile(r"</?(?:b|i|em|strong|u|code|p|br|span)\s?/?>|(?<!\w)[*_]+|[*_]+(?!\w)|^[#>]+\s", re.MULTILINE)
 _LEAD_IN = re.compile(
     r"(?:\A|(?<=[.!?\n]))[\W_]{0,6}(?:(?:so|thus|therefore|hence|in conclusion|overall)\b,?\s)?(?:(?:the|my|our)\s)?"
-    r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n])\s?",
+    r"(?:(?:final|correct|best|right|short)\s){0,2}answer\s?(?:is\b\s?:?|[:=\n]|-\s)\s?"
+    r"(?:the final answer is\b\s?:?\s?)?",
     re.IGNORECASE,
 )
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -46,7 +48,8 @@ def extract(text: str) -> str:
     before = ["/" if "" in marks else "", *marks]
     opened = [part.strip() for mark, part in zip(before, parts[::2], strict=True) if not mark]
     closed = opened if marks and marks[-1] else opened[:-1]
-    return next(filter(None, reversed([*opened[-1:], *closed])), "")
+    # "I hope it is correct" ends the answers of Minerva's prompt, which many models know.
+    return _HOPE.sub("", next(filter(None, reversed([*opened[-1:], *closed])), ""))
 
 
 def unboxed(answer: str) -> str:

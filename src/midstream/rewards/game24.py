@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from midstream.core.component import RewardConfig
@@ -16,36 +16,49 @@ from midstream.rewards.rule import Rule
 TARGET = 24
 MAX_TOKENS = 100  # four numbers with every bracket that helps take fewer than 30
 MAX_CHARACTERS = 20_000
+ROUNDED = -1  # in place of a number with decimals, which is never a given one
 
-_DROPPED = re.compile(r"\\(?:left|right|displaystyle|[()\[\],;! ])|\$")
+_BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
+# Clauses end where no number does; those below a line "Answer:" belong to it.
+_CLAUSE = re.compile(r"[.,;](?!\w)|(?<=\?)|(?<!:)\n|(?=\b(?:but|so|because|then|and|or|instead)\b)")
+_DENIED = re.compile(
+    r"[≠≈?❌✗✘]|!=|\b(?:not|never|cannot|no|nor|wrong|incorrect|invalid|fail|fails|false)\b|n['’]t\b", re.IGNORECASE
+)
+_TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
+_CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
+_DROPPED = re.compile(r"\\(?:left|right|displaystyle|(?:begin|end) ?\{\w+\*?\}|[()\[\],;! ])|\$")
 _BOXED = re.compile(r"\\boxed ?\{(.*)\}")
 _BOLD = re.compile(r"(?<![0-9)\]])\*\*|\*\*(?!\s?[0-9(\[])")
 _ITALIC = re.compile(r"\A\*([^ ].*[^ ])\*\Z")
-_SIGNS = str.maketrans("×·⋅÷−–", "***/--")
+_SIGNS = str.maketrans("×·⋅∙∗÷∕−–", "*****//--")
 _COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
-_RUN = re.compile(r"(?:\\frac|[0-9+\-*/()\[\]{}= ])+")
+_SAID = re.compile(
+    r"(?<=[0-9)\]]) ?(?:==+|\( ?=|(?:is|equals|gives|makes|evaluates to)\b) ?(?=[0-9.]+(?![0-9 ]*[-+*/(\\]))"
+)
+_RUN = re.compile(r"(?:\\frac|[0-9]+\.[0-9]+|[0-9+\-*/()\[\]{}= ])+")
 _OPERATION = re.compile(r"[0-9)\]}] ?[-+*/=] ?[(\[0-9\\]|\\frac")
 # What would change the value of the expression next to it: powers, roots, factorials, functions, LaTeX not known here.
 _FOREIGN = re.compile(
     r"[\^√∛|⌊⌈⁰¹²³⁴-⁹]|[0-9)\]] ?[!%]|[A-Za-z_][(\[]|\\(?!frac)[A-Za-z]"
     r"|\b(?:sqrt|root|log|ln|mod|floor|ceil|round|exp|abs|squared|cubed|factorial)\b"
 )
-_TOKEN = re.compile(r" ?([0-9]+|\\frac|.)")
+_TOKEN = re.compile(r" ?([0-9]+(?:\.[0-9]+)?|\\frac|.)")
 _FRACTION = re.compile(r"\\frac \{([^{}\\]*)\} \{([^{}\\]*)\}")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Game24(Rule):
-    """1 if the answer is one expression of `metadata["numbers"]`, each exactly once, that makes 24, else 0.
+    """1 if the answer is an expression of `metadata["numbers"]`, each exactly once, that makes 24, else 0.
 
     Read: whole numbers, + - * / × ÷ −, "x" between numbers, brackets, LaTeX's \\frac, \\times, \\div, \\cdot, \\left(;
-    "= 24" after it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. Text around the one expression
-    does not matter; two expressions are wrong. Values are fractions: 8/(3-8/3) is 24.
+    "= 24" after it, "24 =" before it, or more steps ("= 3 * 8 = 24"), every one of which must make 24. Text around it
+    does not matter, nor do steps ("10 - 4 = 6") and expressions that are denied or make another number; of several
+    solutions all must be right (see `solves`). Values are fractions: 8/(3-8/3) is 24.
 
-    Wrong: a bare 24, other numbers than the given ones, two digits joined to one number, other operators (powers,
-    factorials, //), signs before a number (-1), multiplication without a sign (2(3+9)), digits other than 0 to 9, more
-    than `MAX_TOKENS` tokens.
+    Wrong: a bare 24, steps without an expression of all numbers, other numbers than the given ones, two digits joined
+    to one number, other operators (powers, factorials, //), signs before a number (-1), multiplication without a sign
+    (2(3+9)), digits other than 0 to 9, more than `MAX_TOKENS` tokens.
     """
 
     name = "Game of 24"
@@ -67,58 +80,79 @@ class Game24RewardConfig(RewardConfig):
 
 
 def solves(answer: str, given: Sequence[int]) -> bool:
-    """Whether a text holds exactly one expression, of the given numbers, each once, and it makes 24."""
-    try:
-        read = [[_side(side) for side in run.split("=")] for run in _runs(answer)]
-    except (SyntaxError, ZeroDivisionError):
-        return False
-    return (
-        len({expression for (expression, _, _), *_ in read}) == 1
-        and all(value == TARGET for sides in read for _, value, _ in sides)
-        and sorted(read[0][0][2]) == sorted(given)
-    )
+    """Whether every solution that a text claims uses the given numbers, each once, and makes 24.
+
+    Steps on the way claim nothing, nor does an expression that is denied, tried without success, or said to make
+    another number. Where clauses name an answer, a solution or an expression, their claims alone count.
+    """
+    named: list[bool] = []
+    others: list[bool] = []
+    for clause in _clauses(answer):
+        cue, denied, tried = _CUE.search(clause), _DENIED.search(clause), _TRIED.search(clause)
+        for sides in () if denied else map(_sides, _runs(clause)):
+            values = {value for value, _ in sides}
+            size = max((len(numbers) for _, numbers in sides), default=0)
+            right = values == {TARGET} and any(sorted(numbers) == sorted(given) for _, numbers in sides)
+            step = size < len(given) and (not cue or (sides and values != {TARGET}))
+            elsewhere = len(values) == 1 < len(sides) and values != {TARGET}
+            if right or not (step or tried or elsewhere):
+                (named if cue else others).append(right)
+    return all(named or others) and bool(named or others)
 
 
-def _runs(answer: str) -> list[str]:
-    """The parts of a text that look like expressions, in plain signs. Raises `SyntaxError` if they stand in others."""
+def _clauses(answer: str) -> list[str]:
+    """The clauses of a text, its expressions in plain signs."""
     if len(answer) > MAX_CHARACTERS:
-        raise SyntaxError
+        return []
     text = _BOLD.sub("", answer.translate(_SIGNS))
     for command, sign in _COMMANDS.items():
         text = text.replace(command, sign)
-    text = "\n".join(" ".join(line.split()) for line in _DROPPED.sub(" ", text).splitlines())
-    text = _BOXED.sub(r"\1", _TIMES.sub("*", text).replace("\n=", " ="))
-    text = re.sub(r"= ?24!", "= 24", text)
-    if _FOREIGN.search(text):
-        raise SyntaxError
-    runs: list[str] = []
-    for run in _RUN.finditer(text):
+    text = "\n".join(" ".join(line.split()) for line in _DROPPED.sub(" ", text).splitlines() if line.strip())
+    text = _BULLET.sub("", _BOXED.sub(r"\1", _TIMES.sub("*", text)).replace("\n=", " ="))
+    text = _SAID.sub(" = ", text)
+    return [clause for clause in _CLAUSE.split(re.sub(r"(?<![0-9.])24(?:\.0+)?(?![0-9.])!?", "24", text)) if clause]
+
+
+def _runs(clause: str) -> Iterator[str]:
+    """The parts of a clause that look like expressions; "" for one that stands in signs that are not read."""
+    foreign = _FOREIGN.search(clause)
+    for run in _RUN.finditer(clause):
         if not _OPERATION.search(run[0]):
             continue
         # It must not continue in signs that are not read: "1.5", "1,000", "8a".
-        before, after = text[max(0, run.start() - 1) : run.start()], text[run.end() : run.end() + 2]
-        if re.match(r"[\w.,]", before) and not run[0].startswith(" "):
-            raise SyntaxError
-        if re.match(r"\w|[.,:]\w", after) and not run[0].endswith(" "):
-            raise SyntaxError
-        runs.append(_ITALIC.sub(r"\1", run[0].strip("= ")))
-    return runs
+        before, after = clause[max(0, run.start() - 1) : run.start()], clause[run.end() : run.end() + 2]
+        cut = (re.match(r"[\w.,]", before) and not run[0].startswith(" ")) or (
+            re.match(r"\w|[.,:]\w", after) and not run[0].endswith((" ", " (", " ["))
+        )
+        yield "" if cut or foreign else _ITALIC.sub(r"\1", run[0].lstrip("= ").rstrip("= (["))
 
 
-def _side(text: str) -> tuple[str, Fraction, list[int]]:
-    """One side of a sign of equality: text, value, numbers. Raises `SyntaxError`, or `ZeroDivisionError` for a / 0."""
+def _sides(run: str) -> list[tuple[Fraction, list[int]]]:
+    """The value and numbers of each side of an equation, without rounded ones; none if one is no expression."""
+    if "=" in run:  # a bracket around the whole equation: "(10 - 4 = 6)"
+        run = re.sub(r"(=[ 0-9]*)\)\Z", r"\1", run)
+        run = run[1:] if run.count("(") > run.count(")") else run
+    try:
+        sides = [_side(side) for side in run.split("=")]
+        return [(value, numbers) for value, numbers in sides if numbers == [ROUNDED] or ROUNDED not in numbers]
+    except (SyntaxError, ZeroDivisionError):
+        return []
+
+
+def _side(text: str) -> tuple[Fraction, list[int]]:
+    """One side of a sign of equality: value and numbers. Raises `SyntaxError`, or `ZeroDivisionError` for a / 0."""
     tokens = _TOKEN.findall(text.strip())
-    numerals = [token for token in tokens if token.isdigit()]
-    if len(tokens) > MAX_TOKENS or any(len(token) > 6 or token != str(int(token)) for token in numerals):
+    numerals = [token for token in tokens if token[0].isdigit()]
+    if len(tokens) > MAX_TOKENS or any(len(token) > 6 or re.match("0[0-9]", token) for token in numerals):
         raise SyntaxError
     # The spaces keep two signs from being one of Python's, such as // and **.
-    written = expression = " ".join(tokens)
+    expression = " ".join(tokens)
     while "\\frac" in expression:
         expression, replaced = _FRACTION.subn(_divided, expression)
         if not replaced:
             raise SyntaxError
     numbers: list[int] = []
-    return written, _value(ast.parse(expression, mode="eval").body, numbers), numbers
+    return _value(ast.parse(expression, mode="eval").body, numbers), numbers
 
 
 def _divided(fraction: re.Match[str]) -> str:
@@ -134,7 +168,10 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
         case ast.Constant(value=int(number)):
             numbers.append(number)
             return Fraction(number)
-        case ast.List(elts=[inner]):  # square brackets
+        case ast.Constant(value=float(number)):
+            numbers.append(ROUNDED)
+            return Fraction(str(number))
+        case ast.List(elts=[inner]) | ast.Set(elts=[inner]):  # square brackets, braces
             return _value(inner, numbers)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _OPERATIONS[type(op)](_value(left, numbers), _value(right, numbers))

@@ -11,71 +11,90 @@ from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
 
-# A capital letter is a choice unless the word next to it makes it something else: "hepatitis B", "A patient", "B cells".
+MAX_CHARACTERS = 20_000  # of an answer; the last ones are read
+# A capital letter is a choice unless a word next to it makes it something else: "hepatitis B", "A patient", "B cells".
 _BEFORE = frozenset(
-    "answer answers option options choice choices letter choose chose pick select selected exclude eliminate reject is it's "
-    "that's be was were are with say for to as than of but and or nor not neither either both so thus therefore hence maybe "
-    "perhaps only just out over except leaves since because if think believe that between considered final still vs from "
-    "unlike on like against".split()
+    "answer answers option options choice choices letter choose chose pick select selected exclude eliminate "
+    "reject is it's that's be was were are with say for to as than of but and or nor not neither either both so "
+    "thus therefore hence maybe perhaps only just out over except leaves since because if think believe that "
+    "between considered final still vs from unlike on like against towards toward predicts supports suggests "
+    "implies means gives".split()
 )
 _AFTER = frozenset(
-    "and as based because but by due for given is isn't are aren't was wasn't were or since which nor rather instead over if "
-    "while whereas though although would wouldn't must can can't cannot could does doesn't do should has have may might will "
-    "looks seems fits makes matches appears remains sounds describes states says follows leaves fails works gives explains "
-    "best not with in on the it that only alone too also than here to from despite unless out vs so therefore".split()
+    "and as based because but by due for given is isn't are aren't was wasn't were or since which nor rather "
+    "instead over if while whereas though although would wouldn't must can can't cannot could does doesn't do "
+    "should has have may might will looks seems fits makes matches appears remains sounds describes states says "
+    "follows leaves fails works gives explains best not with in on the it that only alone too also than here to "
+    "from despite unless out vs so therefore".split()
 )
-_BARE = re.compile(r"(?:([\w']{2,})[ ])?(?<![\w⟦-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w'⟦]+)|)")
+_BARE = re.compile(r"(?:(?<![\w'])([\w']{2,20})[ ])?(?<![\w⟦+-])(?<!\w')([A-Z])(?![\w+-]|'\w)(?=[ ]([\w'⟦]+)|)")
 _NAMED = re.compile(
     r"(?:\b(?i:option|choice|letter)s?\s)?[(\[]\s?([A-Za-z])\s?[)\]]"  # "(b)", "option [B]"
-    r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
+    r"|(?:\A\W*|\b(?i:option|choice|letter|answer|answer\sis|answer:)\s)([a-z])"
+    r"(?=\W*(?:\Z|\n)|[.,;:)]\s|\s(?:is|because)\b)"
 )
-# Choices next to each other are one: "A, C and D", "B. Oral ulcers", "Oral ulcers (B)"; not in "I choose B, A is wrong".
+_ALONE = r"(?=\W*(?:\Z|\n)|[.,;:!)]|\s(?:is|because|since|as|and|or)\b)"  # of "no", which other sentences have too
+# Choices next to each other are one: "A, C and D", "B. Oral ulcers", "Ulcers (B)"; not in "I choose B, A is wrong".
+_VERBS = (
+    r"is|was|isn't|wasn't|has|does|doesn't|seems|looks|remains|fits|makes|matches|appears|sounds|works|fails|gives|"
+    r"explains"
+)
+_MODALS = r"would|could|can|cannot|can't|may|might|must|should"
 _JOINED = re.compile(
-    r"⟦(\w+)⟧[ ]?[.):,/&=;-]{0,3}[ ]?(?:(?:and|or|nor|and/or)[ ])?\(?⟦(\w+)⟧"
-    r"(?![ ](?:is|was|isn't|wasn't|has|does|doesn't|would|could|can|cannot|can't|may|might|seems|looks)\b)"
+    rf"⟦(\w+)⟧[ ]?[.):,/&=;-]{{0,3}}[ ]?(?:(?:and|or|nor|and/or|as well as)[ ]\(?(?=⟦\w+⟧(?![ ](?:{_VERBS})\b))"
+    rf"|\(?(?=⟦\w+⟧(?![ ](?:{_VERBS}|{_MODALS})\b)))⟦(\w+)⟧"
 )
-_ASKED = re.compile(
+# Asked, supposed, or taken back: "Is it B?", "B? No, C", "if it were B".
+_NOT_SAID = re.compile(
     r"(?:\A|(?<=[.!?\n]))\s?(?:is|are|could|would|can|does|do|which|what|why|how|should|might)\b[^.!?\n]*\?"
-    r"|\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*",
-    re.IGNORECASE,
+    r"|\bif\b[^.!?\n]{0,200}\b(?:were|was)\b[^.!?\n]*|\A.*\b(?:no|wait)[,.:]\s|⟦\w+⟧\?(?=.*⟦)",
+    re.IGNORECASE | re.DOTALL,
 )
 _CLAUSE = re.compile(
-    r"[;!?()\n]|[.,](?!\d)|\s-\s(?=⟦)|(?=\b(?:(?<!thing )(?<!all )but|because|since|as|while|whereas|although|though|so|thus|hence|therefore|yet|"
-    r"which|who|and|leav(?:es|ing)|left with|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|"
-    r"whether|unless|over (?=⟦)|not (?=⟦))\b)",
+    r"[;!?()\n]|[.,](?!\d)|\s-\s(?=⟦)|(?=\b(?:(?<!thing )(?<!all )but|because|since|as|while|whereas|although|"
+    r"though|so|thus|hence|therefore|yet|which|who|and|leav(?:es|ing)|left with|rather than|instead of|other than|than|"
+    r"unlike|as opposed to|versus|vs|if|whether|unless|over(?= ⟦)|not(?= (?:the |an? )?⟦))\b)",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"\b(?:not|never|cannot|neither|nor|none of|no way|except|anything but|everything but|all but|incorrect|wrong|false|"
-    r"inaccurate|invalid|implausible|unlikely|less likely|rul(?:e|es|ed|ing) out|ruled|(?:eliminat|exclud|reject|discard|"
-    r"dismiss)\w*|distractor|tempting|doubt|rather than|instead of|other than|than|unlike|as opposed to|versus|vs|if|whether|"
-    r"unless|over|so (?:is|are|does|do))\b|n't\b",
+    r"\b(?:not|no|never|cannot|neither|nor|hardly|none of|except|(?:any|every)thing but|all but|incorrect|wrong|false|"
+    r"untrue|inaccurate|invalid|implausible|unlikely|less likely|rul(?:e|es|ed|ing) (?:⟦\w+⟧ )?out|ruled|cross out|"
+    r"(?:eliminat|exclud|reject|discard|dismiss)\w*|distractor|tempting|doubt|rather than|instead of|other than|"
+    r"than|unlike|as opposed to|versus|vs|if|whether|unless|over|so (?:is|are|does|do)|as(?= ⟦))\b|n't\b",
     re.IGNORECASE,
 )
+# Clauses that decide, the strongest first: those that name an answer, and those that choose or conclude.
 _CUES = (
-    re.compile(r"\b(?:answer|solution|correct|right(?!\s\w|-\w)|right (?:answer|choice|option|one))\b", re.IGNORECASE),
+    re.compile(r"\b(?:answer|solution|correct|true|right(?!\s\w|-\w)|right (?:choice|option|one))\b", re.IGNORECASE),
     re.compile(
-        r"\b(?:choose|chose|choice|pick|select(?:ed)?|go(?:ing)? with|opt|settle|so|thus|hence|therefore|conclude|conclusion|"
-        r"final|finally|best|must be|most \w+|say|think|believe)\b",
+        r"\b(?:choose|chose|choice|pick|select(?:ed)?|go(?:ing)? with|opt|settle|so|thus|hence|therefore|conclude|"
+        r"final|conclusion|finally|best|better|must be|most \w+|say|think|believe)\b",
         re.IGNORECASE,
     ),
 )
-# An option's text is part of a longer name in "New London".
-_SENTENCE = re.compile(r"⟦\w*[A-Z]\w*⟧|\A\W*(?:the |an? )?⟦\w+⟧\W*\Z|\b(?:is|are|was|were|be|has|have|must|will|it's|[a-z]+s)\b")
-_LABEL = re.compile(r"\W*⟦\w*[A-Z]\w*⟧")
+# Then a letter at the very beginning, as a label; then what states an option at the end of its clause or before words
+# that affirm. An option's text counts only in a sentence: "New London" is not London.
+_LABEL = re.compile(r"\W*⟦\w*[A-Z]\w*⟧(?=\W*\Z|[.,:;!\n]|\s[(A-Z-]|\s(?:because|since|as|and|but|for)\b)")
+_ENDS = (
+    r"(?=\W*\Z|\s?[:=-]|\s(?:it is|for sure|then|here|does|fits|matches|makes|seems|appears|holds|follows|describes|"
+    r"remains|explains|(?:is|are|was|were) (?:likely|more|most|consistent|the|my|what|where|who|when|one))\b)"
+)
+_STATED = re.compile(
+    rf"⟦\w*[A-Z]\w*⟧{_ENDS}|(?:\A\W*(?:(?:the|an?|but|and|so)\s)?"
+    rf"|\b(?:is|are|was|were|be|[Ii]t's|[Tt]hat's|[a-z]+s)\b.{{0,200}})⟦\w+⟧{_ENDS}"
+)
 
 
 class MultipleChoice(Rule):
     """1 if the answer chooses the right one of `metadata["options"]` (letter -> text), else 0.
 
-    The gold answer is a letter or an option's text. A choice is a letter on its own ("B", "(b)"), one at the beginning
-    ("B. Oral ulcers"), one after "answer", "option" or "choice" ("The answer is B because ..."), one in brackets
-    anywhere, or an option's text and nothing else, compared as in exact match. Where several of these stand in an
-    answer, "answer ..." decides, then "option ...", the beginning, the brackets.
+    The gold answer is a letter or an option's text. Read: a letter as in "B", "(b)", "B. Oral ulcers", "The best answer
+    is B", "B is correct", "I'd go with B", "option b"; or an option's text, alone as in exact match or in a sentence
+    that states it. See `chosen` for which of several mentions decides.
 
-    Wrong: no choice; two letters; a letter with another option's text; a choice taken back in its own clause ("not
-    option B"); a bracketed letter next to a "not". A letter before a word is part of it: "A patient" and "B cells" are
-    no choice. Option texts inside longer sentences, and paraphrases, are not recognized.
+    Wrong: no choice; two; a letter with another option's text; one that is denied ("not B", "B is wrong"), asked or
+    only compared ("C is better than B"). A letter next to a word may be part of it: "A patient", "hepatitis B". Paraphrases
+    are not recognized.
     """
 
     name = "multiple choice"
@@ -101,23 +120,26 @@ class MultipleChoiceConfig(RewardConfig):
 def chosen(answer: str, options: Mapping[str, str]) -> set[str]:
     """The letters that an answer names: one, where it is a choice; several for options of the same text.
 
-    Every mention of an option becomes a mark, ⟦B⟧ for its letter and ⟦b⟧ for its text. Clauses that deny are left out. Of
-    the others those decide that name an answer, else those that choose or conclude, else a letter at the very beginning,
-    else all; and among them letters before texts.
+    Every mention of an option becomes a mark, ⟦B⟧ for its letter and ⟦b⟧ for its text. Clauses that deny are left out.
+    Of the others those decide that name an answer, else those that choose or conclude, else a letter at the very
+    beginning, else those that state an option; and among them letters before texts.
     """
-    text = re.sub("[⟦⟧${}]", " ", plain(answer))
+    text = re.sub("[⟦⟧${}]", " ", plain(answer)[-MAX_CHARACTERS:])
     said = words(conclusion(text) or text)
     named = {letter for letter, option in options.items() if said == words(option)}
     lettered = re.match(r"\W*([A-Za-z])(?:[.):,\]-]|\W*\Z)", text)
     if said and named and not (lettered and lettered[1].upper() in options):
         return named
 
-    text = _marked(_ASKED.sub(" ", re.sub(r"((?i:answer|choice|option)\b[^\w\n]*)\n+", r"\1: ", text)), options)
+    text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
+    text = _NOT_SAID.sub(" ", _marked(text, options))
     clauses = [clause for clause in _CLAUSE.split(text) if "⟦" in clause and not _DENIED.search(clause)]
-    deciding = [[clause for clause in clauses if cue.search(clause)] for cue in _CUES]
     label = _LABEL.match(text)
-    deciding += [[label[0]] if label and clauses and clauses[0].startswith(label[0]) else []]
-    deciding += [[clause for clause in clauses if _SENTENCE.search(clause)]]
+    deciding = [
+        *([clause for clause in clauses if cue.search(clause)] for cue in _CUES),
+        [label[0]] if label and clauses and clauses[0].startswith(label[0]) else [],
+        [clause for clause in clauses if _STATED.search(clause)],
+    ]
     marks = re.findall(r"⟦(\w+)⟧", " ".join(next(filter(None, deciding), [])))
     return set("".join([mark for mark in marks if not mark.islower()] or marks).upper())
 
@@ -128,14 +150,18 @@ def _marked(text: str, options: Mapping[str, str]) -> str:
     for option in sorted(set(texts.values()), key=len, reverse=True):
         if len(option) > 1 or option.isdecimal():
             letters = "".join(letter.lower() for letter, other in texts.items() if other.lower() == option.lower())
-            text = re.sub(rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d)", f"⟦{letters}⟧", text, flags=re.IGNORECASE)
+            short = _ALONE if re.fullmatch("[a-zA-Z]{2,3}", option) else ""
+            whole = rf"(?<![\w.,/^+⟦-])(?<!\d ){re.escape(option)}(?![\w%⟧]|[.,/^-]\w| \d){short}"
+            text = re.sub(whole, f"⟦{letters}⟧", text, flags=re.IGNORECASE)
     text = _NAMED.sub(lambda found: f"⟦{(found[1] or found[2]).upper()}⟧", text)
 
     def bare(found: re.Match[str]) -> str:
         before, letter, after = found[1] or "", found[2], found[3] or ""
-        fits = not before or before.lower() in _BEFORE or before.endswith(("ly", "ing"))
-        fits = fits and (after.lower() in _AFTER or not after or after.startswith("⟦") or (len(after) < 2 and after.isupper()))
-        return f"{before} ⟦{letter}⟧".lstrip() if fits and (letter in options or letter != "I") else found[0]
+        follows = not before or before.lower() in _BEFORE or before.endswith(("ly", "ing"))
+        ends = not after or after.lower() in _AFTER or after[0] == "⟦" or re.fullmatch("[A-Z]", after)
+        return (
+            f"{before} ⟦{letter}⟧".lstrip() if follows and ends and (letter in options or letter != "I") else found[0]
+        )
 
     text = re.sub(r"\b(?:[Oo]ption|[Cc]hoice|[Ll]etter)s? ⟦", "⟦", _BARE.sub(bare, text))
     while (joined := _JOINED.sub(r"⟦\1\2⟧", text)) != text:
