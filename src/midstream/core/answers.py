@@ -9,6 +9,7 @@ import unicodedata
 from midstream.core.text import last_box
 
 _TAG = re.compile(r"<\s?([/\\]?)\s?answer\s?/?>", re.IGNORECASE)
+# The end of answers to Minerva's prompt, which many models know.
 _HOPE = re.compile(r"\s(?:I|We) hope (?:it|this) is correct\.?\Z")
 _NEGATION = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
 _TYPOGRAPHY = str.maketrans(
@@ -48,8 +49,7 @@ def extract(text: str) -> str:
     before = ["/" if "" in marks else "", *marks]
     opened = [part.strip() for mark, part in zip(before, parts[::2], strict=True) if not mark]
     closed = opened if marks and marks[-1] else opened[:-1]
-    # "I hope it is correct" ends the answers of Minerva's prompt, which many models know.
-    return _HOPE.sub("", next(filter(None, reversed([*opened[-1:], *closed])), ""))
+    return next(filter(None, reversed([*opened[-1:], *closed])), "")
 
 
 def unboxed(answer: str) -> str:
@@ -57,6 +57,7 @@ def unboxed(answer: str) -> str:
 
     Several boxes count only if they hold the same, and none does after a "not" in its clause.
     """
+    answer = _HOPE.sub("", answer)
     inside = last_box(answer)
     box = f"\\boxed{{{inside}}}"
     start, _, end = answer.rpartition(box)

@@ -14,7 +14,7 @@ from midstream.rewards.numeric import read
 from midstream.rewards.rule import Rule
 
 AS_NUMBER = "right_as_number"  # part of a score of 0 for an answer that states the gold number
-_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # what tells "C++" from "C#" and "A+" from "A-"
+_SIGNS = re.compile(r"\w([+#-]+)(?!\w)")  # the difference of "C++" and "C#", of "A+" and "A-"
 _BARE = re.compile(r"[-+−]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = ("yes", "no", "noanswer")
 

@@ -93,8 +93,8 @@ class MultipleChoice(Rule):
     that states it. See `chosen` for which of several mentions decides.
 
     Wrong: no choice; two; a letter with another option's text; one that is denied ("not B", "B is wrong"), asked or
-    only compared ("C is better than B"). A letter next to a word may be part of it: "A patient", "hepatitis B". Paraphrases
-    are not recognized.
+    only compared ("C is better than B"). A letter next to a word may be part of it: "A patient", "hepatitis B".
+    Paraphrases are not recognized.
     """
 
     name = "multiple choice"
