@@ -157,7 +157,12 @@ def test_a_program_calls_its_tool_branches_and_computes():
         ("x = []\nx.append(x)\necho(text=x)", "error", "ValueError: Circular reference detected"),
         ("echo(text='x' * 2_000_000)", "error", "ValueError: echo() takes 1000000 bytes of arguments at most"),
         ("def f(): f()\nf()", "error", "RecursionError"),
-        ("while True: print('ab')", "error", "[output cut after 4000 characters]"),
+        pytest.param(
+            "while True: print('ab')",
+            "ok",
+            ("ab\n" * 2000)[:4000] + "\n[output cut after 4000 characters]",
+            id="too much output",
+        ),
         ("1 +", "error", "SyntaxError: invalid syntax"),
         ("import os\nos._exit(4)", "error", "exit code 4"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import textwrap
 import warnings
 from collections.abc import Mapping
 
@@ -113,21 +114,22 @@ def spoken(text: str) -> str:
 
 
 def find_program(text: str) -> tuple[str | None, str]:
-    """Return (code, "") of the first fenced block that compiles, or of the whole text without fenced blocks.
+    """Return (code, "") of the whole text if it compiles, else of its first fenced block that does.
 
-    If any block is marked as Python, only these count. If nothing compiles, the result is (None, problem of the first).
+    If any block is marked as Python, only these count. Code that is indented as a whole is moved to the left. If
+    nothing compiles, the result is (None, problem of the first).
     """
     reply = spoken(text)
+    if _compile_error(reply) is None:  # a fence in it stands in a string
+        return reply, ""
     blocks = _fenced(reply)
     marked = [code for language, code in blocks if language in _PYTHON]
     candidates = marked or [code for _, code in blocks] or [reply]
-    problems = []
     for code in candidates:
-        problem = _compile_error(code)
-        if problem is None:
-            return code, ""
-        problems.append(problem)
-    return None, problems[0]
+        for version in (code, textwrap.dedent(code)):
+            if _compile_error(version) is None:
+                return version, ""
+    return None, _compile_error(candidates[0]) or ""
 
 
 def _fenced(text: str) -> list[tuple[str, str]]:

@@ -106,7 +106,7 @@ class ProgramRunner:
         body = json.dumps(program).encode()
         try:
             result = await self._pool.on_worker(lambda worker: conversation.hold(worker, body))
-            status, text = "ok" if result.ok else "error", result.text or NOTHING
+            status, text = "ok" if result.usable else "error", result.text or NOTHING
         except _Ended as ended:
             status, text = "error", str(ended)
         except InfrastructureError as failure:

@@ -55,7 +55,7 @@ class PythonPool:
         if self.tier == "arithmetic":
             self._check_open()
             reason, text = answer(code, self._limits.output_limit)
-            return PythonResult(reason == "ok", text, reason)
+            return PythonResult.of(reason, text, self._limits.output_limit)
         return await self.on_worker(lambda worker: worker.ask(code.encode("utf-8", "surrogatepass")))
 
     async def on_worker(self, job: Callable[[Worker], Awaitable[T]]) -> T:

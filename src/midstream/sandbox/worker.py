@@ -44,6 +44,18 @@ class PythonResult:
     text: str
     reason: Reason
 
+    @classmethod
+    def of(cls, reason: Reason, text: str, output_limit: int) -> PythonResult:
+        """The result of that reason; the text of one that printed too much is cut, and marked as cut."""
+        if reason == "output_limit":
+            text = f"{text[:output_limit]}\n[output cut after {output_limit} characters]"
+        return cls(reason == "ok", text, reason)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the text answers: the code ran to its end, or was stopped because it printed too much."""
+        return self.reason in ("ok", "output_limit")
+
 
 class WorkerDied(Exception):
     """A zygote is gone or does not answer."""
@@ -176,9 +188,9 @@ class Worker:
         """
         reason, text = await self._frame()
         limit = self._output_limit
-        if reason == "output_limit" or len(text) > limit + (0 if reason == "ok" else 1 + ERROR_LIMIT):
-            reason, text = "output_limit", f"{text[:limit]}\n[output cut after {limit} characters]"
-        return PythonResult(reason == "ok", text, reason)
+        if len(text) > limit + (0 if reason == "ok" else 1 + ERROR_LIMIT):
+            reason = "output_limit"
+        return PythonResult.of(reason, text, limit)
 
     async def _frame(self) -> tuple[Reason, str]:
         """Read a reason, a length, a text. Raises `WorkerDied` if they end early or no zygote wrote them."""

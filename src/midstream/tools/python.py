@@ -31,8 +31,8 @@ CODER_TIMEOUT_S = 500.0
 class PythonTool:
     """Runs Python in a separate process, without state between calls; `libraries` lists what code can import.
 
-    Code that raises, runs too long or uses too much memory is an answer with `ok=False`. The sandbox's tier
-    (`sandbox.tiers`) determines how the code is confined.
+    Code that raises, runs too long or uses too much memory is an answer with `ok=False`; too much output is cut and
+    marked. The sandbox's tier (`sandbox.tiers`) determines how the code is confined.
     """
 
     name = "python"
@@ -58,9 +58,11 @@ class PythonTool:
             )
 
     async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
-        """Run `arguments["code"]`; raises `SandboxError` if no process could run it."""
-        result = await self.pool.run(str(arguments["code"]))
-        return ToolResult(text=result.text or "(no output)", ok=result.ok)
+        """Run `arguments["code"]`, without a fence around it; raises `SandboxError` if no process could run it."""
+        written = str(arguments["code"])
+        program, _ = find_program(written)
+        result = await self.pool.run(program or written)  # what does not compile gets Python's own error
+        return ToolResult(text=result.text or "(no output)", ok=result.usable)
 
     async def close(self) -> None:
         """End the processes."""

@@ -77,6 +77,7 @@ class Zygote:
         self.child = 0
         self.channel: int | None = None  # of the program that runs
         self.id = os.getpid()
+        self.passed = ""  # the time after which the last child was ended, in words
         if os.listdir(settings.scratch):
             raise OSError(f"the scratch directory {settings.scratch} holds files, which would be removed")
         self.confinement, self.namespaces, self.watched = None, None, False
@@ -141,6 +142,7 @@ class Zygote:
         Raises `HostGone` once the host has closed the stream; the child is gone too.
         """
         exceeded, most = None, self.settings.disk_mb * MEGABYTE
+        self.passed = f"{math.ceil(self.settings.timeout_s)} s of CPU time"  # unless the clock is first
         wall_s = running.WALL_FACTOR * self.settings.timeout_s if self.channel is None else math.inf
         until = time.monotonic() + wall_s
         while True:
@@ -150,7 +152,7 @@ class Zygote:
                 os.read(self.woken, 64)
             gone = self.source in ready
             if time.monotonic() >= until:
-                exceeded = running.TIMEOUT
+                exceeded, self.passed = running.TIMEOUT, f"{wall_s:g} s"
             elif self.watched and written(self.child) > most:
                 exceeded = running.DISK
             if gone or exceeded:
@@ -211,7 +213,7 @@ class Zygote:
         if exceeded == running.DISK:
             return frame(running.DISK, f"OSError: more than {self.settings.disk_mb} MB written to files")
         if exceeded == running.TIMEOUT or code == -signal.SIGXCPU:
-            return frame(running.TIMEOUT, f"TimeoutError: not finished after {self.settings.timeout_s:g} s")
+            return frame(running.TIMEOUT, f"TimeoutError: not finished after {self.passed}")
         if code == running.MEMORY_EXIT:
             return frame(running.MEMORY, "MemoryError: out of memory")
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
