@@ -97,10 +97,10 @@ def troubles(request_failures: int, replies_repaired: int) -> str:
 
 
 def limits_met(stop_reasons: Mapping[str, int], runs: int) -> str:
-    """How many runs the model's context or the time ended: "5 of 50 runs (context 3, time 2)"; "" for none."""
+    """How many runs context or time ended: "5 of 50 runs ended by a limit (context 3, time 2)"; "" for none."""
     met = {reason: stop_reasons[reason] for reason in OUTER_LIMITS if stop_reasons.get(reason)}
     parts = [f"{reason.removesuffix('_limit')} {count:,}" for reason, count in met.items()]
-    return f"{sum(met.values()):,} of {counted(runs, 'run')} ({', '.join(parts)})" if met else ""
+    return f"{sum(met.values()):,} of {counted(runs, 'run')} ended by a limit ({', '.join(parts)})" if met else ""
 
 
 def sharing(tokens_each: float | None) -> list[str]:
