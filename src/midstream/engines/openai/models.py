@@ -33,63 +33,57 @@ class ModelContext:
 
     def __init__(self, config: OpenAIConfig, name: str) -> None:
         self.tokens = config.context_tokens
-        self._config, self._name = config, name
-        self._asked = False
+        self._config, self._name, self._asked = config, name, False
         # Nobody else refuses: a setting is for servers that cut longer prompts without a word, and Ollama is one.
         self._alone = self.tokens is not None or config.provider == "ollama"
 
     async def check(self, request: Request, ids: Sequence[int] | None) -> None:
         """Raise `PromptTooLongError` if the request is too long for the model, as far as this is known."""
-        prompt = _count(request, ids, CHARACTERS_PER_TOKEN if self._alone else _MOST_CHARACTERS)
-        if self.tokens is None and not self._asked and prompt > _SHORT:
+        size = _size(request, ids, CHARACTERS_PER_TOKEN if self._alone else _MOST_CHARACTERS)
+        if self.tokens is None and not self._asked and size - request.sampling.max_tokens > _SHORT:
             self._asked = True
             self.tokens = await served_context(self._config)
             # Ollama gives the context of models that are loaded, and loads one for its first request.
             self._asked = self.tokens is not None or self._config.provider != "ollama"
-        new = request.sampling.max_tokens
-        if self.tokens is not None and prompt + new > self.tokens:
+        if self.tokens is not None and size > self.tokens:
             raise PromptTooLongError(
-                f"{self._name}: a prompt of {'about ' if ids is None else ''}{prompt} tokens and {new} new ones do not "
-                f"fit its context of {self.tokens}",
+                f"{self._name}: {'about ' if ids is None else ''}{size} tokens, {request.sampling.max_tokens} of them "
+                f"new, do not fit its context of {self.tokens}",
                 **refusal_advice(self._config, self._config.model, 400, too_long=True),
             )
 
     def exceeded(self, request: Request, ids: Sequence[int] | None) -> bool:
         """Whether a refused request, by a rough count, was too long for the context that the server gives."""
-        size = _count(request, ids, CHARACTERS_PER_TOKEN) + request.sampling.max_tokens
-        return self.tokens is not None and size > self.tokens
+        return self.tokens is not None and _size(request, ids, CHARACTERS_PER_TOKEN) > self.tokens
 
 
-def _count(request: Request, ids: Sequence[int] | None, characters: int) -> int:
-    """Tokens of the prompt: its ids, or `characters` of its text as one."""
+def _size(request: Request, ids: Sequence[int] | None, characters: int) -> int:
+    """Tokens of prompt and reply; without ids, `characters` of the prompt's text count as one."""
     if ids is not None:
-        return len(ids)
-    texts = [request.prompt, *(message.content for message in request.messages)]
-    return (sum(map(len, texts)) + sum(len(json.dumps(dict(tool))) for tool in request.tools)) // characters
+        return len(ids) + request.sampling.max_tokens
+    texts = [request.prompt, *(message.content for message in request.messages), *map(str, request.tools)]
+    return sum(map(len, texts)) // characters + request.sampling.max_tokens
 
 
 async def served_context(config: OpenAIConfig) -> int | None:
     """The context that the server gives for the engine's model; None if it gives none, or several."""
-    if config.provider == "ollama":  # its list of models has the context that they were trained with, if any
+    if config.provider == "ollama":  # its /models has no context
         found = await _listed(config, URL(config.base_url, encoded=True).with_path("/api/ps"), "models")
     else:
         found = await model_list(config)
-    # A server of one model may know it by several names.
     named = [entry for entry in found if names_model(entry, config.model)]
-    sizes = {size for entry in named or found if (size := _size(entry))}
+    sizes = set()
+    for entry in named or found:  # a server of one model may know it by another name
+        # OpenRouter's `top_provider` is the one that answers, llama.cpp's `meta` its server.
+        places = [place for place in (entry.get("top_provider"), entry.get("meta"), entry) if isinstance(place, dict)]
+        values = [place.get(name) for place in places for name in _SIZES]
+        sizes |= set([value for value in values if type(value) is int and value > 0][:1])
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def names_model(entry: Mapping[str, Any], model: str) -> bool:
     """Whether an entry of a list is the model's: Ollama adds the tag that a name leaves out, Gemini a prefix."""
     return any(entry.get(field) in (model, f"{model}:latest", f"models/{model}") for field in ("id", "name"))
-
-
-def _size(entry: Mapping[str, Any]) -> int | None:
-    """The context in an entry: of the provider that OpenRouter chooses, of llama.cpp's server, or the entry's own."""
-    places = [fields for fields in (entry.get("top_provider"), entry.get("meta"), entry) if isinstance(fields, Mapping)]
-    sizes = [fields.get(name) for fields in places for name in _SIZES]
-    return next((size for size in sizes if type(size) is int and size > 0), None)
 
 
 async def model_list(config: OpenAIConfig) -> list[dict[str, Any]]:
@@ -115,14 +109,5 @@ async def _listed(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, 
                     return []
         entries = json.loads(body)[field] if answer.status == 200 else []
         return [entry for entry in entries if isinstance(entry, dict)]
-    except (
-        aiohttp.ClientError,
-        UnsupportedError,
-        UsageError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):
+    except (aiohttp.ClientError, UnsupportedError, UsageError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
