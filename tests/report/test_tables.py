@@ -139,7 +139,9 @@ def test_runs_that_context_or_time_ended_are_counted_where_there_were_any():
     steps = [one.model_copy(update={"limits": {"context_limit": 3, "time_limit": 1}}) for one in metrics(2)]
     result = evaluation(1.0, 1).model_copy(update={"stop_reasons": {"context_limit": 12, "verified": 3}})
     total = sum(one.trajectories for one in steps)
-    assert f"8 of {total} runs ended by a limit (context 6, time 2)" in shown(tables.run_summary("a", "b", 2, steps, [result]))
+    assert f"8 of {total} runs ended by a limit (context 6, time 2)" in shown(
+        tables.run_summary("a", "b", 2, steps, [result])
+    )
     assert "12 of 400 runs ended by a limit (context 12)" in shown(evaluation_view([result]))
     plain = metrics(1)[0]
     assert "limits" not in shown(tables.run_summary("a", "b", 1, [plain], [evaluation(1.0, 1)]))

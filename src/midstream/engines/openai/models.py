@@ -109,5 +109,14 @@ async def _listed(config: OpenAIConfig, url: URL, field: str) -> list[dict[str, 
                     return []
         entries = json.loads(body)[field] if answer.status == 200 else []
         return [entry for entry in entries if isinstance(entry, dict)]
-    except (aiohttp.ClientError, UnsupportedError, UsageError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (
+        aiohttp.ClientError,
+        UnsupportedError,
+        UsageError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):
         return []
