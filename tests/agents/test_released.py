@@ -160,6 +160,14 @@ def test_an_alias_is_what_agents_call_a_tool():
     assert load_recipe("agentflow-prompted", ["tools.python.alias=calculator"]).table()["tools"]["python"]["alias"]
 
 
+def test_a_template_calls_a_tool_by_its_alias():
+    changed = ["agent.template=search-r1", 'tools={ wikipedia = { alias = "search" }, python = false }']
+    with Build(load_recipe("artist-prompted", changed)) as build:
+        assert [tool.name for tool in build.tools] == ["search"]
+    with pytest.raises(RecipeError, check=coded("unknown-tool", "search", "python")):
+        Build(load_recipe("artist-prompted", changed[:1]))
+
+
 @pytest.mark.parametrize(
     ("alias", "code"), [("two words", "recipe-invalid"), ("", "recipe-invalid"), ("local_search", "name-clash")]
 )

@@ -292,12 +292,13 @@ def _check_agent(recipe: Recipe) -> None:
             fix="leave it out",
         )
     # A call of a missing tool could never be answered.
+    names = [component.alias or name for name, component in recipe.tools.items()]
     for mark in dict.fromkeys([*filter(None, [template.tool]), *agent.tools]):
         tool = agent.tools.get(mark, mark)
-        if tool not in recipe.tools and not any(component.type == "mcp" for component in recipe.tools.values()):
+        if tool not in names and not any(component.type == "mcp" for component in recipe.tools.values()):
             raise RecipeError(
                 f"agent.template = {agent.template!r} calls the tool {tool!r}; the recipe's tools are: "
-                f"{', '.join(recipe.tools) or 'none'}",
+                f"{', '.join(names) or 'none'}",
                 code="unknown-tool",
                 fix=f'add [tools.{tool}], or name the tool that is meant: agent.tools = {{ {mark} = "NAME" }}',
             )
