@@ -25,7 +25,7 @@ from midstream.cli.main import main
 from midstream.core.component import register
 from midstream.core.errors import EngineError, PromptTooLongError
 from midstream.core.protocols import Request
-from midstream.core.trajectory import Message, Sampling
+from midstream.core.trajectory import Message, Sampling, Trajectory
 from midstream.engines.local.engine import TransformersLocal, generate
 from midstream.engines.local.pretrained import load_model
 from midstream.engines.openai import adapters as lora
@@ -43,6 +43,10 @@ pytestmark = [
     # peft asks transformers by a name that is being retired.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
 WORDS = ("a red fox", "how high is the tower", "12 + 30", "zebra", "who knows", "Tool Name: python", "end")
 
 
@@ -80,11 +84,7 @@ def url(model_directory, show):
         "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "8",
         "--logprobs-mode", "processed_logprobs",
     ]  # fmt: skip
-    environment = {
-        **os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     log = model_directory.parent / "vllm.log"
     with log.open("w") as file:
         server = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -265,6 +265,30 @@ def test_a_prompt_that_is_too_long_is_named(url, local, ids_in):
     # The server counts words that are shorter than the engine's rough count allows for; token ids are counted here.
     with pytest.raises(PromptTooLongError, match="context of 2048" if ids_in else "maximum context length is 2048"):
         ask(engine, chat("hi " * 2500))
+
+
+# --- a server of the run's own ----------------------------------------------------------------------------------------
+
+
+def test_solve_starts_the_server_itself_and_ends_it(model_directory, tmp_path, monkeypatch, capsys):
+    program = tmp_path / "vllm"  # that of the CPU build looks for a distribution called vllm
+    words = f'{PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"'
+    program.write_text(f'#!/bin/sh\nshift; model="$1"; shift\nexec {words}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--model", str(model_directory), "--base-url", f"http://127.0.0.1:{port}/v1", "--serve-with", "vllm"]
+    changes = ["agent.max_turns=1", "engines.model.serve=--dtype float32 --max-model-len 2048 --enforce-eager"]
+    changes += [f"agent.{role}.sampling={{max_tokens=12}}" for role in ("planner", "executor", "verifier", "generator")]
+    assert main(["solve", "Why ?", *options, "--json", *(word for one in changes for word in ("--set", one))]) == 0
+    trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
+    assert (trajectory.status, trajectory.request_failures) == ("ok", 0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
