@@ -181,7 +181,7 @@ def test_a_task_that_its_reward_cannot_score_is_refused_before_any_work(build, r
     reward.check(task("exact_match"))
     reward.check(task("math"))
     with pytest.raises(RecipeError, check=coded("unknown-type" if named == "nope" else "task-unfit", "'t'")):
-        reward.check(task(named, "half"))
+        reward.check(task(named, "Paris"))
 
 
 def test_each_is_made_once_and_when_it_is_needed():

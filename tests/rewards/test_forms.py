@@ -18,9 +18,18 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Trajectory
 from midstream.rewards.exact_match import ExactMatch
 from midstream.rewards.game24 import Game24
+from midstream.rewards.math import Math, MathConfig
 from midstream.rewards.multiple_choice import MultipleChoice, chosen
+from midstream.rewards.numeric import Numeric
+from midstream.rewards.rule import BaseReward
+from support.sandboxes import sandbox
 
-RULES = {"exact_match": ExactMatch(), "game24": Game24(), "multiple_choice": MultipleChoice()}
+RULES = {
+    "exact_match": ExactMatch(),
+    "game24": Game24(),
+    "multiple_choice": MultipleChoice(),
+    "numeric": Numeric(),
+}
 
 
 def forms(name: str) -> Iterator[tuple[str, str, dict, bool]]:
@@ -40,20 +49,28 @@ def forms(name: str) -> Iterator[tuple[str, str, dict, bool]]:
         yield gold, form.replace("⏎", "\n"), metadata, verdict == "right"
 
 
+async def misjudged(reward: BaseReward | Math, name: str, every: int = 1) -> list[str]:
+    """The lines whose score is not their verdict; the reward is closed."""
+    wrong = []
+    try:
+        for gold, form, metadata, right in list(forms(name))[::every]:
+            task = Task(id="t", question="?", answer=gold, metadata=metadata)
+            score = await reward.score(task, Trajectory(id="t#0", task_id="t", answer=form))
+            if score.value != right:
+                wrong.append(f"{gold} | {form} | {'right' if right else 'wrong'}")
+    finally:
+        await reward.close()
+    return wrong
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_every_form_is_read_as_a_careful_person_would(name):
-    async def score(gold: str, form: str, metadata: dict) -> float:
-        task = Task(id="t", question="?", answer=gold, metadata=metadata)
-        return (await RULES[name].score(task, Trajectory(id="t#0", task_id="t", answer=form))).value
+    assert asyncio.run(misjudged(RULES[name], name)) == []
 
-    async def failed() -> list[str]:
-        return [
-            f"{gold} | {form} | {'right' if right else 'wrong'}"
-            for gold, form, metadata, right in forms(name)
-            if await score(gold, form, metadata) != right
-        ]
 
-    assert asyncio.run(failed()) == []
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_mathematical_form(every):
+    assert asyncio.run(misjudged(Math(MathConfig(workers=1), sandbox("standard")), "math", every)) == []
 
 
 def test_a_form_that_is_right_chooses_no_other_option():
@@ -65,7 +82,7 @@ def test_a_form_that_is_right_chooses_no_other_option():
     assert failed == []
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [*RULES, "math"])
 def test_the_tables_are_large_enough(name):
     verdicts = [right for _, _, _, right in forms(name)]
     assert verdicts.count(True) >= 300

@@ -105,9 +105,15 @@ def test_answers_that_hang_are_wrong_and_say_so():
     assert Score(value=0.0, parts={"timed_out": 1.0}) in hung
 
 
-def test_an_answer_that_eats_memory_is_wrong():
-    [one] = scores(make(timeout_s=60, memory_mb=64), ("7", "$" + "(" * 3_000_000 + "$"))
-    assert one.value == 0.0
+def test_a_formula_that_eats_memory_is_not_right():
+    async def run() -> bool | None:
+        reward = make(timeout_s=60, memory_mb=64)
+        task = Task(id="t", question="?", answer="7")
+        found = await reward._verdict(task, ("7",), "(" * 3_000_000)
+        await reward.close()
+        return found
+
+    assert not asyncio.run(run())
 
 
 def test_a_worker_serves_on_after_a_hang():
@@ -148,20 +154,20 @@ def test_a_gold_answer_without_anything_to_compare_is_an_error(gold):
 
 
 def test_a_gold_answer_that_hangs_is_an_error_not_a_wrong_answer():
-    with pytest.raises(RewardError, check=coded("task-unfit", "'t'", HOSTILE[0])):
+    with pytest.raises(RewardError, check=coded("task-unfit", "'t'", HOSTILE[0].strip("$"))):
         scores(make(timeout_s=0.2), (HOSTILE[0], "7"))
 
 
 def test_a_dead_worker_is_an_error_not_a_wrong_answer(monkeypatch):
     async def run() -> None:
         reward = make()
-        await score(reward, "7", "7")
+        await score(reward, "7", "\\sqrt{49}")
         [worker] = reward.pool._idle
         monkeypatch.setattr(worker, "alive", lambda: True)
         worker.stop()
         with pytest.raises(SandboxError):
-            await score(reward, "7", "8")
-        assert (await score(reward, "7", "8")).value == 0.0  # nothing was kept of the failure
+            await score(reward, "7", "\\sqrt{50}")
+        assert (await score(reward, "7", "\\sqrt{50}")).value == 0.0  # nothing was kept of the failure
         await reward.close()
 
     asyncio.run(run())
@@ -176,8 +182,14 @@ def test_equal_pairs_are_compared_once(monkeypatch):
         return await run(pool, code)
 
     monkeypatch.setattr(PythonPool, "run", counted)
-    assert values(*[("7", "$7$")] * 5, ("7", "8"), ("8", "$7$")) == [1.0] * 5 + [0.0] * 2
+    roots = [("2\\sqrt{3}", "$\\sqrt{12}$")] * 5
+    assert values(*roots, ("2\\sqrt{3}", "$\\sqrt{13}$"), ("$\\sqrt{13}$", "$\\sqrt{12}$")) == [1.0] * 5 + [0.0] * 2
     assert len(runs) == 3
+
+
+def test_numbers_and_words_are_compared_without_a_process(monkeypatch):
+    monkeypatch.delattr(PythonPool, "run")
+    assert values(("7", "$7$"), ("7", "8"), ("1/3", "0.333333"), ("June 20", "May 20")) == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_settings_reach_math_verify():

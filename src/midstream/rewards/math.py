@@ -1,13 +1,14 @@
-"""Mathematical answers compared by Math-Verify, inside the sandbox and under its clock.
+"""Mathematical answers: words and numbers compared here, formulas by Math-Verify in the sandbox and under its clock.
 
-Math-Verify reads LaTeX and plain numbers and compares numbers, expressions, sets, intervals, matrices and equations by
-value. It never runs in this process: it evaluates what a model wrote, its time-outs use signals, which do not work in
-threads, and 9^{9^{9^9}} would block every other run.
+Math-Verify compares expressions, sets, intervals, matrices and equations by value. It never runs in this process: it
+evaluates what a model wrote, its time-outs use signals, which do not work in threads, and 9^{9^{9^9}} would block every
+other run.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from functools import partial
@@ -17,16 +18,37 @@ from pydantic import Field
 
 from midstream.core.answers import extract
 from midstream.core.component import Context, RewardConfig
-from midstream.core.errors import RewardError, UnsupportedError
+from midstream.core.errors import RecipeError, RewardError, UnsupportedError
 from midstream.core.task import Task
 from midstream.core.trajectory import Score, Trajectory
+from midstream.rewards.numeric import number_of
 from midstream.rewards.rule import SingleFlight
+from midstream.rewards.statement import Statement, state
 from midstream.sandbox.launch import installed
 from midstream.sandbox.pool import PythonPool
 from midstream.sandbox.settings import Library, Limits
 from midstream.sandbox.tiers import Sandbox
 
 LIBRARY = "math_verify"
+_OTHER_REWARD = 'correct the task, or score it by another reward: exact_match, or a judge with rule = ""'
+_DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b|\b\d\d?/\d\d?/\d{4}\b|\d:\d\d\s*[ap]\.?m\b", re.IGNORECASE)
+_OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")  # inline formulas are of one line
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d\d")
+_NAMED = re.compile(r"\s*\\?[a-zA-Z]\w*(?:\([^()]*\)|_\{[^{}]*\})?\s*=[^=]*$")
+_UNIT_NAMES = {
+    name: names.split()[0]
+    for names in (
+        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
+        "in inch inche",
+        "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "s sec second", "min minute", "h hr hour", "day",
+        "week", "yr year", "dollar", "cent",
+    )
+    for name in names.split()
+}  # fmt: skip
+_UNIT = re.compile(r"\d\s*(square |sq\.? |cubic )?([a-z]+?)s?\b\s*(?:\^\s*\{?([23]))?", re.IGNORECASE)
+_COPULA = re.compile(r"^.*\b(?:is|are|was|were|it's)\s", re.IGNORECASE)
+_ARTICLE = re.compile(r"^\s*(?:at|on|in|a|an|the)\b")
+_HALF_DAY = re.compile(r"(?<=\d)\s*([ap])\.?m\b\.?")
 
 
 class MathConfig(Limits, RewardConfig):
@@ -56,11 +78,13 @@ class MathConfig(Limits, RewardConfig):
 
 
 class Math:
-    """1 if Math-Verify finds the answer equal to one of the task's, else 0; no answer is 0.
+    """1 if the answer states what one of the task's gold answers states, else 0; no answer is 0.
 
-    Only the text inside the last answer tags is read. A boxed formula comes first, then what follows "answer", then the
-    last formula or number; `math_check` defines how bare formulas are read. Not normalized: units that Math-Verify does
-    not know, words for numbers, forms of dates.
+    `statement.state` reads both. Words are compared as words, numbers as exact fractions (with a decimal point: to
+    `precision` decimals), both in this process; formulas by Math-Verify in the sandbox. Stricter than Math-Verify: a
+    gold of words needs these words ("June 20" is not "May 20"), 10 is not 10 %, "not 7" is not 7, 42 in base 8 is not
+    42, 3:4 is no fraction, known units must agree if both sides have one. Not normalized: forms of dates, units into
+    each other.
 
     An answer that cannot be checked within the limits is wrong, as in Math-Verify itself; `parts` then has "timed_out".
     """
@@ -80,36 +104,71 @@ class Math:
         if sandbox.tier != "remote" and not installed((LIBRARY,)):
             raise _not_installed()
         self._source = (resources.files("midstream.rewards") / "math_check.py").read_text(encoding="utf-8")
+        self._precision = config.precision
         self._options = config.model_dump(include={"precision", "strict", "allow_set_relation_comp"})
         self._seen: SingleFlight[bool | None] = SingleFlight()
         self._golds: SingleFlight[bool | None] = SingleFlight()
 
     def check(self, task: Task) -> None:
-        """Accept any task: whether Math-Verify can read its gold answer takes a process to find out (see `score`)."""
+        """Refuse a task with a gold answer that states nothing, or a formula that is not closed."""
+        for gold in task.answers:
+            if not _readable(state(gold)):
+                raise RecipeError(
+                    f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
+                    code="task-unfit",
+                    fix=_OTHER_REWARD,
+                )
 
     async def score(self, task: Task, trajectory: Trajectory) -> Score:
-        """Compare in a worker; identical pairs of answer and gold answers are compared once.
+        """Compare words and numbers here, formulas in a worker; identical pairs of formulas are compared once.
 
         Raises `SandboxError` if no worker could run it, `RewardError` if Math-Verify reads nothing in the gold answer,
         or cannot check it in time either.
         """
-        answer = "" if trajectory.answer is None else extract(trajectory.answer)
-        if not answer:
+        found = state(_OVER_LINES.sub(" ", extract(trajectory.answer or "")))
+        if not found.words:
             return Score(value=0.0)
-        right = await self._seen.get((task.answers, answer), lambda: self._compare(task, answer))
+        golds = [_gold(task, gold) for gold in task.answers]
+        decided = [self._decide(gold, found) for gold in golds]
+        if True in decided:
+            return Score(value=1.0)
+        formulas = tuple(gold.formula for gold, right in zip(golds, decided, strict=True) if right is None)
+        if not formulas:
+            return Score(value=0.0)
+        right = await self._seen.get((formulas, found.formula), lambda: self._compare(task, formulas, found.formula))
         return Score(value=0.0, parts={"timed_out": 1.0}) if right is None else Score(value=float(right))
+
+    def _decide(self, gold: Statement, found: Statement) -> bool | None:
+        """Whether words or numbers are equal; None if Math-Verify must compare formulas."""
+        if _same_words(gold.words, found.words):
+            return True
+        if _is_words(gold) or not found.formula:
+            return False
+        if _DECIMAL_COMMA.fullmatch(gold.formula) and gold.formula.replace(",", ".") == found.formula:
+            return True
+        if "=" in gold.formula and ("=" in found.formula or not _NAMED.match(gold.formula)):
+            return None
+        ours, theirs = number_of(found.formula), number_of(gold.formula)
+        if ours is None or theirs is None:
+            return None
+        if _unit(found) and _unit(gold) and _unit(found) != _unit(gold):
+            return False
+        values = [number.value / (100 if number.percent else 1) for number in (ours, theirs)]
+        if not (ours.exact and theirs.exact):
+            values = [round(value, self._precision) for value in values]
+        return values[0] == values[1]
 
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
 
-    async def _compare(self, task: Task, answer: str) -> bool | None:
+    async def _compare(self, task: Task, golds: Sequence[str], answer: str) -> bool | None:
         """Whether the answer is right; None if that could not be decided within the limits.
 
         Then the gold answer is compared with 1: if that takes too long as well, the gold answer is wrong.
         """
-        right = await self._verdict(task, task.answers, answer)
-        for gold in task.answers if right is None else ():
+        right = await self._verdict(task, golds, answer)
+        for gold in golds if right is None else ():
             found = await self._golds.get(gold, partial(self._verdict, task, (gold,), "1"))
             if found is None:
                 raise _bad_gold(task, gold, "Math-Verify cannot even compare it with 1 within the limits")
@@ -147,11 +206,48 @@ def _not_installed() -> UnsupportedError:
     )
 
 
+def _gold(task: Task, text: str) -> Statement:
+    gold = state(text)
+    if not _readable(gold):
+        raise _bad_gold(task, text, "it holds neither words nor a formula")
+    return gold
+
+
+def _readable(gold: Statement) -> bool:
+    return bool(gold.formula or _is_words(gold)) and gold.formula.count("{") == gold.formula.count("}")
+
+
+def _is_words(statement: Statement) -> bool:
+    """Whether it is to be compared as words: no value, a word before the value ("June 20"), a date or a time of day."""
+    return bool(_DATE.search(statement.words)) or (
+        not statement.bare and (not statement.formula or statement.words[0].isalpha())
+    )
+
+
+def _unit(statement: Statement) -> tuple[str, str] | None:
+    """The unit after the number and its power, if it is a known one."""
+    found = _UNIT.search(statement.words)
+    if found is None or (name := _UNIT_NAMES.get(found[2].lower())) is None:
+        return None
+    return name, found[3] or {"s": "2", "c": "3"}.get((found[1] or "-")[0].lower(), "")
+
+
+def _same_words(gold: str, answer: str) -> bool:
+    wanted, option = _bare_words(gold), re.match(r"\(?([A-Z])\)\s", answer)
+    found = {_bare_words(answer), _bare_words(_COPULA.sub("", answer)), option[1].lower() if option else ""}
+    return bool(wanted) and wanted in found
+
+
+def _bare_words(text: str) -> str:
+    text = _ARTICLE.sub("", _HALF_DAY.sub(r" \1m", text.casefold())).strip(" .,;:")
+    return " ".join((text[1:-1] if text[:1] + text[-1:] == "()" else text).split())
+
+
 def _bad_gold(task: Task, gold: str, cause: str) -> RewardError:
     return RewardError(
         f"no answer can be compared with {gold!r:.200}, the gold answer of task {task.id!r}",
         code="task-unfit",
         cause=cause,
-        fix='correct the task, or score it by another reward: exact_match, or a judge with rule = ""',
+        fix=_OTHER_REWARD,
         retryable=False,
     )

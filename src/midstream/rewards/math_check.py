@@ -1,12 +1,7 @@
-"""Whether an answer equals a gold one, by Math-Verify: runs inside the sandbox alone, where it is sent as text.
+r"""Whether a formula equals a gold one, by Math-Verify: runs inside the sandbox alone, where it is sent as text.
 
-It does what Math-Verify's own tests do (look for LaTeX and plain numbers, boxed ones first), with three exceptions:
-
-- A formula that stands by itself without dollars is put between them: of a bare `3\\sqrt{13}`, `2x` or `6 - 5i`
-  Math-Verify reads the first or the last number alone, such as the 3. Words are read as words.
-- An inline formula over several lines is left out, number and all: Math-Verify's inline formulas are of one line.
-- Of a formula that Math-Verify finds and cannot read ("12²", `2 \\oplus 5`) it would take a number that stands in it.
-  In an answer such a formula is text.
+Both are formulas without dollars, as `rewards/statement.py` reads them. Of a formula that Math-Verify cannot read
+(`2 \oplus 5`) it would take a number that stands in it; here it equals itself alone.
 """
 
 import contextlib
@@ -17,17 +12,17 @@ from typing import Any
 
 import math_verify
 
-# Boxed first, as in Math-Verify's own tests.
-_LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
-_WANTED = (*_LATEX, math_verify.ExprExtractionConfig())
-_OVER_LINES = re.compile(r"(?<![\\\d$])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)")
-_DELIMITED = re.compile(r"\$.+\$|\\\(.+\\\)|\\\[.+\\\]|\\boxed", re.DOTALL)
-_NUMBER = re.compile(r"[$€£]?-?(\d{1,3}([ ,]\d{3})+|\d*)([.,]?\d+)?\s*%?[.$€£]?")
-_FUNCTIONS = r"sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|theta|infty"
-_ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt\(([^()]*)\)")
+_FUNCTIONS = r"sin|cos|tan|cot|sec|csc|log|ln|exp|theta"
 _NAMED = re.compile(rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
-_TEXT = re.compile(r"\\(text|textbf|mathrm|operatorname|begin|end)\s*\{[^{}]*\}")
+_PLAIN_SET = re.compile(r"^\{([^{}\\]*)\}$")
+_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
+_FUNCTION_OF = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]\([a-z]\)\s*=")
+_RELATION = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
+_BASE = re.compile(r"\d_\{?\s*(\d+)")
+_RATIO = re.compile(r"\d\s*:\s*\d")
+_TWO_NUMBERS = re.compile(r"(?<![_^\d])\d+ \d")
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan)(?:\s*\^\s*\{?\d\}?)?)\s*[({]?\s*(\d+)\s*\^\s*\{?\\circ\s*\}?\s*[)}]?")
+_JOINED_DIGITS = re.compile(r"(?<=\d),(?=-?\d)(?!\d{3}(?!\d))")
 
 
 def report(asked: str, mark: str) -> None:
@@ -53,14 +48,18 @@ def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set
 
     Without Math-Verify's time-out, which takes signals: the sandbox ends this process.
     """
-    found = read(answer, whole=True)
     for gold in golds:
-        wanted = read(gold)
-        if not wanted:
+        if not (wanted := parse(gold, answer)):
             return {"unreadable": gold}
+        if (
+            _BASE.findall(gold) != _BASE.findall(answer)
+            or _TWO_NUMBERS.search(answer)
+            or bool(_RATIO.search(gold)) != bool(_RATIO.search(answer))
+        ):
+            continue
         if math_verify.verify(
             wanted,
-            found,
+            parse(answer, gold),
             float_rounding=precision,
             strict=strict,
             allow_set_relation_comp=allow_set_relation_comp,
@@ -70,21 +69,14 @@ def check(golds: list[str], answer: str, precision: int, strict: bool, allow_set
     return {"right": False}
 
 
-def read(text: str, *, whole: bool = False) -> list[Any]:
-    """What Math-Verify finds in a text to compare; `whole`: no part of a formula that it cannot read."""
-    text = _OVER_LINES.sub(" ", text).strip()
-    if _DELIMITED.search(text) or _NUMBER.fullmatch(text):
-        return _parse(text, whole)
-    formula = _NAMED.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", re.sub(r"\\?\$", "", text).replace("**", "^")))
-    if not _WORD.search(_TEXT.sub("", formula)):
-        return _parse(f"${' '.join(formula.split())}$", whole)
-    return _parse(text, whole) or _parse(rf"$\text{{{' '.join(text.split())}}}$", whole)
-
-
-def _parse(text: str, whole: bool) -> list[Any]:
+def parse(formula: str, other: str = "") -> list[Any]:
     """An expression and the text that it was read from, that text alone, or nothing."""
-    found = math_verify.parse(text, _WANTED, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not whole or len(found) < 2:
-        return found
-    formula = math_verify.parse(text, _LATEX, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    return formula if formula == found[1:] else found
+    formula = _PLAIN_SET.sub(r"\\{\1\\}", _FUNCTION_OF.sub("", _MEMBER.sub("", formula.replace("%", r"\%"))))
+    formula = _JOINED_DIGITS.sub(", ", _NAMED.sub(r"\\\1", formula))
+    formula = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", formula)
+    if _RELATION.match(formula):  # "> 3" holds of what the other formula names
+        named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
+        formula = f"{named[0] if named else 'x'} {formula}"
+    # Its default settings: the sandbox compiled their patterns before the fork.
+    wanted = [math_verify.LatexExtractionConfig()]
+    return math_verify.parse(f"${formula}$", wanted, parsing_timeout=None)  # pyright: ignore[reportArgumentType]

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from pydantic import Field
 
-from midstream.core.answers import numbers
 from midstream.core.component import RewardConfig
 from midstream.core.errors import RecipeError
 from midstream.core.task import Task
 from midstream.rewards.rule import Rule
+from midstream.rewards.statement import state
 
-_READABLE = re.compile(
-    r"-?(?:(?P<above>[0-9]{1,200})/(?P<below>[0-9]{1,200})"
-    r"|(?P<decimal>[0-9]{0,200}(?:\.[0-9]{1,200})?)(?:e(?P<power>[-+]?[0-9]{1,3}))?)"
+_UNIT = r"(?:\^\s*\{?\\circ\}?\s*[CFK]?|[mgslLhAVWNJKCF](?:\s*\^\s*\{?[23]\}?)?(?:/[smhL](?:\s*\^\s*\{?2\}?)?)?)"
+_SIZE = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+(?![0-9])|[0-9]{1,200})(?:\.[0-9]{0,200})?|\.[0-9]{1,200}"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]{{1,200}})\s+(?=[0-9]+/))?(?P<above>{_SIZE})(?:\s*/\s*(?P<below>[0-9]{{1,200}}))?"
+    r"(?:[eE](?P<e>[-+]?[0-9]{1,3})|\^\s*\{?\(?(?P<power>-?[0-9]{1,3})\)?\}?)?"
+    r"(?P<tens>(?:\s*(?:\\times|\\cdot|\*|[xX])\s*10\s*\^\s*\{?\(?[-+]?[0-9]{1,3}\)?\}?)*)"
+    rf"\s*(?:(?P<percent>%)|{_UNIT})?"
 )
-_GLUED = re.compile(r"\b[^\W\d_]+[-_]?[0-9]\w*")  # the digits of "CO2", "x_1" and "covid-19" are no numbers
-_TIMES_TEN = re.compile(r"(?<=[0-9])\s*(?:×|x|\*|\\times)\s*10\s*\^\s*\{?([-+−]?[0-9]{1,4})\}?")
-_SCALED = re.compile(r"(?<=[0-9])\s*(thousand|million|billion|trillion)s?\b", re.IGNORECASE)
-_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_EXPRESSION = re.compile(r"[0-9)]\s+[-+*/×÷^]\s+[(0-9]")
-_BOUND = re.compile(r"[<>≤≥≠±]|!=")
-_SEGMENTS = re.compile(r"[;\n]|,\s|\b(?:and|or)\b")
-_CLOSING = re.compile(r"[=≈]|\banswer\s*(?:is\b|:)", re.IGNORECASE)
+_PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|pm|in)(?![a-z])")
+_EQUALS = re.compile(r"=|\\equiv|\\implies")
+_LIST = re.compile(r";|,(?![0-9]{3}(?![0-9]))")
 
 
 class Numeric(Rule):
     """1 if the one number that the answer states lies within the tolerance of an accepted one, else 0.
 
-    Read: "1,000", "$5", "42%", "1/2", "-0.5", "3.5e4", "3.5 × 10^4", "3 million", a unit after it. Units and percent
-    signs are neither compared nor converted: "42%" is 42 and not 0.42, "5 miles" is 5.
+    `statement.state` finds it: in bold, a box, LaTeX, a sentence, after "answer is", with a unit. Read: "1,000", "$5",
+    "1/2", "5½", "12²", "3.5 × 10^4", "3.5M", "forty-two", "6 * 7 = 42". "42%" is 42 where the gold answer has a percent
+    sign or the question asks for percent, else 0.42. Units are neither compared nor converted: "5 miles" is 5.
 
-    Counted as wrong: several different numbers or a sum not worked out, unless the answer ends in one equation or
-    one "the answer is" whose last part has one number ("6 * 7 = 42"); bounds (<, ≥, ±); decimal commas ("3,14"), white
-    space between digits ("1 000", "1 1/2"), times of day, dates; numbers as words; digits other than 0 to 9; LaTeX
-    (`math` reads it); more than 200 digits, powers above 999. Compared exactly, as fractions.
+    Counted as wrong: several different numbers; a sum not worked out; what a word makes another number ("half of 5",
+    "not 5", "5 dozen"); bounds (<, ≥, ±); decimal commas ("3,14"); times of day, dates; functions, roots, constants and
+    variables ("5π", "5!"; `math` compares them); digits other than 0 to 9; more than 200 digits, powers above 999.
+    Compared exactly, as fractions.
     """
 
     name = "numeric match"
@@ -50,14 +52,13 @@ class Numeric(Rule):
 
     async def value(self, task: Task, answer: str) -> float:
         """Compare with every accepted answer that is a number."""
-        found = read(answer)
+        found, in_percent = number_of(state(answer).formula), bool(_PERCENT.search(task.question))
+        return float(found is not None and any(self._same(found, gold, in_percent) for gold in _accepted(task)))
+
+    def _same(self, found: Number, gold: Number, in_percent: bool) -> bool:
+        value = found.value / 100 if found.percent and not (gold.percent or in_percent) else found.value
         relative, absolute = Fraction(self.config.relative_tolerance), Fraction(self.config.absolute_tolerance)
-        return float(
-            any(
-                found is not None and abs(found - accepted) <= max(relative * abs(accepted), absolute)
-                for accepted in _accepted(task)
-            )
-        )
+        return abs(value - gold.value) <= max(relative * abs(gold.value), absolute)
 
 
 class NumericConfig(RewardConfig):
@@ -75,8 +76,8 @@ class NumericConfig(RewardConfig):
     absolute_tolerance: float = Field(default=0.0, ge=0)
 
 
-def _accepted(task: Task) -> list[Fraction]:
-    accepted = [number for number in map(read, task.answers) if number is not None]
+def _accepted(task: Task) -> list[Number]:
+    accepted = [number for gold in task.answers if (number := number_of(state(gold).formula)) is not None]
     if not accepted:
         raise RecipeError(
             f"the answer of task {task.id!r} is not a number: {task.answer[:80]!r}",
@@ -86,38 +87,44 @@ def _accepted(task: Task) -> list[Fraction]:
     return accepted
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number as it is written."""
+
+    value: Fraction
+    percent: bool
+    exact: bool  # written without a decimal point
+
+
 def read(text: str) -> Fraction | None:
-    """The single number that a text states, or None."""
-    text = _TIMES_TEN.sub(r"e\1", text)
-    text = _SCALED.sub(lambda found: f"e{_POWERS[found[1].lower()]}", text)
-    text = re.sub("([=≈])", r" \1 ", _GLUED.sub(" ", text))
-    if _BOUND.search(text):
+    """The single number that a text states, percent or not, or None."""
+    number = number_of(state(text).formula)
+    return number.value if number else None
+
+
+def number_of(formula: str) -> Number | None:
+    """The number that a formula is or ends in ("6 * 7 = 42"), or None."""
+    if _RELATION.search(formula) or (formula.count("=") > 1 and _LIST.search(formula)):
         return None
-    stated = _distinct(text)
-    if len(stated) > 1:
-        # Several numbers: the text after the last "=" or "the answer is" counts, if a single segment has such a mark
-        # and no segment with numbers follows.
-        segments = [segment for segment in _SEGMENTS.split(text) if numbers(segment)]
-        closing = [segment for segment in segments if _CLOSING.search(segment)]
-        last = _CLOSING.split(closing[0])[-1] if len(closing) == 1 and closing[0] is segments[-1] else ""
-        stated = _distinct(last)
-    return stated.pop() if len(stated) == 1 else None
-
-
-def _distinct(text: str) -> set[Fraction | None]:
-    """The different numbers of a text, and None if something in it cannot be read as a number."""
-    unread: set[Fraction | None] = {None} if _EXPRESSION.search(text) else set()
-    return unread | {_fraction(number) for number in numbers(text)}
-
-
-def _fraction(text: str) -> Fraction | None:
-    """A number as `core.answers.numbers` writes it; None if it is unreadable or has the denominator 0."""
-    found = _READABLE.fullmatch(text)
+    *left, text = _EQUALS.split(formula)
+    if _LIST.search(re.sub(r"\([^()]*\)", "", "".join(left))):
+        return None
+    exactly, *about = text.split(r"\approx")
+    text = re.sub(
+        r"\\frac\{([0-9.]+)\}\{([0-9.]+)\}", r" \1/\2", exactly if re.search(r"[0-9]", exactly) else "".join(about)
+    )
+    while (inner := re.fullmatch(r"\s*(?:\((.*)\)|\[(.*)\]|\\?\{(.*?)\\?\})\s*", text)) is not None:
+        text = "".join(filter(None, inner.groups()))
+    found = _NUMBER.fullmatch(text.strip())
     if found is None:
         return None
-    if found["above"]:
-        below = int(found["below"])
-        value = Fraction(int(found["above"]), below) if below else None
-    else:
-        value = Fraction(found["decimal"]) * Fraction(10) ** int(found["power"] or 0)
-    return -value if value is not None and text.startswith("-") else value
+    below = int(found["below"] or 1)
+    value = Fraction(re.sub("[, ]", "", found["above"]))
+    if below == 0 or (value == 0 and "-" in (found["power"] or "")):
+        return None
+    if found["power"]:
+        value **= int(found["power"])
+    value = value / below + int(found["whole"] or 0)
+    for power in (found["e"] or "0", *re.findall(r"10\s*\^\D*?([-+]?[0-9]+)", found["tens"])):
+        value *= Fraction(10) ** int(power)
+    return Number(-value if found["sign"] == "-" else value, bool(found["percent"]), "." not in found["above"])
