@@ -14,7 +14,7 @@ from midstream.recipe.build import Build
 from midstream.recipe.sessions import parts_of
 from support.errors import coded
 
-RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b"]
+RECIPES = ["artist-math-7b", "artist-function-calling-7b", "search-r1-7b", "torl-7b", "retool-7b"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
