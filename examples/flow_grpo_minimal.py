@@ -38,8 +38,8 @@ from midstream.worlds.gazetteer.compact import WORDS, parse_action, render_promp
 from midstream.worlds.gazetteer.programs import ConfidentGuess, FormVerifier, VerifiedResultGenerator
 from midstream.worlds.gazetteer.scripted import ScriptedConfig, ScriptedPlanner, action_words
 from midstream.worlds.gazetteer.tasks import Gazetteer, GazetteerConfig
-from midstream.worlds.gazetteer.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from midstream.worlds.gazetteer.vocabulary import question_words
+from midstream.worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
 TASKS, GROUP, MAX_TURNS, MAX_TOKENS = 16, 8, 3, 16
 CLIP, BETA, LEARNING_RATE = 0.2, 0.001, 1e-3

@@ -149,7 +149,7 @@ def tiny_model() -> Callable[..., tuple[Any, Any]]:
     """`tiny_model()` gives (model, tokenizer) of a small random planner; equal arguments give equal weights."""
 
     def make(seed: int = 0, **sizes: Any) -> tuple[Any, Any]:
-        from midstream.worlds.gazetteer.tiny_model import TinyModelConfig, make_model, make_tokenizer
+        from midstream.worlds.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
         names = ["Amberbank", "Oakfell", "Mistdale"]
         tokenizer = make_tokenizer(["How", "high", "is", "?", "goal", "find", "height", "plus", "+"], names)

@@ -371,8 +371,8 @@ class World(Protocol):
 
 
 @runtime_checkable
-class TrainableWorld(World, Protocol):
-    """A world in which an untrained model can learn; the settings of its tasks name a `teacher`."""
+class TrainableWorld(Protocol):
+    """A task source in which an untrained model can learn; its settings name a `teacher`."""
 
     def attach(self, model: Any) -> None:
         """Add the hooks that training in this world needs to a model; adding them again does nothing.

@@ -277,7 +277,7 @@ def _check_agent(recipe: Recipe) -> None:
             )
         return
     template = load_template(agent.template)
-    if template.chat and reads_world_only(recipe, agent.policy.engine):
+    if template.chat and reads_world_only(recipe, agent.policy.engine) and not is_dialogues(recipe.tasks):
         raise RecipeError(
             f"agent.template = {agent.template!r} with a policy of engine {agent.policy.engine!r}",
             code="setting-conflict",
@@ -457,11 +457,11 @@ def _check_simulated(recipe: Recipe) -> None:
 
 def _check_world(recipe: Recipe) -> None:
     """Components made from a world's facts or names need tasks of a world."""
-    users = {f"tools.{name}": tool for name, tool in recipe.tools.items()}
-    users |= {f"engines.{name}": engine for name, engine in recipe.engines.items()}
-    needed = [where for where, component in users.items() if component.config.needs_world]
-    needed += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
-    if needed and not tasks_config(recipe.tasks).world:
+    tasks = tasks_config(recipe.tasks)
+    searched = [f"tools.{name}" for name, tool in recipe.tools.items() if tool.config.needs_world]
+    learned = [f"engines.{name}" for name, engine in recipe.engines.items() if engine.config.needs_world]
+    learned += [where for where, module in _imitated(recipe).items() if module is None or module.config.needs_world]
+    if needed := (searched if not tasks.world else []) + (learned if not tasks.teacher else []):
         raise no_world(recipe, needed[0])
 
 

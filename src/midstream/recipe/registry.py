@@ -46,7 +46,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
         "wikipedia": "midstream.tools.web.wikipedia:WikipediaConfig",
     },
     "engine": {
-        "tiny": "midstream.worlds.gazetteer.tiny_model:TinyModelConfig",
+        "tiny": "midstream.worlds.tiny_model:TinyModelConfig",
         "transformers_local": "midstream.engines.local.settings:LocalModelConfig",
         "simulated": "midstream.engines.simulated:SimulatedConfig",
         "openai_compatible": "midstream.engines.openai.settings:OpenAIConfig",
@@ -72,6 +72,7 @@ COMPONENTS: dict[Kind, dict[str, str]] = {
     "policy": {
         "model": "midstream.agents.stream_policy:PolicyConfig",
         "clumsy": "midstream.worlds.gazetteer.scripted:ScriptedPolicyConfig",
+        "desk_agent": "midstream.worlds.desks.tiny:DeskTeacherConfig",
     },
 }
 

@@ -184,7 +184,7 @@ def test_another_template_is_refused(name):
 
 def test_marks_words_names_and_numbers_are_one_token_each(scripted):
     pytest.importorskip("torch", reason="the training extra is not installed")
-    from midstream.worlds.gazetteer.tiny_model import UNKNOWN, make_tokenizer
+    from midstream.worlds.tiny_model import UNKNOWN, make_tokenizer
 
     marks = stream_marks(TINY, NAMES)
     assert len(marks) == len(set(marks)) == 2 * (3 + len(NAMES))

@@ -41,7 +41,7 @@ def test_the_gate_counts_first_look_ups_that_name_a_place_of_the_question():
     }
     tasks = [Task(id=f"t{i}", question=question, answer="1") for i, question in enumerate(actions)]
     environment = Environment(agent=Planned(actions), tools=[], engines={}, reward=StubReward())
-    rate = asyncio.run(WORLD.copy_rate(environment, tasks, 1))
+    rate, _ = asyncio.run(WORLD.warm_rate(environment, tasks, 1))
     assert rate == pytest.approx(1 / 3)
     assert asyncio.run(WORLD.check_warm_start(environment, tasks, 0.33, 1)) == "copy rate of validation names 0.33"
     with pytest.raises(TrainingError) as caught:

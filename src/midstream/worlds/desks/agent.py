@@ -42,8 +42,21 @@ FUNCTIONS: dict[str, Function] = {
     name: function for desk in DESKS.values() for name, function in desk.functions().items()
 }
 MISTAKES = ("wrong_argument", "missing_call", "unknown_function", "bad_json")
-_DONE, _FAILED = "All of that is done.", "I could not do all of that."
-_ASK, _LACK = "Something is missing: please say more about that.", "I do not have the function {} for that."
+SAID = {
+    "done": "All of that is done.",
+    "failed": "I could not do all of that.",
+    "ask": "Something is missing: please say more about that.",
+    "lack": "I do not have the function {} for that.",
+}
+THOUGHTS = {
+    "done": "Nothing is left to be done.",
+    "enough": "That should be enough.",
+    "failed": "An earlier call gave no result that I could use.",
+    "ask": "The user has left something out, so I ask.",
+    "lack": "{} would do that, and it is not among my functions.",
+    "call": "The user wants {}.",
+    "bad_json": "This is one call.",
+}
 
 
 @dataclass
@@ -148,12 +161,12 @@ def _decide(chat: _Chat, draws: Random, skill: float) -> tuple[str, Said]:
             else:
                 left.append((want, step))
     if any(want.wording for want, _ in left) and draws.random() < skill:
-        return "The user has left something out, so I ask.", _ASK
+        return THOUGHTS["ask"], SAID["ask"]
     lacking = [step.function for _, step in left if not re.search(rf"\b{step.function}\b", chat.read)]
     if lacking and (lacking[0] in turn.refused or draws.random() < skill):
-        return f"{lacking[0]} would do that, and it is not among my functions.", _LACK.format(lacking[0])
+        return THOUGHTS["lack"].format(lacking[0]), SAID["lack"].format(lacking[0])
     if not left:
-        return "Nothing is left to be done.", _DONE
+        return THOUGHTS["done"], SAID["done"]
     calls: list[dict[str, JsonValue]] = []
     for want, step in left:
         if step.needs_result and calls:
@@ -161,17 +174,17 @@ def _decide(chat: _Chat, draws: Random, skill: float) -> tuple[str, Said]:
         try:
             arguments = step.fill({**_made_up(step), **want.values}, seen)
         except KeyError:
-            return "An earlier call gave no result that I could use.", _FAILED
+            return THOUGHTS["failed"], SAID["failed"]
         mistake = "" if draws.random() < skill else draws.choice(MISTAKES)
         if mistake == "missing_call":
-            return "That should be enough.", _DONE
+            return THOUGHTS["enough"], SAID["done"]
         name = f"{step.function}_now" if mistake == "unknown_function" else step.function
         if mistake == "wrong_argument":
             arguments = _wrong(arguments, draws)
         if mistake == "bad_json":
-            return "This is one call.", [*calls, {"name": name, "arguments": "{"}]
+            return THOUGHTS["bad_json"], [*calls, {"name": name, "arguments": "{"}]
         calls.append({"name": name, "arguments": arguments})
-    return f"The user wants {left[0][1].function}.", calls
+    return THOUGHTS["call"].format(left[0][1].function), calls
 
 
 def _wants(turns: Sequence[_Turn]) -> list[_Want]:

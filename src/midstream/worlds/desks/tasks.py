@@ -1,7 +1,8 @@
 """Endless stateful tasks at the desks: dialogues with a user, with exact checks of the state.
 
 Every task is made from a seed. Its split is a hash of all that its user says, so that no dialogue of one split can
-occur in another. A task's metadata is its plan (`dialogue.Plan`): the desks in their first state, user turns and the
+occur in another; with `apart = "plans"`, of the functions that its plan calls, in their order, so that no such sequence
+can. A task's metadata is its plan (`dialogue.Plan`): the desks in their first state, user turns and the
 calls that do what they ask; `question` is all that the user says, `answer` the planned calls, both for people.
 
     base                 every turn asks for one or more goals in full
@@ -29,12 +30,14 @@ from midstream.core.errors import RecipeError
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
 from midstream.engines.simulated import Reply
+from midstream.rollout import Environment, rollout
 from midstream.tasks.finite import check_known
-from midstream.worlds.desks import agent
+from midstream.worlds.desks import agent, tiny
 from midstream.worlds.desks.desk import State
 from midstream.worlds.desks.dialogue import DESKS, GOALS, DeskDialogue, Plan, PlannedCall, PlannedTurn, Room, replay
 from midstream.worlds.desks.goals import Goal, Values
 from midstream.worlds.endless import Endless
+from midstream.worlds.tiny_model import TinyWorld, Vocabulary
 
 CATEGORIES = ("base", "missing_parameters", "missing_functions", "long_context", "composite")
 SPLITS = {"train": range(67), "validation": range(67, 80), "test": range(80, 100)}  # of 100 tasks
@@ -64,8 +67,8 @@ DIFFICULTIES = {
 }
 
 
-class Desks(Endless):
-    """A `core.protocols.TaskSource` whose tasks are dialogues (`core.protocols.Dialogues`)."""
+class Desks(TinyWorld, Endless):
+    """A `core.protocols.TaskSource` of dialogues (`Dialogues`), and a `TrainableWorld`."""
 
     splits = SPLITS
 
@@ -85,6 +88,18 @@ class Desks(Endless):
         assert context.template is not None
         return agent.agent_reply(context.template, skill)
 
+    def vocabulary(self, context: Context) -> Vocabulary:
+        """All that user and agent say."""
+        assert context.template is not None
+        return tiny.vocabulary(self.config.desks, context.template, (*_FIRST_WORDS, *_NEXT_WORDS, *_JOINING, *_BROUGHT))
+
+    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
+        """Of all calls in the validation dialogues, the share that a desk carried out."""
+        groups = await rollout(environment, tasks, seed=seed)
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        carried_out = [turn.observation.status == "ok" for turn in turns if turn.observation]
+        return sum(carried_out) / max(1, len(carried_out)), "share of calls that a desk carried out"
+
     def open(self, task: Task, *, seed: int) -> DeskDialogue:
         """Open a dialogue of a task, with separate desks. `seed` is ignored: this user has a plan."""
         try:
@@ -102,7 +117,9 @@ class Desks(Endless):
         while True:
             plan = make_plan(family, self.config.difficulty, self.config.desks, draws)
             question = "\n".join(turn.user for turn in plan.turns)
-            if derive_seed("desk split", question) % 100 in SPLITS[split] and tight(plan):
+            functions = " ".join(call.name for turn in plan.turns for call in turn.calls)
+            whole = functions if self.config.apart == "plans" else question
+            if derive_seed("desk split", whole) % 100 in SPLITS[split] and tight(plan):
                 break
         answer: list[str] = []  # for people: the planned calls, one user turn a line
         for turn in plan.turns:
@@ -124,17 +141,21 @@ class DesksConfig(TasksConfig):
         desks: the desks of the tasks
         difficulty: `easy`: one or two user turns of one goal; `standard`: two or three, of up to two goals; `hard`:
             three to five, of two or three goals, at two desks
+        apart: what no two splits have in common: `dialogues`, all that the user says, or `plans`, the functions to be
+            called, in their order
         seed: the world's seed
     """
 
     endless = True
     dialogues = True
     plays = ("agent",)
+    teacher = "desk_agent"
     component = Desks
 
     families: tuple[str, ...] = Field(default=CATEGORIES, min_length=1)
     desks: tuple[str, ...] = Field(default=tuple(DESKS), min_length=1)
     difficulty: Literal["easy", "standard", "hard"] = "standard"
+    apart: Literal["dialogues", "plans"] = "dialogues"
     seed: Seed = 0
 
 

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from midstream.core.component import Context, TasksConfig
-from midstream.core.errors import RecipeError, TrainingError
+from midstream.core.errors import RecipeError
 from midstream.core.lessons import Lessons
 from midstream.core.seeds import Seed, derive_seed
 from midstream.core.task import Task
@@ -34,9 +34,20 @@ from midstream.core.trajectory import Message
 from midstream.rollout import Environment, rollout
 from midstream.tasks.finite import SPLIT_FIX, check_known
 from midstream.worlds.endless import Endless
-from midstream.worlds.gazetteer import reflector
-from midstream.worlds.gazetteer.lessons import draw_lessons
-from midstream.worlds.gazetteer.vocabulary import ASK, COMPARE, DIFF, FIRST, OPERATORS, PLACE_ATTRIBUTES, SECOND, SUM
+from midstream.worlds.gazetteer import compact, reflector, scripted
+from midstream.worlds.gazetteer.lessons import draw_lessons, lesson_words
+from midstream.worlds.gazetteer.vocabulary import (
+    ASK,
+    COMPARE,
+    DIFF,
+    FIRST,
+    OPERATORS,
+    PLACE_ATTRIBUTES,
+    SECOND,
+    SUM,
+    question_words,
+)
+from midstream.worlds.tiny_model import TinyWorld, Vocabulary
 
 Split = Literal["train", "validation", "test"]
 DIFFICULTIES: dict[str, tuple[str, ...]] = {
@@ -73,7 +84,7 @@ class GazetteerConfig(TasksConfig):
         return Gazetteer(self)
 
 
-class Gazetteer(Endless):
+class Gazetteer(TinyWorld, Endless):
     """Facts, documents and questions. Immutable after construction; a `core.protocols.TrainableWorld`."""
 
     teacher = GazetteerConfig.teacher
@@ -117,11 +128,17 @@ class Gazetteer(Endless):
         """The program that plays the reflector."""
         return reflector.reply
 
-    def attach(self, model: Any) -> None:
-        """Have a learner draw the names of a tiny planner's vocabulary again before every step."""
-        from midstream.worlds.gazetteer import tiny_model  # which reads this module
-
-        tiny_model.attach_redraw(model)
+    def vocabulary(self, context: Context) -> Vocabulary:
+        """Every word of the world and of the agent that acts in it."""
+        words = {*question_words(), *compact.WORDS, *scripted.action_words(), *context.tool_names}
+        bare: list[str] = []
+        if context.warm_lessons:
+            words |= lesson_words()
+            bare = ["-"]
+        if context.template is not None:
+            words.add(scripted.ANSWER)
+            bare = scripted.stream_marks(context.template, context.tool_names)
+        return Vocabulary(words=words, names=self.names(), bare=bare)
 
     def names(self, split: str | None = None) -> list[str]:
         """Names of all places, or those of one split."""
@@ -143,23 +160,11 @@ class Gazetteer(Endless):
                 fix="give it questions of the world that name places, or set warm_start.min_copy_rate = 0",
             )
 
-    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
-        """Refuse a warm planner that copies too few names that it was never trained on.
+    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
+        """Of the first actions that look something up, the share that names a place of the question asked.
 
-        A planner that cannot copy an unseen name cannot be rewarded for looking it up.
+        A planner that cannot copy a name that it was never trained on cannot be rewarded for looking it up.
         """
-        rate = await self.copy_rate(environment, tasks, seed)
-        if rate < least:
-            raise TrainingError(
-                f"the warm planner copies unseen names at a rate of {rate:.2f}, below {least}",
-                code="warm-start-failed",
-                cause="the warm start was too short or its learning rate too low",
-                fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
-            )
-        return f"copy rate of validation names {rate:.2f}"
-
-    async def copy_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> float:
-        """Of the first actions that look something up, the share that names a place of the question asked."""
         names = set(self.names())
         asked = [task for task in tasks if names & set(task.question.split())]
         looked_up = copied = 0
@@ -170,7 +175,7 @@ class Gazetteer(Endless):
                 if action and action.tool == "local_search":
                     looked_up += 1
                     copied += bool(places & set(action.context.split()))
-        return copied / max(1, looked_up)
+        return copied / max(1, looked_up), "copy rate of validation names"
 
     def make(self, split: str, family: str, draws: random.Random, task_id: str) -> Task:
         """Draw one question, with an answer computed from the facts."""

@@ -19,7 +19,7 @@ from midstream.recipe.sessions import parts_of
 from midstream.rollout import rollout
 from midstream.worlds.gazetteer.compact import render_action, render_prompt
 from midstream.worlds.gazetteer.lessons import KNOWN
-from midstream.worlds.gazetteer.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, redraw, redrawn_ranges
+from midstream.worlds.tiny_model import LARGEST_NUMBER, UNKNOWN, attach_redraw, redraw, redrawn_ranges
 
 WORLD = (
     "tasks.countries=60",

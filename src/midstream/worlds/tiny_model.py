@@ -1,4 +1,4 @@
-"""A planner small enough for a laptop: a from-scratch Qwen2 decoder with a word-level tokenizer, closed vocabulary.
+"""A model small enough for a laptop: a from-scratch Qwen2 decoder with a word-level tokenizer, closed vocabulary.
 
 Copying a name that was never trained on is what a small model finds hard. Three things make it carry over:
 
@@ -12,23 +12,26 @@ Copying a name that was never trained on is what a small model finds hard. Three
 The ranges of redrawn token ids travel in the model's configuration (`midstream_redrawn`), so that a saved planner is
 an ordinary Hugging Face directory. `attach_redraw` gives a model that has them the hooks that a learner calls: this is
 the only module of the worlds that imports torch, and only inside its functions.
+
+What the model can read and write is its world's (`TinyWorld.vocabulary`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
 from midstream.core.component import Context, EngineConfig
-from midstream.core.stream_template import Template
+from midstream.core.errors import TrainingError
+from midstream.core.lessons import Lessons
+from midstream.core.task import Task
 from midstream.engines.local.settings import require_torch
-from midstream.worlds.gazetteer import compact, scripted
-from midstream.worlds.gazetteer.lessons import lesson_words
-from midstream.worlds.gazetteer.tasks import Gazetteer
-from midstream.worlds.gazetteer.vocabulary import question_words
+from midstream.rollout import Environment
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +43,55 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
 PIECES = r"\n|</?[a-z_]+>| (?:1\d\d|\d\d?)(?!\d)| \d\d?(?=\d)|\d| ?[A-Za-z_]\w*| ?[^\s\w]"
 LARGEST_NUMBER = 199
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """What a tiny model can read and write; anything else is `UNKNOWN` to it.
+
+    `words` follow a space, `names` likewise and are redrawn, `bare` are pieces of text as they are. A model with a
+    `chat_template` (Jinja, as in Hugging Face tokenizers) reads chats, any other plain text.
+    """
+
+    words: Iterable[str] = ()
+    names: Sequence[str] = ()
+    bare: Sequence[str] = ()
+    chat_template: str | None = None
+
+
+class TinyWorld:
+    """Base of a `core.protocols.TrainableWorld` in which a tiny model learns from nothing."""
+
+    def vocabulary(self, context: Context) -> Vocabulary:
+        """What the recipe's agent writes and reads in this world."""
+        raise NotImplementedError
+
+    async def warm_rate(self, environment: Environment, tasks: Sequence[Task], seed: int) -> tuple[float, str]:
+        """Measure what reinforcement cannot teach a warm-started model: a share in [0, 1], and its name."""
+        raise NotImplementedError
+
+    def attach(self, model: Any) -> None:
+        """Have a learner draw the names of a tiny model's vocabulary again before every step."""
+        attach_redraw(model)
+
+    def lessons(self, task_ids: Sequence[str], share: float, seed: int) -> Mapping[str, Lessons]:
+        """Return no lessons."""
+        return {}
+
+    def check_validation(self, tasks: Sequence[Task], least: float) -> None:
+        """Accept any validation tasks."""
+
+    async def check_warm_start(self, environment: Environment, tasks: Sequence[Task], least: float, seed: int) -> str:
+        """Refuse a warm model whose `warm_rate` is too low: reinforcement would find nothing to reward."""
+        rate, what = await self.warm_rate(environment, tasks, seed)
+        if rate < least:
+            raise TrainingError(
+                f"after the warm start the {what} is {rate:.2f}, below {least}",
+                code="warm-start-failed",
+                cause="the warm start was too short or its learning rate too low",
+                fix="start a new run with a higher warm_start.steps, or with a lower warm_start.min_copy_rate",
+            )
+        return f"{what} {rate:.2f}"
 
 
 class TinyModelConfig(EngineConfig):
@@ -81,56 +133,38 @@ class TinyModelConfig(EngineConfig):
         require_torch()
         from midstream.engines.local.engine import TransformersLocal
 
-        assert isinstance(context.source, Gazetteer)  # the recipe's check has seen to it
-        model, tokenizer = make_planner(
-            self,
-            context.source,
-            context.tool_names,
-            template=context.template,
-            lessons=context.warm_lessons,
-            seed=context.warm_seed,
-        )
+        assert isinstance(context.source, TinyWorld)  # the recipe's check has seen to it
+        vocabulary = context.source.vocabulary(context)
+        tokenizer = make_tokenizer(vocabulary.words, vocabulary.names, vocabulary.bare)
+        tokenizer.chat_template = vocabulary.chat_template
+        model = make_model(self, tokenizer, len(vocabulary.names), context.warm_seed)
         return TransformersLocal(model, tokenizer, name=context.name, max_batch=self.max_batch)
 
 
-def make_planner(
-    config: TinyModelConfig,
-    world: Gazetteer,  # where names and questions come from
-    tools: Sequence[str],  # names of the agent's tools
-    *,
-    template: Template | None,  # how an interleaved policy writes; None for a planner that is asked in every turn
-    lessons: bool,  # whether prompts may hold the world's lessons
-    seed: int,  # of the weights
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """An untrained model and a tokenizer with every word of a world and of the agent that acts in it."""
-    words = {*question_words(), *compact.WORDS, *scripted.action_words(), *tools}
-    bare: list[str] = []
-    if lessons:
-        words |= lesson_words()
-        bare = ["-"]
-    if template is not None:
-        words.add(scripted.ANSWER)
-        bare = scripted.stream_marks(template, tools)
-    names = world.names()
-    tokenizer = make_tokenizer(words, names, bare)
-    return make_model(config, tokenizer, len(names), seed), tokenizer
+def pieces_of(text: str) -> list[str]:
+    """The pieces of a text that are tokens of a vocabulary which has them."""
+    return re.findall(PIECES, text)
 
 
 def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A word-level tokenizer: spaces belong to the word after them, `\\n` and digits are tokens.
+
+    A bare piece that is longer than a word, such as the syntax between the values of a call, is one token too.
 
     Token order: specials, bare pieces, words, the numbers " 0" to " 199", names; the last two are what is redrawn.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pieces = ["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10)), *bare]
+    pieces = dict.fromkeys(["\n", "Question", *(f"r{i}" for i in range(1, 10)), *map(str, range(10)), *bare])
     spaced = [" " + word for word in sorted(set(words))]
     numbers = [f" {i}" for i in range(LARGEST_NUMBER + 1)]
     vocabulary = [PAD, EOS, UNKNOWN, *pieces, *spaced, *numbers, *(" " + name for name in sorted(names))]
     ids = {piece: i for i, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), "removed", invert=True)  # type: ignore[assignment]
+    long = sorted((piece for piece in bare if not re.fullmatch(PIECES, piece)), key=len, reverse=True)
+    pattern = "|".join([*map(re.escape, long), PIECES])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
@@ -138,7 +172,10 @@ def make_tokenizer(words: Iterable[str], names: Sequence[str], bare: Sequence[st
 
 
 def make_model(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, names: int, seed: int) -> PreTrainedModel:
-    """An untrained decoder whose last `names` tokens are names and the 200 before them numbers."""
+    """An untrained decoder whose last `names` tokens are names and the 200 before them numbers.
+
+    Where there are no names, nothing is redrawn.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -161,7 +198,7 @@ def make_model(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, name
         )
     )
     numbers = size - names - LARGEST_NUMBER - 1
-    model.config.midstream_redrawn = [[numbers, size - names], [size - names, size]]
+    model.config.midstream_redrawn = [[numbers, size - names], [size - names, size]] if names else []
     with torch.no_grad():
         layers: Any = model.model.layers
         for attention in (layer.self_attn for layer in layers):
