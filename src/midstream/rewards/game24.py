@@ -22,7 +22,8 @@ _BULLET = re.compile(r"^ ?(?:[-*•]|[0-9]{1,2}[.)]) +", re.MULTILINE)
 # Clauses end where no number does; those below a line "Answer:" belong to it.
 _CLAUSE = re.compile(r"[.,;](?!\w)|(?<=\?)|(?<!:)\n|(?=\b(?:but|so|because|then|and|or|instead)\b)")
 _DENIED = re.compile(
-    r"[≠≈?❌✗✘]|!=|\b(?:not|never|cannot|no|nor|wrong|incorrect|invalid|fail|fails|false)\b|n['’]t\b", re.IGNORECASE
+    r"[≠≈?❌✗✘]|!=|\b(?:not|never|cannot|no|nor|wrong|incorrect|invalid|fail|fails|false|mistake|unacceptable|rejected)\b|n['’]t\b",
+    re.IGNORECASE,
 )
 _TRIED = re.compile(r"\b(?:try|trying|tried|attempt|consider|considering|suppose|maybe|what about)\b", re.IGNORECASE)
 _CUE = re.compile(r"\b(?:answer|solution|expression)\b", re.IGNORECASE)
@@ -34,7 +35,7 @@ _SIGNS = str.maketrans("×·⋅∙∗÷∕−–", "*****//--")
 _COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _TIMES = re.compile(r"(?<=[0-9)\]]) ?[xX] ?(?=[0-9(\[])")
 _SAID = re.compile(
-    r"(?<=[0-9)\]]) ?(?:==+|\( ?=|(?:is|equals|gives|makes|evaluates to)\b) ?(?=[0-9.]+(?![0-9 ]*[-+*/(\\]))"
+    r"(?<=[0-9)\]]) ?(?:==+|[(\[] ?=|(?:is|equals|gives|makes|evaluates to)\b) ?(?=[0-9.]+(?![0-9 ]*[-+*/(\\]))"
 )
 _RUN = re.compile(r"(?:\\frac|[0-9]+\.[0-9]+|[0-9+\-*/()\[\]{}= ])+")
 _OPERATION = re.compile(r"[0-9)\]}] ?[-+*/=] ?[(\[0-9\\]|\\frac")
@@ -130,7 +131,7 @@ def _runs(clause: str) -> Iterator[str]:
 def _sides(run: str) -> list[tuple[Fraction, list[int]]]:
     """The value and numbers of each side of an equation, without rounded ones; none if one is no expression."""
     if "=" in run:  # a bracket around the whole equation: "(10 - 4 = 6)"
-        run = re.sub(r"(=[ 0-9]*)\)\Z", r"\1", run)
+        run = re.sub(r"(=[ 0-9]*)[)\]]\Z", r"\1", run)
         run = run[1:] if run.count("(") > run.count(")") else run
     try:
         sides = [_side(side) for side in run.split("=")]

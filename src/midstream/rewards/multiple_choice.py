@@ -41,8 +41,9 @@ _VERBS = (
 )
 _MODALS = r"would|could|can|cannot|can't|may|might|must|should"
 _JOINED = re.compile(
-    rf"⟦(\w+)⟧[ ]?[.):,/&=;-]{{0,3}}[ ]?(?:(?:and|or|nor|and/or|as well as)[ ]\(?(?=⟦\w+⟧(?![ ](?:{_VERBS})\b))"
-    rf"|\(?(?=⟦\w+⟧(?![ ](?:{_VERBS}|{_MODALS})\b)))⟦(\w+)⟧"
+    rf"⟦(\w+)⟧[ ]?[.):,/&=;-]{{0,3}}[ ]?(?:(?:and|or|nor|and/or|as well as)[ ]"
+    rf"(?:(?:also|possibly|maybe|perhaps)[ ])?\(?(?=⟦\w+⟧(?![ ](?:{_VERBS})\b))"
+    rf"|\(?(?=⟦\w+⟧(?![ ](?:{_VERBS}|{_MODALS}|[a-z]+s)\b)))⟦(\w+)⟧"
 )
 # Asked, supposed, or taken back: "Is it B?", "B? No, C", "if it were B".
 _NOT_SAID = re.compile(
@@ -59,8 +60,9 @@ _CLAUSE = re.compile(
 _DENIED = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|hardly|none of|except|(?:any|every)thing but|all but|incorrect|wrong|false|"
     r"untrue|inaccurate|invalid|implausible|unlikely|less likely|rul(?:e|es|ed|ing) (?:⟦\w+⟧ )?out|ruled|cross out|"
-    r"(?:eliminat|exclud|reject|discard|dismiss)\w*|distractor|tempting|doubt|rather than|instead of|other than|"
-    r"than|unlike|as opposed to|versus|vs|if|whether|unless|over|so (?:is|are|does|do)|as(?= ⟦))\b|n't\b",
+    r"(?:eliminat|exclud|reject|discard|dismiss)\w*|distractor|tempting|doubt|refuse|against|disagree|rather than|"
+    r"instead of|other than|than|unlike|as opposed to|versus|vs|if|whether|unless|over|so (?:is|are|does|do)|as(?= ⟦)|"
+    r"(?:one|many|some|students|people)(?: \w+)? (?:think|pick|choose|say|guess|assume))\b|n't\b",
     re.IGNORECASE,
 )
 # Clauses that decide, the strongest first: those that name an answer, and those that choose or conclude.
@@ -77,7 +79,8 @@ _CUES = (
 _LABEL = re.compile(r"\W*⟦\w*[A-Z]\w*⟧(?=\W*\Z|[.,:;!\n]|\s[(A-Z-]|\s(?:because|since|as|and|but|for)\b)")
 _ENDS = (
     r"(?=\W*\Z|\s?[:=-]|\s(?:it is|for sure|then|here|does|fits|matches|makes|seems|appears|holds|follows|describes|"
-    r"remains|explains|(?:is|are|was|were) (?:likely|more|most|consistent|the|my|what|where|who|when|one))\b)"
+    r"remains|explains|(?:is|are|was|were) (?:likely|more|most|consistent|supported|the|my|what|where|who|when|one))\b"
+    r"|\s(?:is|was)\W*\Z)"
 )
 _STATED = re.compile(
     rf"⟦\w*[A-Z]\w*⟧{_ENDS}|(?:\A\W*(?:(?:the|an?|but|and|so)\s)?"
@@ -134,9 +137,12 @@ def chosen(answer: str, options: Mapping[str, str]) -> set[str]:
     text = re.sub(r"((?i:answer|choice|option)\b[^\w\n]{0,9})\n+", r"\1: ", text)  # "Answer:" is above its letter
     text = _NOT_SAID.sub(" ", _marked(text, options))
     clauses = [clause for clause in _CLAUSE.split(text) if "⟦" in clause and not _DENIED.search(clause)]
+    named_by = [[clause for clause in clauses if cue.search(clause)] for cue in _CUES]
+    if any(" also " in clause for clause in named_by[0]):  # "A, but B is also right"
+        named_by = [clauses]
     label = _LABEL.match(text)
     deciding = [
-        *([clause for clause in clauses if cue.search(clause)] for cue in _CUES),
+        *named_by,
         [label[0]] if label and clauses and clauses[0].startswith(label[0]) else [],
         [clause for clause in clauses if _STATED.search(clause)],
     ]
