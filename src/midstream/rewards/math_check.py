@@ -17,6 +17,7 @@ _NAMED = re.compile(rf"(?<![\\a-zA-Z])({_FUNCTIONS})(?![a-zA-Z])")
 _PLAIN_SET = re.compile(r"^\{([^{}\\]*)\}$")
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
 _FUNCTION_OF = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]\([a-z]\)\s*=")
+_DESCENDING = re.compile(r"^([^<>=]+)>([^<>=]+)>([^<>=]+)$")
 _RELATION = re.compile(r"\s*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
 _BASE = re.compile(r"\d_\{?\s*(\d+)")
 _RATIO = re.compile(r"\d\s*:\s*\d")
@@ -74,6 +75,7 @@ def parse(formula: str, other: str = "") -> list[Any]:
     formula = _PLAIN_SET.sub(r"\\{\1\\}", _FUNCTION_OF.sub("", _MEMBER.sub("", formula.replace("%", r"\%"))))
     formula = _JOINED_DIGITS.sub(", ", _NAMED.sub(r"\\\1", formula))
     formula = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", formula)
+    formula = _DESCENDING.sub(r"\3<\2<\1", formula)
     if _RELATION.match(formula):  # "> 3" holds of what the other formula names
         named = re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", other)
         formula = f"{named[0] if named else 'x'} {formula}"
