@@ -84,7 +84,9 @@ _WORD = re.compile(
 )
 _VALUE = re.compile(r"\d|\\(?:pi|infty|sqrt|emptyset|varnothing)")
 _GLUED = re.compile(rf"(?:{_SHORT}|[A-Za-z]?meters?|miles?|inch|feet|sec|mins?|hours?|days?|USD|EUR|mph|ppm|deg)\b")
-_COPULA = re.compile(r"\b(?:is|are|was|were|be|equals?|gives?|get|makes?|becomes?|yields?|leaves?|total of)\b|=", re.IGNORECASE)
+_COPULA = re.compile(
+    r"\b(?:is|are|was|were|be|equals?|gives?|get|makes?|becomes?|yields?|leaves?|total of)\b|=", re.IGNORECASE
+)
 _NEGATED = re.compile(
     r"(?:\bnot|n't|\bnever|\bno|\brather than|\binstead of|\bexcept|\banything but|\bother than)"
     r"(?: equal to| in| at| on)?\W*$",
