@@ -271,7 +271,7 @@ def solve(
         replay=replay,
     )
     with event_loop(build) as run_coroutine:
-        listener(_built("solve", build))  # before the weights are loaded, which takes time
+        _announce("solve", build, listener)  # before the weights are loaded, which takes time
         step = None
         if run is not None and has_weights(run):
             step = load_weights(build, run, run_coroutine, listener=listener)
@@ -374,7 +374,7 @@ def validate_library(
                 step = load_weights(build, run, run_coroutine, listener=listener)
             agent = identity(build.resolved, _weights_digest(run, step))
             tasks = build.set_tasks(validation_set)
-            listener(_built("validation", build))
+            _announce("validation", build, listener)
             with closing(Ledger(kept)) as ledger:
                 measuring = measure_library(
                     library,
@@ -476,7 +476,7 @@ def _begin_work(run: RunDirectory, build: Build, weights: str, listener: Listene
             cause=f"{build.resolved['agent'].get('library')} was changed; results on both would be counted as one",
             fix="restore it (a version of a run's library, RUN@VERSION, never changes), or start over with --out",
         )
-    listener(_built(run.info().kind, build))
+    _announce(run.info().kind, build, listener)
     _check_proven(build, weights, listener)
 
 
@@ -661,9 +661,12 @@ def _check_proven(build: Build, weights: str, listener: Listener) -> None:
         listener(Note(warning))
 
 
-def _built(work: Work, build: Build) -> AgentBuilt:
+def _announce(work: Work, build: Build, listener: Listener) -> None:
+    """Emit that the agent is built, and what to know about its prompt files."""
     replay = str(build.replay) if build.replay else ""
-    return AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved)
+    listener(AgentBuilt(work=work, sandbox=build.sandbox_line, replay=replay, resolved=build.resolved))
+    for note in build.notes:
+        listener(Note(note))
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

@@ -519,6 +519,49 @@ def test_each_module_gets_its_engine_its_lessons_and_a_seed_of_its_own():
     assert len(set(expected)) == 7
 
 
+# --- the analysis of the query --------------------------------------------------------------------------------------
+
+
+class Thinks:
+    """An analyst, or one that fails."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+    async def analyze(self, question, tools, context):
+        if self.failure:
+            raise self.failure
+        return f"{question} needs {tools[0].name}", (Call(role="analyst", usage=Usage(cost_usd=0.5)),)
+
+
+def analyzed(modules: Modules, analyst: Thinks) -> Trajectory:
+    flow = AgentFlow(
+        planner=modules, executor=modules, verifier=modules, generator=modules, analyst=analyst,
+        config=LoopConfig(max_turns=2),
+    )  # fmt: skip
+    return asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), [Echo()], {}, seed=5))
+
+
+def test_an_analysis_is_seen_by_all_but_the_executor_recorded_and_counted():
+    modules = Modules()
+    trajectory = analyzed(modules, Thinks())
+    analysis = f"{QUESTION} needs echo"
+    assert (trajectory.status, trajectory.analysis) == ("ok", analysis)
+    memories = [part for _, shown, _ in modules.seen for part in shown if isinstance(part, Memory)]
+    assert [memory.analysis for memory in memories] == [analysis] * 5
+    assert [call.role for call in trajectory.calls][:2] == ["analyst", "planner"]
+    assert trajectory.cost_usd == 0.5 + 0.25 * 7
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+    old = trajectory.model_dump(mode="json", exclude={"analysis", "opening_calls"})
+    assert Trajectory.model_validate(old).analysis == ""
+
+
+def test_an_analyst_that_fails_ends_the_run_as_any_module_does():
+    for failure in (EngineError("down"), PromptTooLongError("long"), DeadlineError("late")):
+        trajectory = analyzed(Modules(), Thinks(failure))
+        assert (trajectory.status, trajectory.turns, trajectory.answer) == ("error", (), None)
+
+
 # --- many at once -------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,8 @@ def values_of(body: Any) -> dict[str, Any]:
     assert system == {"role": "system", "content": "You are a helpful, creative, and smart assistant."}
     found = FORM.fullmatch(user["content"])
     assert found, user["content"]
-    return {key: ast.literal_eval(found[key]) for key in ("names", "metadata", "steps")} | {"query": found["query"]}
+    texts = {key: found[key] for key in ("query", "analysis")}
+    return {key: ast.literal_eval(found[key]) for key in ("names", "metadata", "steps")} | texts
 
 
 def test_the_recipe_asks_the_planner_in_the_released_form(capsys: pytest.CaptureFixture[str]):
@@ -75,6 +76,8 @@ def test_the_recipe_asks_the_planner_in_the_released_form(capsys: pytest.Capture
         if text.startswith("# Verifier"):
             done = "true" if len(seen) == 2 else "false"
             return f'{{"analysis": "", "result_valid": true, "memory_sufficient": {done}}}'
+        if text.startswith("# Analyst"):
+            return "It asks for a sum."
         return "<answer>62</answer>" if text.startswith("# Generator") else "It's 62."
 
     with LLMServer(planner) as first, LLMServer(others) as second:
@@ -85,6 +88,8 @@ def test_the_recipe_asks_the_planner_in_the_released_form(capsys: pytest.Capture
     trajectory = Trajectory.model_validate_json(capsys.readouterr().out)
     assert (trajectory.answer, len(trajectory.turns), trajectory.stop_reason) == ("62", 2, "verified")
     assert seen[0]["query"] == "What is 45 plus 17 ?"
+    assert [values["analysis"] for values in seen] == [" It asks for a sum."] * 2
+    assert trajectory.analysis == "It asks for a sum."
     assert seen[0]["names"] == [NAME]
     assert list(seen[0]["metadata"]) == [NAME]
     assert seen[0]["steps"] == {}

@@ -257,19 +257,72 @@ def test_values_go_where_their_names_stand(tmp_path: Path):
     assert made.messages({"query": "q", "memory": "", "lessons": "L"})[0].content == "Be brief.\nL"
 
 
+def test_a_part_without_text_is_not_sent(tmp_path: Path):
+    [user] = template(tmp_path, "\n<!-- user -->\n{{memory}}{{query}}").messages({"query": "q", "memory": "m"})
+    assert (user.role, user.content) == ("user", "mq")
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "{{query}} {{memory}}",
-        "<!-- user -->\n{{memory}} {{query}}",
-        "<!-- user -->\n{{query}} {{memory}} {{lessons}}",
+        "<!-- user -->\n{{query}}",
+        "<!-- user -->\n{{query}} {{memory}} {{query}}",
+        "{{lessons}}\n<!-- user -->\n{{query}} {{memory}} {{lessons}}",
         "<!-- user -->\n{{query}} {{memory}} {{date}}",
     ],
 )
-def test_a_prompt_file_that_would_not_share_is_refused(tmp_path: Path, text: str):
+def test_a_prompt_file_with_unknown_missing_or_repeated_places_is_refused(tmp_path: Path, text: str):
     with pytest.raises(RecipeError, check=coded("prompt-invalid", "generator.md")) as caught:
         template(tmp_path, text)
-    assert "{{query}}, {{memory}} once each in this order" in caught.value.fix
+    assert "{{query}}, {{memory}} once each" in caught.value.fix
+
+
+LONG = "x" * 1_234
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("{{lessons}}\n<!-- user -->\n{{query}} {{analysis}} {{memory}} Now answer.", ""),
+        (f"{LONG}<!-- user -->\n{{{{query}}}} {{{{memory}}}}", ""),
+        ("<!-- user -->\n{{memory}} {{query}}", "turns do not share {{query}} after {{memory}}"),
+        (
+            "<!-- user -->\n{{query}} {{lessons}} {{memory}}",
+            "tasks do not share {{lessons}} after {{query}}",
+        ),
+        (
+            f"<!-- user -->\n{{{{query}}}}{{{{memory}}}}{LONG}",
+            "tasks do not share 1,234 characters of text after {{query}}; "
+            "turns do not share 1,234 characters of text after {{memory}}",
+        ),
+        (
+            "{{memory}}\n<!-- user -->\n{{analysis}} {{query}} {{lessons}}",
+            "tasks do not share {{lessons}} after {{memory}}; "
+            "turns do not share {{analysis}}, {{query}}, {{lessons}} after {{memory}}",
+        ),
+    ],
+)
+def test_values_stand_freely_and_what_is_not_shared_is_said(tmp_path: Path, text: str, lost: str):
+    made = template(tmp_path, text)
+    assert made.lost_sharing() == lost
+    shown = "".join(message.content for message in made.messages({"query": "QQ", "memory": "MM", "analysis": "AA"}))
+    assert all(value in shown for value in ("QQ", "MM"))
+
+
+@pytest.mark.parametrize(
+    ("role", "layout"),
+    [
+        ("planner", ("tools", "query", "memory")),
+        ("executor", ("tools", "action")),
+        ("executor_code", ("tools", "action")),
+        ("verifier", ("tools", "query", "memory")),
+        ("generator", ("query", "memory")),
+        ("analyst", ("tools", "query")),
+    ],
+)
+def test_the_prompts_that_ship_share_all_they_can(role: str, layout: tuple[str, ...]):
+    assert PromptTemplate(role, layout).lost_sharing() == ""
 
 
 def test_a_prompt_file_that_cannot_be_read_is_refused(tmp_path: Path):

@@ -273,3 +273,13 @@ def test_what_a_source_cannot_give_is_found_before_a_model_is_loaded(tmp_path, o
 def test_a_set_that_cannot_be_drawn_is_found_before_anything_starts(ten_steps):
     with pytest.raises(RecipeError, check=coded("too-few-tasks", "'lookup'")):
         check(recipe(ten_steps, 'evaluation.sets=[{name="test", per_family=300, families=["lookup"]}]'))
+
+
+def test_a_prompt_file_that_loses_sharing_is_named(tmp_path):
+    own = tmp_path / "own.md"
+    own.write_text("<!-- user -->\n{{memory}}\n{{query}}", encoding="utf-8")
+    server = ["engines.model.model=m", "engines.model.base_url=http://localhost:1/v1"]
+    with Build(load_recipe("agentflow-prompted", [*server, f"agent.generator.prompt_file={own}"])) as build:
+        assert build.notes == ["agent.generator.prompt_file: turns do not share {{query}} after {{memory}}"]
+    with Build(load_recipe("agentflow-prompted", server)) as build:
+        assert build.notes == []

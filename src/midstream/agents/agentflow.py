@@ -24,7 +24,17 @@ from midstream.core.data import Settings
 from midstream.core.errors import DeadlineError, PromptTooLongError, UnsupportedError
 from midstream.core.events import TurnListener
 from midstream.core.lessons import NO_LESSONS, Lessons
-from midstream.core.protocols import Dialogue, Engine, Executor, Generator, ModuleContext, Planner, Tool, Verifier
+from midstream.core.protocols import (
+    Analyst,
+    Dialogue,
+    Engine,
+    Executor,
+    Generator,
+    ModuleContext,
+    Planner,
+    Tool,
+    Verifier,
+)
 from midstream.core.task import Task
 from midstream.core.trajectory import Action, Call, Command, Memory, MemoryRecord, Observation, Trajectory, Turn
 from midstream.sandbox.code_runner import ProgramRunner
@@ -65,10 +75,12 @@ class AgentFlow:
         executor: Executor,
         verifier: Verifier,
         generator: Generator,
+        analyst: Analyst | None = None,
         config: LoopConfig,
         code_runner: ProgramRunner | None = None,
     ) -> None:
         self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
+        self.analyst = analyst
         self.config = config
         self.code_runner = code_runner
         self.write_result = result_writer(config.observation_format)
@@ -113,6 +125,11 @@ class AgentFlow:
         memory = Memory()
         try:
             async with until(contexts.deadline_s):
+                if self.analyst is not None:
+                    context = contexts.begin("analyst", 0)
+                    record.analysis, record.opening_calls = await self.analyst.analyze(question, tools, context)
+                    memory = Memory(analysis=record.analysis)
+                    context.emit("analysis", record.analysis)
                 for _ in range(self.config.max_turns):
                     clock = time.monotonic()
                     await self._turn(record.begin_turn(), memory, question, tools, contexts)
@@ -126,7 +143,7 @@ class AgentFlow:
                         break
         except (PromptTooLongError, DeadlineError) as failure:
             first = not record.turns and (record.draft is None or record.draft.action is None)
-            if first and isinstance(failure, PromptTooLongError):
+            if first and (isinstance(failure, PromptTooLongError) or record.draft is None):
                 raise  # the run has made nothing yet: the recipe or the task alone is too long
             turn = record.end_at_limit(failure)
             if turn.observation is not None:

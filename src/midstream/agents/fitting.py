@@ -29,13 +29,13 @@ def smaller_memories(memory: Memory) -> Iterator[Memory]:
     longest = max((len(record.result or record.error or "") for record in records), default=0) // 2
     while longest >= _SHORTEST_RESULT:
         records = tuple(_cut(record, longest) for record in memory.records)
-        yield Memory(records=records)
+        yield memory.model_copy(update={"records": records})
         longest //= 2
     gone = 0
     while gone < len(records):
         gone += -(-(len(records) - gone) // 2)
         empty = tuple(MemoryRecord(turn=record.turn, action=Action(), result="[cut]") for record in records[:gone])
-        yield Memory(records=(*empty, *records[gone:]))
+        yield memory.model_copy(update={"records": (*empty, *records[gone:])})
 
 
 def _cut(record: MemoryRecord, limit: int) -> MemoryRecord:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import model_validator
 
 from midstream.agents.formats import parse_action, parse_answer, parse_command, parse_verdict
-from midstream.agents.rendering import PromptTemplate, render_lessons, render_memory, render_tools
+from midstream.agents.rendering import PromptTemplate, render_analysis, render_lessons, render_memory, render_tools
 from midstream.core.component import ComponentConfig
 from midstream.core.data import Settings
 from midstream.core.errors import InfrastructureError, RecipeError
@@ -71,7 +71,7 @@ class ModuleConfig(Settings):
 
 
 class PromptedModule:
-    """A prompt, and requests to an engine until the reply can be used: the base of the four modules."""
+    """A prompt, and requests to an engine until the reply can be used: the base of all prompted modules."""
 
     role: ClassVar[str]
     layout: ClassVar[tuple[str, ...]]
@@ -80,10 +80,16 @@ class PromptedModule:
         self.config = config
         self._template = PromptTemplate(prompt or self.role, self.layout, config.prompt_file)
         self.shows_lessons = self._template.shows_lessons
+        # Said before a run whose recipe names a prompt file of its own.
+        self.lost_sharing = self._template.lost_sharing() if config.prompt_file is not None else ""
 
     def _values(self, question: str, memory: Memory) -> dict[str, str]:
         """The prompt's values for planner, verifier and generator; the executor sees neither query nor memory."""
-        return {"query": neutral(question), "memory": render_memory(memory)}
+        return {
+            "query": neutral(question),
+            "analysis": render_analysis(memory.analysis),
+            "memory": render_memory(memory),
+        }
 
     async def _ask(
         self,
@@ -317,3 +323,31 @@ class GeneratorConfig(ModuleConfig, ComponentConfig):
 
     asks = "always"
     component = PromptedGenerator
+
+
+class PromptedAnalyst(PromptedModule):
+    """`core.protocols.Analyst` on an engine. Two empty replies give no analysis."""
+
+    role, layout = "analyst", ("tools", "query")
+
+    async def analyze(
+        self, question: str, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[str, tuple[Call, ...]]:
+        """Say what the query asks for and which tools help."""
+        values = {"query": neutral(question), "tools": render_tools(tools)}
+
+        async def parse(reply: str) -> tuple[str, str | None]:
+            analysis = spoken(reply).strip()
+            return analysis, None if analysis else "it holds no text"
+
+        return await self._ask(values, context, parse)
+
+
+class AnalystConfig(ModuleConfig, ComponentConfig):
+    """The optional analysis of the query before the first turn, as in AgentFlow's repository.
+
+    There a fixed model writes it, not the planner in training; its call is recorded and never trained.
+    """
+
+    asks = "always"
+    component = PromptedAnalyst

@@ -37,6 +37,7 @@ class ReleasedPlanner(PromptedPlanner):
         return {
             "query": neutral(question),
             "names": neutral(repr([tool.name for tool in tools])),
+            "analysis": f" {neutral(memory.analysis)}" if memory.analysis else "",
             "tools": neutral(repr({tool.name: _metadata(tool) for tool in tools})),
             "memory": neutral(repr({f"Action Step {record.turn}": _step(record) for record in memory.records})),
         }

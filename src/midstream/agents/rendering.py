@@ -30,6 +30,8 @@ ResultForm = Literal["json", "toon", "auto"]
 # How tokenizers such as GPT-4's and Qwen's split text before they merge characters: words, digits, signs, spaces.
 _PIECE = re.compile(r"[^\r\n\w]?[^\W\d_]+|\d| ?(?:_|[^\s\w])+[\r\n]*|\s*[\r\n]+|\s+")
 _USER_PART = "<!-- user -->\n"
+_OF_TASK, _OF_TURN = ("query", "analysis"), ("memory", "action")  # values that differ between tasks, between turns
+_SHORT_TAIL = 200  # characters after the memory that are not worth a warning
 
 
 def prompt_text(role: str, override: Path | None = None, *, package: str = "midstream.agents") -> str:
@@ -42,9 +44,13 @@ def prompt_text(role: str, override: Path | None = None, *, package: str = "mids
 class PromptTemplate:
     """A prompt file: a system part, a line `<!-- user -->`, a user part, with `{{name}}` where values go.
 
+    Values may stand in any order and in either part; a part that ends up empty is not sent. `lost_sharing` says what an
+    order costs: an engine computes only the beginning that two prompts have in common once.
+
     Args:
         role: names the file that ships with midstream.
-        layout: the values the prompt must hold, once each and in this order; `lessons` may stand before the query.
+        layout: the values the prompt must hold, once each. `lessons` may stand in any prompt, `analysis` in one with
+            `memory`.
         override: a file of the user; without a place for lessons it shows none (`shows_lessons`).
         package: the package that the file ships with.
     """
@@ -54,23 +60,43 @@ class PromptTemplate:
     ) -> None:
         text = prompt_text(role, override, package=package)
         names = PLACE.findall(text)
-        in_place = names.count("lessons") == 0 or (names[0] == "lessons" and names.count("lessons") == 1)
-        if text.count(_USER_PART) != 1 or not in_place or tuple(name for name in names if name != "lessons") != layout:
+        optional = ("lessons", "analysis") if "memory" in layout else ("lessons",)
+        right = len(set(names)) == len(names) and set(layout) <= set(names) <= {*layout, *optional}
+        if text.count(_USER_PART) != 1 or not right:
             raise RecipeError(
                 f"the {role}'s prompt file {override} holds {names or 'no placeholder'}",
                 code="prompt-invalid",
-                cause="prompts of successive turns are only shared if what changes comes last",
-                fix=f"use {', '.join('{{' + name + '}}' for name in layout)} once each in this order, lessons (if at "
-                f"all) first, and one line {_USER_PART.strip()} where the user message starts",
+                fix=f"use {_places(layout)} once each, {_places(optional)} at most once, no other, and one line "
+                f"{_USER_PART.strip()} where the user message starts",
             )
         self.shows_lessons = "lessons" in names
         self._system, self._user = text.split(_USER_PART)
 
-    def messages(self, values: Mapping[str, str]) -> tuple[Message, Message]:
+    def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
         """The system and the user message. Values are inserted as they are: a placeholder inside one stays text."""
-        values = {"lessons": "", **values}
-        system, user = fill(self._system, values), fill(self._user, values)
-        return Message(role="system", content=system.strip()), Message(role="user", content=user.rstrip("\n"))
+        values = {"lessons": "", "analysis": "", **values}
+        system = Message(role="system", content=fill(self._system, values).strip())
+        user = Message(role="user", content=fill(self._user, values).rstrip("\n"))
+        return tuple(message for message in (system, user) if message.content)
+
+    def lost_sharing(self) -> str:
+        """What successive prompts repeat and do not share, since it stands after what differs; "" if nothing does."""
+        texts, names = (PLACE.split(self._system + self._user)[start::2] for start in (0, 1))
+        lost = []
+        for prompts, changing in (("tasks", _OF_TASK + _OF_TURN), ("turns", _OF_TURN)):
+            first = next((place for place, name in enumerate(names) if name in changing), len(names))
+            late = [name for name in names[first:] if name not in changing]
+            length = sum(map(len, texts[first + 1 :]))
+            repeated = [_places(late)] if late else []
+            repeated += [f"{length:,} characters of text"] if length > _SHORT_TAIL else []
+            if repeated:
+                after = _places(names[first : first + 1])
+                lost.append(f"{prompts} do not share {' and '.join(repeated)} after {after}")
+        return "; ".join(lost)
+
+
+def _places(names: Sequence[str]) -> str:
+    return ", ".join(f"{{{{{name}}}}}" for name in names)
 
 
 def render_memory(memory: Memory) -> str:
@@ -82,6 +108,12 @@ def render_lessons(lessons: str) -> str:
     """The part of a prompt that holds lessons; "" without any, so that the prompt is unchanged."""
     text = neutral(lessons.strip())
     return f"# Lessons from earlier tasks\n\n{text}\n\n" if text else ""
+
+
+def render_analysis(analysis: str) -> str:
+    """The part of a prompt that holds the query analysis; "" without one, so that the prompt is unchanged."""
+    text = neutral(analysis.strip())
+    return f"# Query analysis\n\n{text}\n\n" if text else ""
 
 
 def render_tools(tools: Sequence[Tool]) -> str:

@@ -68,6 +68,8 @@ class Draft:
 class Record:
     """What one run produces; a new one for each run, never kept on the agent."""
 
+    opening_calls: tuple[Call, ...] = ()
+    analysis: str = ""
     turns: list[Turn] = field(default_factory=list)
     draft: Draft | None = None
     closing_calls: tuple[Call, ...] = ()
@@ -144,7 +146,7 @@ async def record_run(
     except InfrastructureError as failure:
         record.stop_reason = "error"
         error = record.end_broken(failure)
-    calls = [call for turn in record.turns for call in turn.calls] + list(record.closing_calls)
+    calls = [call for turn in record.turns for call in turn.calls] + [*record.opening_calls, *record.closing_calls]
     return Trajectory(
         id=task.id,
         task_id=task.id,
@@ -152,6 +154,8 @@ async def record_run(
         agent=agent,
         seed=seed,
         turns=tuple(record.turns),
+        opening_calls=record.opening_calls,
+        analysis=record.analysis,
         closing_calls=record.closing_calls,
         answer=record.answer,
         final=spoken(record.final).strip(),

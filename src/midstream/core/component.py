@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from midstream.core.stream_template import Template
     from midstream.sandbox.tiers import Sandbox
 
-Kind = Literal["tasks", "reward", "tool", "engine", "planner", "executor", "verifier", "generator", "policy"]
+Kind = Literal["tasks", "reward", "tool", "engine", "planner", "executor", "verifier", "generator", "analyst", "policy"]
 Table = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -8,6 +8,7 @@ Each begins with `AgentBuilt`; then follow
 
 A rollout emits a `TurnEvent` for everything inside a trajectory:
 
+    analyst     start text ... call analysis    (in turn 0)
     planner     start text text ... call action
     executor    start text ... call command observation
     verifier    start text ... call verdict
@@ -152,6 +153,7 @@ TurnKind = Literal[
     "text",  # a piece of its reply as it is written; value str
     "retry",  # an attempt failed, the text since `start` does not count; value str, the reason
     "call",  # a request was answered; value Call
+    "analysis",  # of the query, before the first turn; value str
     "action",  # value Action
     "command",  # value Command
     "observation",  # value Observation

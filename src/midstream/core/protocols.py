@@ -165,6 +165,16 @@ class ModuleContext:
     emit: Emit = ignore_event
 
 
+class Analyst(Protocol):
+    """Analyzes the query before the first turn: analyst(query, tools) -> analysis. An agent may have none."""
+
+    async def analyze(
+        self, question: str, tools: Sequence[Tool], context: ModuleContext
+    ) -> tuple[str, tuple[Call, ...]]:
+        """Say what the query asks for and which tools help."""
+        ...
+
+
 class Planner(Protocol):
     """Decides the next step: planner(query, tools, memory) -> action."""
 

@@ -189,10 +189,11 @@ class Memory(Frozen):
     """Records in order. `append` returns a new memory, so that runs cannot share one by accident."""
 
     records: tuple[MemoryRecord, ...] = ()
+    analysis: str = ""  # of the query, before the first turn; empty without an analyst
 
     def append(self, record: MemoryRecord) -> Memory:
         """This memory and one more record."""
-        return Memory(records=(*self.records, record))
+        return Memory(records=(*self.records, record), analysis=self.analysis)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -216,6 +217,8 @@ class Trajectory(Frozen):
     agent: str = ""
     rollout_index: int = 0  # number of the run among those of the same task, from 0
     seed: int = 0
+    opening_calls: tuple[Call, ...] = ()  # before the first turn: the analyst's
+    analysis: str = ""  # of the query, as the prompts show it; empty without an analyst
     turns: tuple[Turn, ...] = ()
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
@@ -241,7 +244,7 @@ class Trajectory(Frozen):
     @property
     def calls(self) -> tuple[Call, ...]:
         """Every call of the trajectory, in order."""
-        return tuple(call for turn in self.turns for call in turn.calls) + self.closing_calls
+        return (*self.opening_calls, *(call for turn in self.turns for call in turn.calls), *self.closing_calls)
 
     @property
     def replies_repaired(self) -> int:

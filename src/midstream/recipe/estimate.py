@@ -173,6 +173,7 @@ def askers(recipe: Recipe, planner: Component | None) -> Iterator[Asker]:
         "planner": {"per_turn": 1},
         "policy": {"per_turn": 1, "per_trajectory": 1},  # its last reply calls no tool
         "generator": {"per_trajectory": _MAX_ASKS},
+        "analyst": {"per_trajectory": _MAX_ASKS},
     }
     for name, module in {**recipe.modules, recipe.trained: planner}.items():
         if module is not None and module.engine is not None:

@@ -47,6 +47,7 @@ MODULES: dict[str, tuple[Kind, ...]] = {
     "interleaved": ("policy",),
     "direct": ("policy",),
 }
+_ANALYST: Kind = "analyst"  # an optional module of agentflow
 
 
 # Values in recipes of older run directories, by table and key. `practice/settings.py` reads the reflector's old name.
@@ -57,13 +58,17 @@ _RENAMED = {
 
 
 class AgentConfig(LoopConfig):
-    """Loop settings and modules; `library` is a run directory or a file whose lessons are in the modules' prompts."""
+    """Loop settings and modules; `library` is a run directory or a file whose lessons are in the modules' prompts.
+
+    `analyst` is optional: it analyzes the query before the first turn. It is not trained, and it gets no lessons.
+    """
 
     type: str = "agentflow"
     planner: Component
     executor: Component
     verifier: Component
     generator: Component
+    analyst: Component | None = None
     library: Path | None = None
 
 
@@ -149,8 +154,9 @@ class Recipe(Settings):
 
     @property
     def modules(self) -> dict[Kind, Component]:
-        """The agent's modules, the trained one first."""
-        return {name: getattr(self.agent, name) for name in MODULES[self.agent.type]}
+        """The agent's modules, the trained one first, and its analyst, if it has one."""
+        named = {name: getattr(self.agent, name, None) for name in (*MODULES[self.agent.type], _ANALYST)}
+        return {name: component for name, component in named.items() if component is not None}
 
     def table(self) -> Table:
         """The recipe with every default filled in, as JSON values; `parse_recipe` reads it back."""
@@ -181,7 +187,7 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
         (("evaluation", "sets", "*", "tasks"), "tasks"),
         (("evaluation", "sets", "*", "reward"), "reward"),
         (("training", "supervised", "planner"), MODULES[kind][0]),
-        *((("agent", module), module) for module in MODULES[kind]),
+        *((("agent", module), module) for module in (*MODULES[kind], _ANALYST)),
     ]
     for path, component in places:
         parsed = _parse_at(parsed, path, component)

@@ -235,6 +235,8 @@ def _run(label: str, trajectory: Trajectory, template: StreamTemplate | None) ->
     if last := turn_rows.closing_rows(trajectory, template):
         turns.append(f"<li><p><b>Last reply</b></p><dl>{_rows(last)}</dl></li>")
     body = f"<ol>{''.join(turns)}</ol>" if turns else '<p class="empty">No turn was taken.</p>'
+    if opening := turn_rows.opening_rows(trajectory):
+        body = f"<dl>{_rows(opening)}</dl>{body}"
     if trajectory.error is not None:
         body += f'<pre class="failed">{text(f"{trajectory.error.type}: {trajectory.error.message}")}</pre>'
     reward = trajectory.reward

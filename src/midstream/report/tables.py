@@ -102,6 +102,8 @@ def trajectory_view(trajectory: Trajectory, template: Template | None = None) ->
         grid = fields(rows, least=turn_rows.STREAM_LABELS if labels else 0)
         parts.append(Padding(grid, (0, 0, 1, 2)))
 
+    if opening := turn_rows.opening_rows(trajectory):
+        add(opening, labels=False)
     for turn in trajectory.turns:
         parts.append(Text(f"turn {turn.index}", "bold cyan"))
         add(turn_rows.turn_rows(turn, template, stream=stream), labels=stream)

@@ -145,6 +145,8 @@ class Timeline:
                     self._print_rows([row], elapsed(call.duration_s))
                 self._print_rows(rows[-1:], elapsed(value.duration_s))
                 self._begin("")
+            case "analysis":
+                self._step([("analysis", plain(value))])
             case "verdict":
                 self._step(turn_rows.verdict_rows(value))
             case "answer":

@@ -62,6 +62,12 @@ def fields(rows: Iterable[tuple[RenderableType, RenderableType]] = (), *, least:
     return table
 
 
+def opening_rows(trajectory: Trajectory) -> list[Row]:
+    """What came before the first turn: the analysis of the query, and requests that failed."""
+    rows = [("analysis", plain(trajectory.analysis))] if trajectory.analysis else []
+    return rows + [row for call in trajectory.opening_calls for row in trouble_rows(call)]
+
+
 def turn_rows(turn: Turn, template: Template | None = None, *, stream: bool = False) -> list[Row]:
     """Everything a recorded turn holds, in the order in which it happened; of a stream its parts, by `template`."""
     if stream:
