@@ -101,5 +101,5 @@ def test_a_verifier_that_reads_its_prompt_alone_judges_bare_results(monkeypatch)
     verdicts = [turn.verdict.result_valid for turn in turns if turn.verdict]
     assert verdicts == [valid for *_, valid in cases()] == [True, False] * 10
     results = [turn.observation.text for turn in turns if turn.observation]
-    assert results[::2] == results[1::2], "the result alone does not tell them apart"
+    assert results[::2] == results[1::2], "the result alone does not separate them"
     assert results[0] == "57"
