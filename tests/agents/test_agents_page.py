@@ -1,0 +1,92 @@
+"""docs/agents.md shows every prompt as a model gets it; `MIDSTREAM_WRITE_SCREENS=1` writes the generated part."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from midstream.agents import prompted
+from midstream.agents.agentflow import AgentFlow, LoopConfig
+from midstream.core.protocols import Request, Tool, ToolResult
+from midstream.core.task import Task
+from midstream.engines.scripted import ScriptedEngine
+
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+MARK = "`tests/agents/test_agents_page.py` generates the rest of this page.\n"
+QUESTION = "How many seats do the Orpheum and the Lyric have together?"
+SEATS = "The Orpheum has 23 seats. The Lyric has 34 seats."
+
+
+class Fixed(Tool):
+    """A tool with one text argument that always returns the same."""
+
+    timeout_s, output_tokens = 1.0, 100
+
+    def __init__(self, name: str, description: str, argument: str, result: str) -> None:
+        self.name, self.description, self.result = name, description, result
+        self.parameters: Mapping[str, Any] = {
+            "type": "object",
+            "properties": {argument: {"type": "string"}},
+            "required": [argument],
+        }
+
+    async def call(self, arguments: Mapping[str, JsonValue]) -> ToolResult:
+        return ToolResult(text=self.result)
+
+
+TOOLS = [
+    Fixed("search", "Searches an encyclopedia.", "query", SEATS),
+    Fixed("python", "Runs Python code and returns what it prints.", "code", "57"),
+]
+REPLIES = [
+    "The query asks for one number: the sum of the seats of two theaters. Find both with search, add with python.",
+    "Justification: both numbers are missing\nContext: the theaters Orpheum and Lyric\n"
+    "Sub-Goal: find the seats of both theaters\nTool Name: search",
+    '{"query": "Orpheum Lyric seats"}',
+    '{"analysis": "Both numbers are known, the sum is not.", "result_valid": true, "memory_sufficient": false}',
+    "Justification: the sum is missing\nContext: 23 seats and 34 seats\nSub-Goal: add 23 and 34\nTool Name: python",
+    '{"code": "print(23 + 34)"}',
+    '{"analysis": "57 is the sum of both.", "result_valid": true, "memory_sufficient": true}',
+    "<answer>57</answer>",
+]
+
+
+def requests() -> list[Request]:
+    """The requests of one run: analyst, two turns, generator."""
+    engine = ScriptedEngine(REPLIES)
+    flow = AgentFlow(
+        planner=prompted.PromptedPlanner(prompted.PlannerConfig()),
+        executor=prompted.PromptedExecutor(prompted.ExecutorConfig()),
+        verifier=prompted.PromptedVerifier(prompted.VerifierConfig()),
+        generator=prompted.PromptedGenerator(prompted.GeneratorConfig()),
+        analyst=prompted.PromptedAnalyst(prompted.AnalystConfig()),
+        config=LoopConfig(),
+    )
+    engines = dict.fromkeys(("planner", "executor", "verifier", "generator", "analyst"), engine)
+    trajectory = asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), TOOLS, engines, seed=1))
+    assert (trajectory.answer, trajectory.stop_reason, trajectory.error) == ("57", "verified", None)
+    return engine.requests
+
+
+def generated() -> str:
+    """The prompts of the analyst, the second turn and the generator."""
+    asked = requests()
+    parts = []
+    for request, reply in [(asked[place], REPLIES[place]) for place in (0, 4, 5, 6, 7)]:
+        text = "\n\n".join(f"[{message.role}]\n{message.content}" for message in request.messages)
+        parts.append(f"### {request.role.capitalize()}\n\n````text\n{text}\n\n[assistant]\n{reply}\n````\n")
+    return "\n" + "\n".join(parts)
+
+
+def test_the_page_shows_the_prompts_as_they_are():
+    head, mark, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
+    if os.environ.get("MIDSTREAM_WRITE_SCREENS"):
+        PAGE.write_text(head + MARK + generated(), encoding="utf-8")
+        return
+    assert mark
+    assert rest == generated()
