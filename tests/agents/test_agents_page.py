@@ -67,7 +67,7 @@ def requests() -> list[Request]:
         analyst=prompted.PromptedAnalyst(prompted.AnalystConfig()),
         config=LoopConfig(),
     )
-    engines = dict.fromkeys(("planner", "executor", "verifier", "generator", "analyst"), engine)
+    engines: dict[str, Any] = dict.fromkeys(("planner", "executor", "verifier", "generator", "analyst"), engine)
     trajectory = asyncio.run(flow.run(Task(id="t", question=QUESTION, answer=""), TOOLS, engines, seed=1))
     assert (trajectory.answer, trajectory.stop_reason, trajectory.error) == ("57", "verified", None)
     return engine.requests

@@ -85,7 +85,7 @@ async def run(base_url: str) -> list[Trajectory]:
         generator=prompted.PromptedGenerator(prompted.GeneratorConfig()),
         config=LoopConfig(max_turns=1),
     )
-    engines = dict.fromkeys(("planner", "executor", "verifier", "generator"), engine)
+    engines: dict[str, Any] = dict.fromkeys(("planner", "executor", "verifier", "generator"), engine)
     tasks = [Task(id=str(number), question=question, answer="") for number, (question, *_) in enumerate(cases())]
     found = [await flow.run(task, [Calculator()], engines, seed=1) for task in tasks]
     await engine.close()
