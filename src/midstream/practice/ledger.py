@@ -27,7 +27,7 @@ from midstream.core.task import Task
 from midstream.core.trajectory import Call, Trajectory
 from midstream.rollout import Place
 from midstream.runs import results
-from midstream.runs.files import atomic_write
+from midstream.runs.files import atomic_write, storage_errors
 from midstream.runs.journal import Journal, Report, read_models, warn
 
 ROLLOUTS, REPLIES = "rollouts.jsonl", "replies.jsonl"  # in the ledger's directory
@@ -116,7 +116,8 @@ class Ledger:
         self._journals: dict[str, Journal] = {}
         if directory is None:
             return
-        directory.mkdir(parents=True, exist_ok=True)
+        with storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         if retry_errors:  # before reading: the file must not keep what memory has dropped
             results.keep(directory / ROLLOUTS, lambda scope, failed: not failed, report)
         for result in results.read(directory / ROLLOUTS):
