@@ -15,6 +15,7 @@ from midstream.cli.main import main
 from midstream.core.trajectory import Trajectory
 from midstream.recipe import check as recipe_check
 from midstream.recipe import schema as config
+from midstream.recipe.build import Build
 from midstream.recipe.memory import GIB, SLACK, promised_bytes, shape_of, token_bytes
 from midstream.runs import RunDirectory
 from midstream.training.settings import LearnerConfig
@@ -280,3 +281,12 @@ def test_the_frozen_modules_ask_the_base_model(trained):
     others = {body["model"] for body in server.bodies if "messages" in body}
     assert all(name.startswith("midstream-version-") for name in planned)
     assert others == {"m", "gpt-4o"}
+
+
+@pytest.mark.parametrize("name", ["agentflow-paper", "agentflow-7b"])
+def test_every_tool_of_the_papers_recipes_ends_after_the_papers_500_seconds(name, monkeypatch):
+    monkeypatch.setenv("SERPER_API_KEY", "unused")
+    with Build(config.load_recipe(name)) as build:
+        assert {tool.name: tool.timeout_s for tool in build.tools} == dict.fromkeys(
+            ("base_generator", "python", "web_search", "wikipedia", "web_page"), 500
+        )
