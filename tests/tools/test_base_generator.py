@@ -50,6 +50,11 @@ def test_asks_the_engine_directly():
     assert (request.sampling.temperature, request.sampling.max_tokens) == (0.0, 9)
 
 
+def test_thoughts_are_no_part_of_the_answer():
+    assert call(Echo(), "<think>2? 3?</think> 2").text == "2"
+    assert not call(Echo(), "<think>for ever").ok
+
+
 def test_same_request_same_seed():
     engine = Echo()
     for query in ("a", "a", "b"):

@@ -11,15 +11,16 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import EngineError, PromptTooLongError, ToolServerError
 from midstream.core.protocols import Engine, Request, Tool, ToolResult
 from midstream.core.seeds import derive_seed
+from midstream.core.text import spoken
 from midstream.core.tool_calls import text_arguments
 from midstream.core.trajectory import Message, Sampling
 
 
 async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> ToolResult:
-    """Send one user message for a tool and return the engine's answer with its call; the prompt determines the seed.
+    """Send one user message for a tool and return the engine's answer without thoughts, and its call.
 
-    `ok=False` if the answer is empty or the prompt too long for the model; `text` then gives the reason. Raises
-    `ToolServerError`, whose `calls` hold the failed request, if the engine failed.
+    The prompt determines the seed. `ok=False` if the answer is empty or the prompt too long for the model; `text` then
+    gives the reason. Raises `ToolServerError`, whose `calls` hold the failed request, if the engine failed.
 
     The engine is shared, and its owner closes it. It must not be a lockstep engine that waits for all live
     trajectories: this request is not one of their turns.
@@ -40,7 +41,7 @@ async def ask(engine: Engine, tool: str, prompt: str, sampling: Sampling) -> Too
             retryable=error.retryable,
             calls=error.calls,
         ) from error
-    text = call.completion.strip()
+    text = spoken(call.completion).strip()
     return ToolResult(text=text or "the model gave no answer", ok=bool(text), calls=(call,))
 
 

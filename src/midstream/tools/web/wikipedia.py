@@ -22,7 +22,6 @@ from midstream.core.component import Context, ToolConfig
 from midstream.core.errors import ToolServerError
 from midstream.core.http import TransientError
 from midstream.core.protocols import Engine, ToolResult
-from midstream.core.text import spoken
 from midstream.core.tool_calls import CHARACTERS_PER_TOKEN, text_arguments
 from midstream.core.trajectory import Call
 from midstream.tools import local_search
@@ -236,7 +235,7 @@ class Wikipedia:
         listed = "\n".join(f"{number}. {title}" for number, title in enumerate(titles, 1))
         prompt = _CHOICE_PROMPT.format(query=query, titles=listed, pages=self._config.pages)
         answer = await ask(self._engine, self.name, prompt, self._reader.sampling)
-        numbers = [int(digits) - 1 for digits in re.findall(r"\d{1,4}", spoken(answer.text))]
+        numbers = [int(digits) - 1 for digits in re.findall(r"\d{1,4}", answer.text)]
         named = [number for number in dict.fromkeys(numbers) if number in range(len(titles))]
         return (named if answer.ok else [])[: self._config.pages] or first, answer.calls
 
