@@ -117,6 +117,7 @@ def test_an_agent_is_the_same_wherever_its_model_is_served(recipe):
         "agent.memory_update=on_continue",
         "agent.verifier.structured_output=true",
         "agent.executor.mode=code",
+        'agent.analyst={type="prompted",engine="model"}',
         "tools.local_search.top_k=5",
         "tools.base_generator.engine=model",
     )

@@ -188,7 +188,7 @@ def measured(library: Library, used: Mapping[str, int], effects: Mapping[str, Ef
 # --- the agent that a library is proven for ---------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
-_MODULES = ("planner", "executor", "verifier", "generator", "policy")  # of every kind of agent
+_MODULES = ("planner", "executor", "verifier", "generator", "analyst", "policy")  # of every kind of agent
 # Other settings of the agent that its prompts show.
 _LOOP = ("memory_update", "record_time", "memory_result_tokens", "observation_format", "template")
 _MODEL = ("model", "extra_body", "chat_template_kwargs", "adapter")
@@ -212,9 +212,9 @@ def identity(resolved: Table, weights: str = "") -> str:
             continue
         table = agent[name]
         settings = {key: value for key, value in table.items() if key not in ("sampling", "prompt_file")}
-        if table["type"] == "prompted":
+        roles = {"prompted": "executor_code" if table.get("mode") == "code" else name, "released": "released"}
+        if role := roles.get(table["type"]):
             # A prompt file counts by its text, not by its path.
-            role = "executor_code" if table.get("mode") == "code" else name
             settings["prompt"] = prompt_text(role, Path(table["prompt_file"]) if "prompt_file" in table else None)
         modules[name] = _with_model(settings, engines)
     models = [module["engine"] for module in modules.values() if "engine" in module]
