@@ -79,7 +79,8 @@ def server_commands(recipe: Recipe) -> list[ServerCommand]:
         if config.provider == "vllm" and any(part.token_ids for part in sharing.values()):
             words += ["--logprobs-mode", "processed_logprobs"]
         if config.provider == "vllm" and recipe.learner.lora and recipe.modules[recipe.trained].engine in sharing:
-            words += ["--enable-lora", "--max-lora-rank", str(max(8, recipe.learner.lora.rank))]
+            most = max(8, 1 << (recipe.learner.lora.rank - 1).bit_length())  # vLLM takes powers of two
+            words += ["--enable-lora", "--max-lora-rank", str(most)]
             environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         for options in dict.fromkeys(part.serve for part in sharing.values() if part.serve):
             words += shlex.split(options)
@@ -159,7 +160,7 @@ def _server(command: ServerCommand, listener: Listener) -> Iterator[None]:
     finally:
         ends.set()
         whole = process.poll() is None
-        process.stdin.close()  # tells the supervisor
+        process.stdin.close()  # by which the supervisor ends
         process.wait(3 * supervise.TERMINATE_S)
         if whole and not sys.exc_info()[0]:
             os.unlink(log)
