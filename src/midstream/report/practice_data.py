@@ -34,14 +34,12 @@ SIMULATED = """The agent's model, or the one that writes lessons, is simulated: 
 this shows is that the loop, the gate and its statistics work; it says nothing about how much a real model gains."""
 
 _OUTSIDE = "; the rewards shown here are of the gold answers, which learning did not see"
-_LEARNED_FROM = {  # by `practice.lessons_from` and `practice.truth`
-    ("rollouts", "answer"): "rollouts and their rewards",
-    ("rollouts", "majority"): f"rollouts, right if they agree with most of their group{_OUTSIDE}",
-    ("rollouts", "none"): f"rollouts without any grade{_OUTSIDE}",
-    **dict.fromkeys(
-        (("model", truth) for truth in ("answer", "majority", "none")), "questions alone, without a rollout"
-    ),
+_LEARNED_FROM = {  # by `practice.truth`
+    "answer": "rollouts and their rewards",
+    "majority": f"rollouts, right if they agree with most of their group{_OUTSIDE}",
+    "none": f"rollouts without any grade{_OUTSIDE}",
 }
+_FROM_QUESTIONS = "questions alone, without a rollout"
 Sources = Mapping[tuple[int, str], Trajectory]  # (update, trajectory id) -> a rollout that a lesson was drawn from
 
 
@@ -130,7 +128,7 @@ def practice_data(run: RunDirectory, *, whole: bool = True) -> PracticeData:
         run_info=run_info(info),
         updates_planned=config.updates if config.budget.updates is None else min(config.updates, config.budget.updates),
         gated=config.gate.enabled,
-        learned_from=_LEARNED_FROM[config.lessons_from, config.truth],
+        learned_from=_LEARNED_FROM[config.truth] if config.lessons_from == "rollouts" else _FROM_QUESTIONS,
         budget=config.budget.model_copy(update=dict.fromkeys(raised)),
         updates=updates,
         versions=versions,

@@ -31,6 +31,10 @@ _WORLD = """Questions come from templates, and the test's differ from the traini
 not in their wording. What this shows is that the loop, the {parts} and the update work, on real tools and held-out
 facts; it says nothing about how much a large model gains."""
 
+_DESKS = """The policy is tiny and has a closed vocabulary: it calls the functions of made-up desks and of nothing else.
+What this shows is that the loop, the masks and the update work on dialogues; it says nothing about how much a large
+model gains."""
+
 
 def evaluated_trajectories(run: RunDirectory, result: EvaluationResult) -> Segment:
     """The trajectories of one evaluation, read when they are used."""
@@ -68,6 +72,8 @@ def run_limits(resolved: Mapping[str, Any]) -> str:
     """What a run of a tiny model cannot show, by its resolved recipe; "" for other models."""
     if not any(engine.get("type") == "tiny" for engine in resolved.get("engines", {}).values()):
         return ""
+    if resolved.get("tasks", {}).get("type") == "desks":
+        return " ".join(_DESKS.split())
     interleaved = resolved.get("agent", {}).get("type") == "interleaved"
     agent, parts = (_POLICY, "masks") if interleaved else (_PLANNER, "credit")
     return " ".join(f"{agent} {_WORLD.format(parts=parts)}".split())
