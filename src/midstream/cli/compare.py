@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
             console.print(tool_share_table(letters, several, f"{', '.join(key)}: share of turns by tool"))
     if len(others) > 1:
         console.print(
-            f"\nWith {len(others)} comparisons against {letters[first.name]} each interval is made wider (Bonferroni), "
-            "so that all of them together hold in 95% of cases."
+            f"\nWith {len(others)} comparisons against {letters[first.name]} each interval of success is made wider "
+            "(Bonferroni), so that all of them together hold in 95% of cases; those of tools are not."
         )
     if notes:
         console.print(Text("\n" + "\n".join(notes), "yellow"))
