@@ -1,4 +1,4 @@
-"""The four modules of AgentFlow, each an engine with a prompt.
+"""The four modules of AgentFlow and its analyst, each an engine with a prompt.
 
 Every prompt is laid out for sharing: instructions, lessons and tools (the system message), then the query, then the
 append-only memory, then the shortest possible tail. Nothing that changes from turn to turn comes before memory, so turn

@@ -222,9 +222,7 @@ class Trajectory(Frozen):
     turns: tuple[Turn, ...] = ()
     closing_calls: tuple[Call, ...] = ()  # after the last turn: the generator's, or the reply that ended a stream
     answer: str | None = None
-    final: str = (
-        ""  # the whole reply that the answer is from, without thoughts; "" of a program, a dialogue, or old runs
-    )
+    final: str = ""  # the whole reply of the answer, without thoughts; empty for programs, dialogues and old runs
     gold: str | None = None
     reward: Score | None = None
     stop_reason: StopReason = "turn_limit"

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 TERMINATE_S = 10.0
 POLL_S = 0.2
@@ -27,10 +28,8 @@ def main() -> int:
             os.killpg(command.pid, number)
         except ProcessLookupError:
             break
-        try:
+        with suppress(subprocess.TimeoutExpired):
             command.wait(TERMINATE_S)
-        except subprocess.TimeoutExpired:
-            continue
     return command.wait()
 
 

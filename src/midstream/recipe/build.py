@@ -84,8 +84,8 @@ class Build(AbstractContextManager, AbstractAsyncContextManager):
     @property
     def notes(self) -> list[str]:
         """A line for each prompt file of the recipe with an order that costs shared prefixes."""
-        configs = {name: component.config for name, component in self.recipe.modules.items()}
-        own: dict[str, Any] = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
+        configs: dict[str, Any] = {name: component.config for name, component in self.recipe.modules.items()}
+        own = {name: config for name, config in configs.items() if getattr(config, "prompt_file", None)}
         # A prompted module needs no context to be built.
         lost = {name: config.build(None).lost_sharing for name, config in own.items()}
         return [f"agent.{name}.prompt_file: {words}" for name, words in lost.items() if words]

@@ -34,7 +34,6 @@ from midstream.runs.directory import damaged_recipe
 
 RECIPE = "agentflow-prompted"
 """The recipe of an agent if neither recipe nor run is named."""
-NO_TOOLS = "none"
 
 
 class AgentChanges(TypedDict, total=False):
@@ -324,7 +323,7 @@ def chosen_tools(known: Mapping[str, Table], names: str) -> dict[str, Table]:
 
     Tools of the recipe (`known`) keep their settings; `my_tools.py:word_count` names a function; "none" is no tool.
     """
-    if names.strip() == NO_TOOLS:
+    if names.strip() == "none":
         return {}
     wanted = list(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
     types = registered("tool")
